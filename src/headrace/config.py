@@ -1,0 +1,87 @@
+"""What a user may set. `None` means: chosen by `engine.resolve`, which also says why.
+
+Command-line flags are generated from these fields; their help texts stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from headrace.errors import ConfigError
+from headrace.types import refuses_unknown
+
+EMBEDDED_MODEL = "smollm2"
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
+Device = Literal["auto", "cpu", "cuda"]
+QueuePolicy = Literal["fcfs", "priority"]
+CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict"]
+
+
+def setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@refuses_unknown(ConfigError)
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The user's settings of one engine, under the names that vLLM's users know."""
+
+    model: str = setting(
+        EMBEDDED_MODEL, "a model directory, a GGUF file, a hub id, or 'smollm2', which needs no account"
+    )
+    tokenizer: str | None = setting(None, "a tokenizer directory or file; default: the model's own")
+    revision: str | None = setting(None, "branch, tag or commit of a hub model")
+    load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
+    dtype: DType = setting("auto", "type of the weights and activations")
+    device: Device = setting("auto", "where the model runs")
+    max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
+    max_num_seqs: int | None = setting(None, "most sequences in one step; default: from model and memory")
+    max_num_batched_tokens: int | None = setting(None, "most tokens in one step; default: from model and device")
+    enable_chunked_prefill: bool = setting(True, "cut long prompts into pieces that share steps with decoding")
+    enable_prefix_caching: bool = setting(True, "keep and reuse the cache of prompts that begin alike")
+    block_size: int = setting(16, "tokens in one block of the KV cache")
+    gpu_memory_utilization: float | None = setting(
+        None, "share of the device's memory that the engine may use, weights included (on a CPU: of free memory)"
+    )
+    kv_cache_memory_bytes: int | None = setting(None, "size of the KV cache in bytes; default: from free memory")
+    num_gpu_blocks_override: int | None = setting(None, "number of KV-cache blocks, instead of sizing by memory")
+    scheduling_policy: QueuePolicy = setting("fcfs", "order of waiting requests; 'priority': lower numbers first")
+    capacity_policy: CapacityPolicy = setting(
+        "max_utilization", "admit what fits now and preempt if need be, or ('guaranteed_no_evict') only what can finish"
+    )
+    num_threads: int | None = setting(None, "CPU threads for the model; default: all cores this process may use")
+    seed: int = setting(0, "seed of random weights and of requests that bring none")
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "load_format": get_args(LoadFormat),
+    "dtype": get_args(DType),
+    "device": get_args(Device),
+    "scheduling_policy": get_args(QueuePolicy),
+    "capacity_policy": get_args(CapacityPolicy),
+}
+_AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "num_threads",
+)

@@ -1,0 +1,78 @@
+"""The engine's loop: plan a step, submit it, take in an earlier one. No torch, no threads, no text."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from headrace.sched import Scheduler, SchedulerStats
+from headrace.sched.sequence import sequence_seed
+from headrace.steps import Runner
+from headrace.types import Request, SequenceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    scheduler: SchedulerStats
+    host_seconds: float  # spent in planning, submitting and applying; what a device would wait for at worst
+    wait_seconds: float  # spent waiting for the device
+
+
+class EngineCore:
+    """Owns a scheduler and a runner, and how many steps run ahead of the last result that was looked at."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, *, eos_token_ids: tuple[int, ...] = (), seed: int = 0, depth: int = 1
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._random = np.random.default_rng(seed)
+        self._depth = depth
+        self._in_flight: deque[Any] = deque()
+        self._host_seconds = 0.0
+        self._wait_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_unfinished or bool(self._in_flight)
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(self._scheduler.stats, self._host_seconds, self._wait_seconds)
+
+    def add(self, request: Request) -> None:
+        params = request.params
+        seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
+        stops = params.stop_token_ids if params.ignore_eos else (*self._eos_token_ids, *params.stop_token_ids)
+        seeds = tuple(sequence_seed(seed, index) for index in range(params.n))
+        self._scheduler.add(request, seeds=seeds, stop_token_ids=tuple(dict.fromkeys(stops)))
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        return self._scheduler.abort(request_id, index)
+
+    def step(self) -> list[SequenceEvent]:
+        """Submit the next step, then look at the one before it while the device works."""
+        started = perf_counter()
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._in_flight.append(self._runner.submit(plan))
+        planned = perf_counter()
+        self._host_seconds += planned - started
+        if not self._in_flight or (plan is not None and len(self._in_flight) <= self._depth):
+            return []
+        result = self._runner.collect(self._in_flight.popleft())
+        collected = perf_counter()
+        self._wait_seconds += collected - planned
+        events = self._scheduler.apply(result)
+        self._host_seconds += perf_counter() - collected
+        return events
+
+    def close(self) -> None:
+        while self._in_flight:
+            self._runner.collect(self._in_flight.popleft())
+        self._runner.close()

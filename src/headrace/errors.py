@@ -1,0 +1,56 @@
+"""Every error that Headrace raises on purpose.
+
+    HeadraceError
+    ├── ConfigError            a setting is unknown, impossible, or would be ignored   (also a ValueError)
+    ├── ModelError             a model cannot be found, read or run
+    │   └── UnsupportedModelError   its architecture or format is not one we know
+    ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
+    ├── EngineDeadError        the engine stopped; nothing in flight will finish
+    └── JobError               a batch job cannot start or go on
+
+A message says what happened, the numbers, and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadraceError(Exception):
+    """The root: catch this to catch everything Headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    pass
+
+
+class ModelError(HeadraceError):
+    pass
+
+
+class UnsupportedModelError(ModelError):
+    pass
+
+
+class RequestError(HeadraceError, ValueError):
+    """One request is refused; `param` names the field at fault, `code` is the machine-readable reason."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineDeadError(HeadraceError):
+    pass
+
+
+class JobError(HeadraceError):
+    pass
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """', did you mean ...?' for the known name closest to `name`, or an empty string."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f", did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,81 @@
+"""Each sequence's blocks, in order: sharing, growing, copying on write, publishing for reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.kv.blocks import BlockPool
+from headrace.kv.prefixes import Parent, PrefixHit, PrefixIndex
+from headrace.types import TokenIds
+
+
+class BlockCopy(NamedTuple):
+    """The device copies `source` to `target` before the step computes anything."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence's blocks. Changed by `BlockTables` alone."""
+
+    blocks: list[int]
+    last_entry: Parent  # prefix entry of the last published block
+    num_published: int  # leading blocks that are findable
+
+
+class BlockTables:
+    """Owns all tables over one pool. Answers 'how many blocks' before anything is taken."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._prefixes = PrefixIndex(block_size)
+        self.pool = BlockPool(num_blocks, self._prefixes)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def find_prefix(self, token_ids: TokenIds, salt: str | None) -> PrefixHit:
+        if not self.enable_prefix_caching:
+            return PrefixHit((), salt or "")
+        return self._prefixes.find(token_ids, salt)
+
+    def open(self, hit: PrefixHit, num_tokens: int) -> BlockTable:
+        """A table that shares the hit's blocks and has room for `num_tokens`."""
+        self.pool.share(hit.blocks)
+        own = self.pool.take(max(0, self.num_blocks_for(num_tokens) - hit.num_blocks))
+        return BlockTable([*hit.blocks, *own], hit.last_entry, hit.num_blocks)
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A second table over the blocks that hold the first `num_tokens` of another."""
+        shared = table.blocks[: self.num_blocks_for(num_tokens)]
+        assert table.num_published <= len(shared), "forked before the end of what is published"
+        self.pool.share(shared)
+        return BlockTable(shared, table.last_entry, table.num_published)
+
+    def make_writable(self, table: BlockTable, position: int) -> BlockCopy | None:
+        """Copy on write: the block of `position` must be this table's own before it is written."""
+        index = position // self.block_size
+        shared = table.blocks[index]
+        if self.pool.count(shared) == 1:
+            return None
+        (own,) = self.pool.take(1)
+        table.blocks[index] = own  # the published original stays findable; this copy continues its chain
+        self.pool.drop([shared])
+        return BlockCopy(shared, own)
+
+    def publish(self, table: BlockTable, token_ids: TokenIds, num_computed: int) -> None:
+        """Make the full blocks among the first `num_computed` tokens findable."""
+        if not self.enable_prefix_caching:
+            return
+        for index in range(table.num_published, num_computed // self.block_size):
+            tokens = token_ids[index * self.block_size : (index + 1) * self.block_size]
+            table.last_entry = self._prefixes.register(table.last_entry, tokens, table.blocks[index])
+            table.num_published = index + 1
+
+    def close(self, table: BlockTable) -> None:
+        self.pool.drop(table.blocks)
+        table.blocks = []

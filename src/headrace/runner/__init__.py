@@ -1,0 +1,1 @@
+"""The device side of a step. `runner.torch_runner` runs a model; `runner.fake` needs none."""

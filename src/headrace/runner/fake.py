@@ -1,0 +1,51 @@
+"""A runner without a model: the next token is a hash of the row's seed and position. For tests and for measuring
+what the host costs; no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, StepPlan, StepResult
+
+
+class FakeRunner:
+    """Rows as a device would have them, results ready at once."""
+
+    def __init__(self, *, max_num_seqs: int, vocab_size: int = 32_000) -> None:
+        self.vocab_size = vocab_size
+        self.num_steps = 0
+        self._len = np.zeros(max_num_seqs, np.int64)
+        self._end = np.zeros(max_num_seqs, np.int64)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+        self._stops: dict[int, frozenset[int]] = {}
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        self.num_steps += 1
+        for admission in plan.admissions:
+            self._len[admission.row] = len(admission.token_ids)
+            self._end[admission.row] = admission.end_len
+            self._seed[admission.row] = admission.seed & 0xFFFFFFFFFFFFFFFF
+            self._stops.pop(admission.row, None)
+            if admission.stop_token_ids:
+                self._stops[admission.row] = frozenset(admission.stop_token_ids)
+        rows = plan.rows[plan.samples]
+        tokens = self._next_tokens(rows)
+        self._len[rows] += 1
+        finished = np.where(self._len[rows] >= self._end[rows], FULL, GOES_ON).astype(np.uint8)
+        for position, row in enumerate(rows.tolist()) if self._stops else ():
+            if tokens[position] in self._stops.get(row, ()):
+                finished[position] = STOPPED
+        return StepResult(plan.step, rows, tokens, finished)
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        return ticket
+
+    def close(self) -> None:
+        pass
+
+    def _next_tokens(self, rows: IntArray) -> npt.NDArray[np.int32]:
+        mixed = self._seed[rows] + self._len[rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed % np.uint64(self.vocab_size)).astype(np.int32)

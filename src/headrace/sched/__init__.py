@@ -1,0 +1,6 @@
+"""Which tokens of which sequences a step computes. Pure: no torch, no clock, no threads."""
+
+from headrace.sched.scheduler import Scheduler, SchedulerLimits
+from headrace.sched.stats import SchedulerStats
+
+__all__ = ["Scheduler", "SchedulerLimits", "SchedulerStats"]

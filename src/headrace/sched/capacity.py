@@ -1,0 +1,59 @@
+"""Whether the cache has room for one more sequence, under the two policies of TensorRT-LLM's meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config import CapacityPolicy
+from headrace.kv import BlockTable, BlockTables, PrefixHit
+from headrace.sched.sequence import Sequence
+
+WATERMARK = 0.01  # share of the blocks that admission leaves alone, so that running sequences can grow a while
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDemand:
+    """The blocks that starting a sequence takes out of what is available."""
+
+    num_now: int
+    num_to_end: int  # those of now included
+
+
+class Capacity:
+    """`max_utilization` admits what fits now and relies on preemption; `guaranteed_no_evict` keeps, for every running
+    sequence, the blocks it may still need to its end."""
+
+    def __init__(self, tables: BlockTables, policy: CapacityPolicy) -> None:
+        self._tables = tables
+        self._reserves = policy == "guaranteed_no_evict"
+        self._num_reserved = 0
+        self._num_watermark = int(tables.pool.num_blocks * WATERMARK)
+
+    def demand(self, sequence: Sequence, hit: PrefixHit, *, copies_block: bool) -> BlockDemand:
+        # Blocks of the hit that nobody holds count as available until they are shared.
+        num_extra = self._tables.pool.num_idle_among(hit.blocks) - hit.num_blocks + int(copies_block)
+        return BlockDemand(
+            num_now=self._tables.num_blocks_for(len(sequence.token_ids)) + num_extra,
+            num_to_end=self._num_blocks_at_end(sequence) + num_extra,
+        )
+
+    def admits(self, demand: BlockDemand, *, is_first: bool) -> bool:
+        num_available = self._tables.pool.num_available
+        if self._reserves:
+            return self._num_reserved + demand.num_to_end <= num_available
+        return demand.num_now + (0 if is_first else self._num_watermark) <= num_available
+
+    def most_blocks(self, sequence: Sequence) -> int:
+        return self._num_blocks_at_end(sequence)
+
+    def opened(self, sequence: Sequence, table: BlockTable) -> None:
+        self._num_reserved += self._num_blocks_at_end(sequence) - len(table.blocks)
+
+    def grew(self, num_blocks: int) -> None:
+        self._num_reserved -= num_blocks
+
+    def closing(self, sequence: Sequence, table: BlockTable) -> None:
+        self._num_reserved -= self._num_blocks_at_end(sequence) - len(table.blocks)
+
+    def _num_blocks_at_end(self, sequence: Sequence) -> int:
+        return self._tables.num_blocks_for(sequence.end_len - 1)  # the last token's keys and values are never needed

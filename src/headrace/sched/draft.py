@@ -1,0 +1,70 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.kv import BlockCopy
+from headrace.steps import Admission, IntArray, StepPlan, TableWrites
+
+_NO_ROWS: IntArray = np.empty(0, np.int32)
+
+
+class PlanDraft:
+    """Collects what one step does, within its budget of tokens. Made and finished inside `Scheduler.plan`."""
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget  # tokens that still fit
+        self.has_preempted = False
+        self._steady = _NO_ROWS
+        self._rows: list[int] = []
+        self._num_tokens: list[int] = []
+        self._samples: list[bool] = []
+        self._admissions: list[Admission] = []
+        self._copies: list[BlockCopy] = []
+        self._table_writes: list[tuple[IntArray, IntArray, IntArray]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._steady) and not self._rows
+
+    def compute_steady(self, rows: IntArray) -> None:
+        self._steady = rows
+        self.budget -= len(rows)
+
+    def compute(self, row: int, num_tokens: int, *, samples: bool) -> None:
+        self._rows.append(row)
+        self._num_tokens.append(num_tokens)
+        self._samples.append(samples)
+        self.budget -= num_tokens
+
+    def admit(self, admission: Admission, blocks: list[int], copy: BlockCopy | None) -> None:
+        self._admissions.append(admission)
+        num_blocks = len(blocks)
+        rows = np.full(num_blocks, admission.row, np.int32)
+        self.write_tables(rows, np.arange(num_blocks, dtype=np.int32), np.array(blocks, np.int32))
+        if copy is not None:
+            self._copies.append(copy)
+
+    def write_tables(self, rows: IntArray, indexes: IntArray, blocks: IntArray) -> None:
+        self._table_writes.append((rows, indexes, blocks))
+
+    def finish(self, last: StepPlan | None) -> StepPlan:
+        return StepPlan(
+            step=self.step,
+            rows=self._joined(self._steady, self._rows),
+            num_tokens=self._joined(np.ones(len(self._steady), np.int32), self._num_tokens),
+            samples=np.concatenate([np.ones(len(self._steady), np.bool_), np.array(self._samples, np.bool_)]),
+            num_batched_tokens=len(self._steady) + sum(self._num_tokens),
+            admissions=tuple(self._admissions),
+            table_writes=TableWrites(*map(np.concatenate, zip(*self._table_writes, strict=True)))
+            if self._table_writes
+            else None,
+            copies=tuple(self._copies),
+            is_steady=not self._rows and last is not None and last.rows is self._steady,
+        )
+
+    @staticmethod
+    def _joined(steady: IntArray, others: list[int]) -> IntArray:
+        return np.concatenate([steady, np.array(others, np.int32)]) if others else steady

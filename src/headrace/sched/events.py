@@ -1,0 +1,68 @@
+"""What goes up to whoever asked: the tokens that are new since the last event, with their log-probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.sched.rows import RowTable
+from headrace.sched.sequence import Sequence, State
+from headrace.steps import BoolArray, StepResult
+from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
+
+_NO_TOKENS: TokenIds = np.empty(0, np.int32)
+
+
+class EventWriter:
+    """Reads the rows, keeps in each sequence how much of it was delivered."""
+
+    def __init__(self, rows: RowTable) -> None:
+        self._rows = rows
+
+    def news(self, sequence: Sequence) -> SequenceEvent:
+        return self._event(sequence, None, None)
+
+    def last(self, sequence: Sequence, reason: FinishReason, error: str | None) -> SequenceEvent:
+        return self._event(sequence, reason, error)
+
+    def take_logprobs(self, result: StepResult, is_own: BoolArray) -> None:
+        """Keep the log-probabilities of rows that asked, until their next event."""
+        entries = result.logprobs
+        assert entries is not None
+        token_of = dict(zip(result.rows[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
+        for position, row in enumerate(entries.rows.tolist()):
+            sequence = self._rows.sequences[row]
+            if row not in token_of or sequence is None or sequence.logprobs is None:
+                continue
+            num_top = sequence.request.params.logprobs or 0
+            sequence.logprobs.append(
+                TokenLogprobs(
+                    token_id=token_of[row],
+                    logprob=float(entries.chosen[position]),
+                    rank=int(entries.ranks[position]),
+                    top_token_ids=tuple(entries.top_ids[position, :num_top].tolist()),
+                    top_logprobs=tuple(entries.top_values[position, :num_top].tolist()),
+                )
+            )
+
+    def _event(self, sequence: Sequence, reason: FinishReason | None, error: str | None) -> SequenceEvent:
+        answer = self._answer(sequence)
+        new = answer[sequence.num_delivered :].copy()
+        sequence.num_delivered = len(answer)
+        logprobs = None
+        if sequence.logprobs is not None:
+            logprobs, sequence.logprobs = tuple(sequence.logprobs), []
+        return SequenceEvent(
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            token_ids=new,
+            finish_reason=reason,
+            stop_token_id=int(answer[-1]) if reason == "stop" and len(answer) else None,
+            logprobs=logprobs,
+            num_cached_tokens=sequence.num_cached_tokens,
+            error=error,
+        )
+
+    def _answer(self, sequence: Sequence) -> TokenIds:
+        if sequence.state is State.RUNNING:
+            return self._rows.known_tokens(sequence.row)[sequence.prompt_len :]
+        return sequence.token_ids[sequence.prompt_len :]

@@ -1,0 +1,391 @@
+"""Decides each step: who computes how many tokens, who starts, who gives way.
+
+There is no prefill and no decode phase: a sequence has tokens and some of them are computed. A step first moves on
+all that are one behind (steady), then those further behind, then starts waiting ones, within one budget of tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.config import CapacityPolicy, QueuePolicy
+from headrace.errors import RequestError
+from headrace.kv import BlockTable, BlockTables, PrefixHit
+from headrace.sched.capacity import Capacity
+from headrace.sched.draft import PlanDraft
+from headrace.sched.events import EventWriter
+from headrace.sched.queue import WaitingQueue
+from headrace.sched.rows import RowTable
+from headrace.sched.sequence import Sequence, State
+from headrace.sched.stats import SchedulerStats
+from headrace.steps import BROKEN, GOES_ON, STOPPED, Admission, IntArray, StepPlan, StepResult
+from headrace.types import FinishReason, Request, SequenceEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 16
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    queue_policy: QueuePolicy = "fcfs"
+    capacity_policy: CapacityPolicy = "max_utilization"
+
+    def __post_init__(self) -> None:
+        assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
+        assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
+
+
+class Scheduler:
+    """Owns sequences, rows and blocks. `plan` and `apply` are the only ways in which they change, but for `add` and
+    `abort`."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.tables = BlockTables(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+        )
+        self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
+        self._capacity = Capacity(self.tables, limits.capacity_policy)
+        self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
+        self._forks: deque[Sequence] = deque()  # siblings whose prompt is computed; they go before the queue
+        self._lagging: list[Sequence] = []  # running, with prompt tokens left to compute
+        self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
+        self._events = EventWriter(self.rows)
+        self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self._num_arrived = 0
+        self._num_waiting = 0
+        self._next_step = 0
+        self._last_plan: StepPlan | None = None
+        self._blocked: tuple[Sequence, int] | None = None  # who did not fit, and the pool's drops at that time
+
+    # ---- requests
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        pool = self.tables.pool
+        return replace(
+            self._stats,
+            num_running=self.rows.num_running,
+            num_waiting=self._num_waiting,
+            num_blocks_held=pool.num_held,
+            num_blocks_idle=pool.num_idle,
+        )
+
+    def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
+        """Queue a request; `seeds` has one for each of its sequences. Refused if it could never run."""
+        self._check(request)
+        sequences = []
+        for index, seed in enumerate(seeds):
+            leader = sequences[0] if sequences else None
+            sequences.append(self._new_sequence(request, index, seed, stop_token_ids, leader))
+        leader = sequences[0]
+        leader.siblings = sequences[1:]
+        self._requests[request.request_id] = list(sequences)
+        self._num_waiting += len(sequences)
+        self._queue.push(leader)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        """End a request, or one of its sequences, at once. Unknown or finished ones are left in peace."""
+        chosen = [s for s in self._requests.get(request_id, ()) if index is None or s.index == index]
+        events = []
+        for sequence in chosen:
+            self._stats.num_aborted += 1
+            events.append(self._finish(sequence, "abort"))
+        return events
+
+    def _check(self, request: Request) -> None:
+        limits, prompt_len = self.limits, len(request.prompt_token_ids)
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
+        if prompt_len == 0:
+            raise RequestError("the prompt has no tokens", param="prompt", code="empty_prompt")
+        if prompt_len >= limits.max_model_len:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens and at least one must follow, but the context holds "
+                f"{limits.max_model_len}; shorten the prompt or raise --max-model-len",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        num_needed = self.tables.num_blocks_for(self._end_len(request) - 1)
+        if num_needed > limits.num_blocks:
+            raise RequestError(
+                f"prompt and answer of up to {self._end_len(request)} tokens need {num_needed} cache blocks of "
+                f"{limits.block_size} tokens, but there are {limits.num_blocks}; lower max_tokens or give the KV cache more memory",
+                param="max_tokens",
+                code="cache_too_small",
+            )
+
+    def _end_len(self, request: Request) -> int:
+        max_tokens = request.params.max_tokens
+        limit = self.limits.max_model_len
+        return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
+
+    def _new_sequence(
+        self, request: Request, index: int, seed: int, stop_token_ids: tuple[int, ...], leader: Sequence | None
+    ) -> Sequence:
+        self._num_arrived += 1
+        return Sequence(
+            request=request,
+            index=index,
+            seed=seed,
+            arrival=self._num_arrived,
+            end_len=self._end_len(request),
+            stop_token_ids=stop_token_ids,
+            token_ids=request.prompt_token_ids,
+            leader=leader,
+            logprobs=None if request.params.logprobs is None else [],
+        )
+
+    # ---- plan
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or nothing if there is nothing to compute."""
+        draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
+        if self.limits.enable_chunked_prefill:
+            self._compute_steady(draft)
+            self._compute_lagging(draft)
+            self._admit(draft)
+        else:  # whole prompts in steps of their own, before decoding goes on
+            self._admit(draft)
+            if draft.is_empty:
+                self._compute_steady(draft)
+        if draft.is_empty:
+            return None
+        plan = draft.finish(self._last_plan)
+        self._last_plan = plan
+        self._next_step += 1
+        self._count(plan)
+        return plan
+
+    def _compute_steady(self, draft: PlanDraft) -> None:
+        rows = self._with_room(draft)
+        if len(rows):
+            draft.compute_steady(rows)
+            self.rows.advance_steady(rows)
+
+    def _with_room(self, draft: PlanDraft) -> IntArray:
+        """The steady rows, each with a block for its next token; the youngest sequences give way if need be."""
+        rows, needy = self._steady_and_needy()
+        while len(needy) > self.tables.pool.num_available:
+            self._preempt(max(self.rows.running(), key=self._queue.order))
+            draft.has_preempted = True
+            rows, needy = self._steady_and_needy()
+        if len(needy):
+            blocks = self.tables.pool.take(len(needy))
+            for row, block in zip(needy.tolist(), blocks, strict=True):
+                self._table_of(row).blocks.append(block)
+            indexes = self.rows.capacity[needy] // self.limits.block_size
+            draft.write_tables(needy, indexes, np.array(blocks, np.int32))
+            self.rows.capacity[needy] += self.limits.block_size
+            self._capacity.grew(len(needy))
+        return rows
+
+    def _steady_and_needy(self) -> tuple[IntArray, IntArray]:
+        rows = self.rows.steady()
+        return rows, rows[self.rows.total[rows] > self.rows.capacity[rows]]
+
+    def _table_of(self, row: int) -> BlockTable:
+        sequence = self.rows.sequences[row]
+        assert sequence is not None and sequence.table is not None, f"row {row} has no owner"
+        return sequence.table
+
+    def _compute_lagging(self, draft: PlanDraft) -> None:
+        if self._lagging:
+            self._lagging = [s for s in self._lagging if not self._compute_part(s, draft)]
+
+    def _compute_part(self, sequence: Sequence, draft: PlanDraft) -> bool:
+        """As much of a sequence's uncomputed tokens as the budget allows; whether that was all of them."""
+        row, rows = sequence.row, self.rows
+        num_tokens = min(int(rows.total[row] - rows.computed[row]), draft.budget)
+        if num_tokens == 0:
+            return False
+        is_complete = rows.advance(row, num_tokens)
+        draft.compute(row, num_tokens, samples=is_complete)
+        assert sequence.table is not None
+        self.tables.publish(sequence.table, sequence.token_ids, int(rows.computed[row]))
+        if is_complete and sequence.siblings:
+            self._forks.extend(s for s in sequence.siblings if s.state is State.WAITING)
+            sequence.siblings = []
+        return is_complete
+
+    # ---- admission
+
+    def _admit(self, draft: PlanDraft) -> None:
+        while draft.budget and self.rows.num_free and not draft.has_preempted:
+            sequence = self._next_waiting()
+            if sequence is None or not self._start(sequence, draft):
+                return
+            if self._forks and self._forks[0] is sequence:
+                self._forks.popleft()
+            else:
+                self._queue.pop()
+            sequence.state = State.RUNNING
+            self._num_waiting -= 1
+            if not self._compute_part(sequence, draft):
+                self._lagging.append(sequence)
+
+    def _next_waiting(self) -> Sequence | None:
+        while self._forks and self._forks[0].state is not State.WAITING:
+            self._forks.popleft()
+        return self._forks[0] if self._forks else self._queue.head()
+
+    def _start(self, sequence: Sequence, draft: PlanDraft) -> bool:
+        """Give a waiting sequence blocks and a row, if there is room for it."""
+        if self._blocked == (sequence, self.tables.pool.num_drops):
+            return False  # nothing was given back since it last did not fit
+        source = self._fork_source(sequence)
+        hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence)
+        num_cached = min(hit.num_blocks * self.limits.block_size, len(sequence.token_ids) - 1)
+        if not self.limits.enable_chunked_prefill and len(sequence.token_ids) - num_cached > draft.budget:
+            return False
+        writes_shared = num_cached // self.limits.block_size < hit.num_blocks
+        copies_block = writes_shared and self.tables.pool.count(hit.blocks[-1]) > 0
+        demand = self._capacity.demand(sequence, hit, copies_block=copies_block)
+        if not self._capacity.admits(demand, is_first=self.rows.num_running == 0):
+            self._blocked = (sequence, self.tables.pool.num_drops)
+            return False
+        table = self.tables.fork(source, sequence.prompt_len) if source else self.tables.open(hit, len(sequence.token_ids))
+        copy = self.tables.make_writable(table, num_cached) if writes_shared else None
+        sequence.table = table
+        self._capacity.opened(sequence, table)
+        self._count_start(sequence, num_cached)
+        row = self.rows.occupy(
+            sequence,
+            step=draft.step,
+            num_computed=num_cached,
+            capacity=len(table.blocks) * self.limits.block_size,
+        )
+        sequence.row = row
+        draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
+        return True
+
+    def _fork_source(self, sequence: Sequence) -> BlockTable | None:
+        """The leader's blocks, if it still runs and neither has come back from a preemption with an answer."""
+        leader = sequence.leader
+        if leader is None or leader.state is not State.RUNNING or sequence.has_answer or leader.has_answer:
+            return None
+        return leader.table if self.rows.computed[leader.row] >= sequence.prompt_len else None
+
+    def _hit_of_fork(self, sequence: Sequence, source: BlockTable) -> PrefixHit:
+        return PrefixHit(tuple(source.blocks[: self.tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
+
+    def _hit_of_prompt(self, sequence: Sequence) -> PrefixHit:
+        return self.tables.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+
+    def _admission(self, sequence: Sequence, num_computed: int) -> Admission:
+        return Admission(
+            row=sequence.row,
+            token_ids=sequence.token_ids,
+            num_computed=num_computed,
+            prompt_len=sequence.prompt_len,
+            end_len=sequence.end_len,
+            seed=sequence.seed,
+            params=sequence.request.params,
+            stop_token_ids=sequence.stop_token_ids,
+        )
+
+    # ---- leaving
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue with all tokens known so far; what was in flight is drawn again, the same."""
+        self._stats.num_preemptions += 1
+        sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
+        self._leave_row(sequence)
+        sequence.state = State.WAITING
+        self._num_waiting += 1
+        self._queue.push(sequence)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
+        event = self._events.last(sequence, reason, error)
+        if sequence.state is State.RUNNING:
+            self._leave_row(sequence)
+        else:
+            self._num_waiting -= 1
+        self._release_siblings(sequence)
+        sequence.state = State.FINISHED
+        remaining = self._requests[sequence.request.request_id]
+        remaining.remove(sequence)
+        if not remaining:
+            del self._requests[sequence.request.request_id]
+        return event
+
+    def _release_siblings(self, sequence: Sequence) -> None:
+        """A leader that ends before its prompt is computed leaves its siblings to start on their own."""
+        self._forks.extend(s for s in sequence.siblings if s.state is State.WAITING)
+        sequence.siblings = []
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        """Give back row and blocks. Steps in flight may still write there; whoever comes next computes later."""
+        row, rows, table = sequence.row, self.rows, sequence.table
+        assert table is not None
+        num_computed = min(int(rows.computed[row]), int(rows.known[row]) - 1)
+        self.tables.publish(table, rows.known_tokens(row), num_computed)
+        self._capacity.closing(sequence, table)
+        self.tables.close(table)
+        sequence.table = None
+        rows.vacate(row)
+        sequence.row = -1
+        if sequence in self._lagging:
+            self._lagging.remove(sequence)
+
+    # ---- apply
+
+    def apply(self, result: StepResult) -> list[SequenceEvent]:
+        """Take in what a step drew; news for those who listen, and the ends."""
+        is_own = self.rows.since[result.rows] <= result.step
+        rows, tokens, finished = result.rows[is_own], result.tokens[is_own], result.finished[is_own]
+        self.rows.record(rows, tokens)
+        self._stats.num_generated_tokens += len(rows)
+        if result.logprobs is not None:
+            self._events.take_logprobs(result, is_own)
+        is_over = (finished != GOES_ON) | (self.rows.known[rows] >= self.rows.end[rows])
+        events = []
+        for position in np.flatnonzero(is_over | self.rows.is_watched[rows]).tolist():
+            sequence = self.rows.sequences[rows[position]]
+            assert sequence is not None
+            if is_over[position]:
+                events.append(self._end(sequence, int(finished[position])))
+            else:
+                events.append(self._events.news(sequence))
+        return events
+
+    def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
+        self._stats.num_finished += 1
+        if finished == BROKEN:
+            return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")
+        return self._finish(sequence, "stop" if finished == STOPPED else "length")
+
+    # ---- counting
+
+    def _count(self, plan: StepPlan) -> None:
+        stats, num_held = self._stats, self.tables.pool.num_held
+        stats.num_steps += 1
+        stats.num_batched_tokens += plan.num_batched_tokens
+        stats.most_blocks_held = max(stats.most_blocks_held, num_held)
+        stats.sum_blocks_held += num_held
+        stats.sum_unused_slots += self.rows.num_unused_slots()
+
+    def _count_start(self, sequence: Sequence, num_cached: int) -> None:
+        stats = self._stats
+        if sequence.has_started:
+            stats.num_recomputed_tokens += len(sequence.token_ids) - num_cached
+            return
+        sequence.has_started = True
+        sequence.num_cached_tokens = num_cached
+        if sequence.leader is None:  # a request's prompt counts once
+            stats.num_prompt_tokens += sequence.prompt_len
+            stats.num_prefix_queried_tokens += sequence.prompt_len
+            stats.num_prefix_hit_tokens += num_cached

@@ -1,0 +1,51 @@
+"""What the scheduler counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start, and how things stand now. Owned by the scheduler; others take a copy."""
+
+    num_steps: int = 0
+    num_batched_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_recomputed_tokens: int = 0  # tokens computed again after a preemption
+    num_prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    num_prefix_hit_tokens: int = 0  # those of them that were there
+    most_blocks_held: int = 0
+    sum_blocks_held: int = 0  # over all steps
+    sum_unused_slots: int = 0  # over all steps: places in held blocks that no token has
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_blocks_held: int = 0
+    num_blocks_idle: int = 0
+    block_size: int = 0
+
+    @property
+    def prefix_hit_share(self) -> float:
+        return self.num_prefix_hit_tokens / max(1, self.num_prefix_queried_tokens)
+
+    @property
+    def kv_use(self) -> float:
+        return self.num_blocks_held / max(1, self.num_blocks)
+
+    @property
+    def most_kv_use(self) -> float:
+        return self.most_blocks_held / max(1, self.num_blocks)
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of the places in held blocks that held no token, over all steps."""
+        return self.sum_unused_slots / max(1, self.sum_blocks_held * self.block_size)
+
+    @property
+    def mean_batched_tokens(self) -> float:
+        return self.num_batched_tokens / max(1, self.num_steps)

@@ -1,0 +1,89 @@
+"""What the scheduler and a runner say to each other: a plan goes down, a result comes back a step or more later.
+
+Arrays are numpy, rows are device slots. A runner executes plans in the order of their submission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.types import SamplingParams, TokenIds
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+GOES_ON, STOPPED, FULL, BROKEN = 0, 1, 2, 3  # how a row stands after its token: `StepResult.finished`
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence moves into a row: everything the device needs to know of it, sent once."""
+
+    row: int
+    token_ids: TokenIds  # all that are known: the prompt, and after a preemption the answer so far
+    num_computed: int  # leading tokens whose keys and values are already in the cache
+    prompt_len: int
+    end_len: int  # total length at which the sequence ends
+    seed: int
+    params: SamplingParams
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """New entries of the device's block tables: tables[rows, indexes] = blocks."""
+
+    rows: IntArray
+    indexes: IntArray
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: first the changes (admissions, table writes, copies), then `num_tokens` of each row."""
+
+    step: int
+    rows: IntArray  # [S]
+    num_tokens: IntArray  # [S] tokens to compute of each row, from where it stands
+    samples: BoolArray  # [S] whether a next token is drawn after the last of them
+    num_batched_tokens: int
+    admissions: tuple[Admission, ...] = ()
+    table_writes: TableWrites | None = None
+    copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
+    is_steady: bool = False  # the same rows as the step before, one token each: only table writes can differ
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Log-probabilities for those rows of a result that asked: [Q] and [Q, widest n]."""
+
+    rows: IntArray
+    chosen: npt.NDArray[np.float32]
+    ranks: IntArray
+    top_ids: IntArray
+    top_values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step drew, for the rows that drew."""
+
+    step: int
+    rows: IntArray
+    tokens: IntArray
+    finished: npt.NDArray[np.uint8]
+    logprobs: StepLogprobs | None = None
+
+
+class Runner(Protocol):
+    """A device as the engine sees it. `submit` queues and returns; only `collect` waits."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, ticket: Any) -> StepResult: ...
+
+    def close(self) -> None: ...

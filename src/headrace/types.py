@@ -1,0 +1,186 @@
+"""What crosses module borders: the user's sampling parameters, requests, and what comes back.
+
+No torch here, and no behaviour beyond checking values.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, HeadraceError, RequestError, nearest
+
+T = TypeVar("T")
+TokenIds = npt.NDArray[np.int32]
+FinishReason = Literal["stop", "length", "abort"]
+
+MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
+MAX_LOGPROBS = 20
+
+
+def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]], type[T]]:
+    """Class decorator: an unknown keyword argument is an error that names the nearest known one."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def checked(self: T, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if name not in known:
+                    raise error(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+            original(self, *args, **kwargs)
+
+        cls.__init__ = checked  # type: ignore[method-assign]
+        return cls
+
+    return decorate
+
+
+def _refuse(param: str, value: object, rule: str) -> RequestError:
+    return RequestError(f"{param} must be {rule}, got {value!r}", param=param)
+
+
+@refuses_unknown(RequestError)
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled. Names and defaults are vLLM's; values are checked here, once."""
+
+    n: int = 1
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all tokens
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: up to the end of the context
+    min_tokens: int = 0
+    logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_numbers()
+        self._check_stops()
+
+    def _check_numbers(self) -> None:
+        _integer("n", self.n, low=1)
+        _integer("top_k", self.top_k, low=-1)
+        _integer("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, low=1)
+            if self.min_tokens > self.max_tokens:
+                raise _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.seed is not None:
+            _integer("seed", self.seed, low=-(2**63), high=2**64 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        _number("temperature", self.temperature, low=0.0, high=1e4)
+        _number("top_p", self.top_p, low=0.0, high=1.0)
+        _number("min_p", self.min_p, low=0.0, high=1.0)
+        if self.top_p == 0.0:
+            raise _refuse("top_p", self.top_p, "above 0 and at most 1")
+
+    def _check_stops(self) -> None:
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise _refuse("stop", self.stop, "non-empty text or a list of it")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, low=0)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True", param="stop")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise _refuse(param, value, "an integer")
+    if value < low or (high is not None and value > high):
+        raise _refuse(param, value, f"at least {low}" if high is None else f"between {low} and {high}")
+
+
+def _number(param: str, value: object, *, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not math.isfinite(value):
+        raise _refuse(param, value, "a finite number")
+    if not low <= value <= high:
+        raise _refuse(param, value, f"between {low:g} and {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the engine takes it: tokens, not text."""
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    params: SamplingParams
+    priority: int = 0  # lower runs first under the priority policy
+    cache_salt: str | None = None  # prompts share cached blocks only under the same salt
+    watched: bool = False  # deliver tokens as they come, not once at the end
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """For one generated token: its own log-probability and rank, and the most likely tokens with theirs."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEvent:
+    """News of one sequence from the engine: the tokens since the last event, and its end if it ended."""
+
+    request_id: str
+    index: int  # which of the request's `n` sequences
+    token_ids: TokenIds
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it; it is the last of its tokens
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of a request's `n` answers, as far as it has come."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended it
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request with its answers, as far as they have come."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+    num_cached_tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
