@@ -1,6 +1,7 @@
 """Which tokens of which sequences a step computes. Pure: no torch, no clock, no threads."""
 
-from headrace.sched.scheduler import Scheduler, SchedulerLimits
+from headrace.sched.limits import SchedulerLimits
+from headrace.sched.scheduler import Scheduler
 from headrace.sched.stats import SchedulerStats
 
 __all__ = ["Scheduler", "SchedulerLimits", "SchedulerStats"]

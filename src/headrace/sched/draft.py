@@ -17,6 +17,7 @@ class PlanDraft:
         self.step = step
         self.budget = budget  # tokens that still fit
         self.has_preempted = False
+        self.written: set[int] = set()  # blocks of prompts in this step: copies come before it, so none from these
         self._steady = _NO_ROWS
         self._rows: list[int] = []
         self._num_tokens: list[int] = []

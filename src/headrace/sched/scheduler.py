@@ -7,39 +7,22 @@ all that are one behind (steady), then those further behind, then starts waiting
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from headrace.config import CapacityPolicy, QueuePolicy
 from headrace.errors import RequestError
 from headrace.kv import BlockTable, BlockTables, PrefixHit
 from headrace.sched.capacity import Capacity
 from headrace.sched.draft import PlanDraft
 from headrace.sched.events import EventWriter
+from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.stats import SchedulerStats
 from headrace.steps import BROKEN, GOES_ON, STOPPED, Admission, IntArray, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int = 16
-    enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
-    queue_policy: QueuePolicy = "fcfs"
-    capacity_policy: CapacityPolicy = "max_utilization"
-
-    def __post_init__(self) -> None:
-        assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
-        assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
 
 
 class Scheduler:
@@ -57,6 +40,7 @@ class Scheduler:
         self._capacity = Capacity(self.tables, limits.capacity_policy)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # siblings whose prompt is computed; they go before the queue
+        self._next_forks: list[Sequence] = []  # siblings whose prompt is computed in the last planned step
         self._lagging: list[Sequence] = []  # running, with prompt tokens left to compute
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.rows)
@@ -86,7 +70,9 @@ class Scheduler:
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
         """Queue a request; `seeds` has one for each of its sequences. Refused if it could never run."""
-        self._check(request)
+        self.limits.check(request)
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         sequences = []
         for index, seed in enumerate(seeds):
             leader = sequences[0] if sequences else None
@@ -106,33 +92,6 @@ class Scheduler:
             events.append(self._finish(sequence, "abort"))
         return events
 
-    def _check(self, request: Request) -> None:
-        limits, prompt_len = self.limits, len(request.prompt_token_ids)
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        if prompt_len == 0:
-            raise RequestError("the prompt has no tokens", param="prompt", code="empty_prompt")
-        if prompt_len >= limits.max_model_len:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens and at least one must follow, but the context holds "
-                f"{limits.max_model_len}; shorten the prompt or raise --max-model-len",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        num_needed = self.tables.num_blocks_for(self._end_len(request) - 1)
-        if num_needed > limits.num_blocks:
-            raise RequestError(
-                f"prompt and answer of up to {self._end_len(request)} tokens need {num_needed} cache blocks of "
-                f"{limits.block_size} tokens, but there are {limits.num_blocks}; lower max_tokens or give the KV cache more memory",
-                param="max_tokens",
-                code="cache_too_small",
-            )
-
-    def _end_len(self, request: Request) -> int:
-        max_tokens = request.params.max_tokens
-        limit = self.limits.max_model_len
-        return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
-
     def _new_sequence(
         self, request: Request, index: int, seed: int, stop_token_ids: tuple[int, ...], leader: Sequence | None
     ) -> Sequence:
@@ -142,7 +101,7 @@ class Scheduler:
             index=index,
             seed=seed,
             arrival=self._num_arrived,
-            end_len=self._end_len(request),
+            end_len=self.limits.end_len(request),
             stop_token_ids=stop_token_ids,
             token_ids=request.prompt_token_ids,
             leader=leader,
@@ -154,6 +113,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or nothing if there is nothing to compute."""
         draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
+        self._forks.extend(self._next_forks)
+        self._next_forks.clear()
         if self.limits.enable_chunked_prefill:
             self._compute_steady(draft)
             self._compute_lagging(draft)
@@ -212,12 +173,13 @@ class Scheduler:
         num_tokens = min(int(rows.total[row] - rows.computed[row]), draft.budget)
         if num_tokens == 0:
             return False
+        assert sequence.table is not None
+        draft.written.update(sequence.table.blocks[rows.computed[row] // self.limits.block_size :])
         is_complete = rows.advance(row, num_tokens)
         draft.compute(row, num_tokens, samples=is_complete)
-        assert sequence.table is not None
         self.tables.publish(sequence.table, sequence.token_ids, int(rows.computed[row]))
         if is_complete and sequence.siblings:
-            self._forks.extend(s for s in sequence.siblings if s.state is State.WAITING)
+            self._next_forks.extend(sequence.siblings)
             sequence.siblings = []
         return is_complete
 
@@ -246,8 +208,8 @@ class Scheduler:
         """Give a waiting sequence blocks and a row, if there is room for it."""
         if self._blocked == (sequence, self.tables.pool.num_drops):
             return False  # nothing was given back since it last did not fit
-        source = self._fork_source(sequence)
-        hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence)
+        source = self._fork_source(sequence, draft)
+        hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, draft)
         num_cached = min(hit.num_blocks * self.limits.block_size, len(sequence.token_ids) - 1)
         if not self.limits.enable_chunked_prefill and len(sequence.token_ids) - num_cached > draft.budget:
             return False
@@ -272,18 +234,27 @@ class Scheduler:
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
 
-    def _fork_source(self, sequence: Sequence) -> BlockTable | None:
+    def _fork_source(self, sequence: Sequence, draft: PlanDraft) -> BlockTable | None:
         """The leader's blocks, if it still runs and neither has come back from a preemption with an answer."""
         leader = sequence.leader
         if leader is None or leader.state is not State.RUNNING or sequence.has_answer or leader.has_answer:
             return None
-        return leader.table if self.rows.computed[leader.row] >= sequence.prompt_len else None
+        if self.rows.computed[leader.row] < sequence.prompt_len:
+            return None
+        table = self._table_of(leader.row)
+        last_block = table.blocks[self.tables.num_blocks_for(sequence.prompt_len) - 1]
+        return None if last_block in draft.written else table
 
     def _hit_of_fork(self, sequence: Sequence, source: BlockTable) -> PrefixHit:
         return PrefixHit(tuple(source.blocks[: self.tables.num_blocks_for(sequence.prompt_len)]), source.last_entry)
 
-    def _hit_of_prompt(self, sequence: Sequence) -> PrefixHit:
-        return self.tables.find_prefix(sequence.token_ids, sequence.request.cache_salt)
+    def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
+        token_ids, salt = sequence.token_ids, sequence.request.cache_salt
+        hit = self.tables.find_prefix(token_ids, salt)
+        is_full = hit.num_blocks * self.limits.block_size == len(token_ids)
+        if is_full and hit.blocks[-1] in draft.written:  # too early to copy it
+            return self.tables.find_prefix(token_ids[:-1], salt)
+        return hit
 
     def _admission(self, sequence: Sequence, num_computed: int) -> Admission:
         return Admission(

@@ -1,0 +1,71 @@
+# The one entry to everything: `make demo` and `make test` need only Python and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BENCH ?= benchmarks/cpu.py
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test slow gpu-test check format bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." is passed on to demo, test, slow, gpu-test and bench; PYTHON=python3.12 picks a Python.'
+
+demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
+	@rm -f examples/answers.jsonl
+	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl $(ARGS)
+
+test: $(VENV)/.ready-dev  ## set up, then run the tests
+	@$(BIN)/pytest $(ARGS)
+
+slow: $(VENV)/.ready-dev  ## the tests that take longer
+	@$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+
+gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
+	@$(BIN)/pytest -m gpu $(ARGS)
+
+check: $(VENV)/.ready-dev  ## format, lint, types and import layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.ready-dev  ## the benchmark, with its peers beside it
+	@$(BIN)/python $(BENCH) $(ARGS)
+
+clean:  ## remove the virtual environment and everything built
+	@rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per set of extras. pip runs only when pyproject.toml or constraints.txt is newer than the stamp.
+$(VENV)/.ready: EXTRAS :=
+$(VENV)/.ready-dev: EXTRAS := [dev]
+$(VENV)/.ready-gpu: EXTRAS := [dev,gpu]
+$(VENV)/.ready-dev: INCLUDED := $(VENV)/.ready
+$(VENV)/.ready-gpu: INCLUDED := $(VENV)/.ready $(VENV)/.ready-dev
+$(VENV)/.ready $(VENV)/.ready-dev $(VENV)/.ready-gpu: pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	    $(PYTHON) -c "$$REFUSE_OTHER_PYTHONS" "$(PYTHON)" && $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing headrace$(EXTRAS) into $(VENV) (a minute or more the first time: torch is large) ..."
+	@$(PIP_INSTALL) setuptools
+	@$(PIP_INSTALL) --no-build-isolation -e ".$(EXTRAS)"
+	@touch $(INCLUDED) $@
+
+# Errors only. The build uses the environment's own setuptools, so that its version is pinned too.
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+define REFUSE_OTHER_PYTHONS
+import sys
+major, minor = sys.version_info[:2]
+if not (3, 11) <= (major, minor) <= (3, 13):
+    sys.exit("Headrace needs Python 3.11, 3.12 or 3.13, but %s is Python %d.%d. "
+             "Name another one, such as: make demo PYTHON=python3.12" % (sys.argv[1], major, minor))
+endef
+export REFUSE_OTHER_PYTHONS

@@ -1,0 +1,48 @@
+"""Headrace runs LLM batch jobs and serves LLM requests with as little waste as the hardware allows.
+
+Names are imported when first used, so that `import headrace` costs nothing and loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headrace.version import __version__
+
+if TYPE_CHECKING:
+    from headrace.config import EngineConfig
+    from headrace.engine.async_engine import AsyncEngine
+    from headrace.engine.llm import LLM
+    from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "headrace.engine.llm",
+    "AsyncEngine": "headrace.engine.async_engine",
+    "CompletionOutput": "headrace.types",
+    "EngineConfig": "headrace.config",
+    "RequestOutput": "headrace.types",
+    "SamplingParams": "headrace.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next use finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

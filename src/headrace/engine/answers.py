@@ -1,0 +1,145 @@
+"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from headrace.text import Detokenizer, StopMatcher, Tokenizer
+from headrace.types import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SequenceEvent,
+    TokenLogprobs,
+)
+
+
+class Answer:
+    """One sequence's text in the making. Owned by its `Answers`."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.index = index
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._params: SamplingParams = params
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                prompt_tail_ids=request.prompt_token_ids[-8:].tolist(),
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+
+    def take(self, event: SequenceEvent, eos_token_ids: tuple[int, ...]) -> None:
+        """Add an event's tokens, unless a stop string has already ended the answer."""
+        if self.finish_reason is not None:
+            return
+        tokens = event.token_ids.tolist()
+        self.token_ids += tokens
+        if self._logprobs is not None and event.logprobs is not None:
+            self._logprobs += event.logprobs
+        is_hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
+        self._add_text(tokens[:-1] if is_hidden else tokens)
+        if event.finish_reason is not None and self.finish_reason is None:
+            self._flush()
+            self.finish_reason = self.finish_reason or event.finish_reason
+            if event.stop_token_id is not None and event.stop_token_id not in eos_token_ids:
+                self.stop_reason = event.stop_token_id
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+        )
+
+    def _add_text(self, tokens: list[int]) -> None:
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.push(tokens))
+
+    def _flush(self) -> None:
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.flush())
+        if self._stops is not None and self.finish_reason is None:
+            self.text += self._stops.flush()
+
+    def _emit(self, text: str) -> None:
+        if self._stops is None:
+            self.text += text
+            return
+        emitted, matched = self._stops.push(text)
+        self.text += emitted
+        if matched is not None:
+            self.finish_reason, self.stop_reason = "stop", matched
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an event changed: whether the request is over, and which sequence the engine should end now."""
+
+    is_finished: bool
+    stopped_index: int | None = None
+
+
+@dataclass(slots=True)
+class Answers:
+    """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
+
+    request: Request
+    prompt: str | None
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    submitted_at: float = field(default_factory=perf_counter)
+    first_token_at: float | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    _answers: list[Answer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.n)]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.error is not None or all(answer.finish_reason is not None for answer in self._answers)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self._answers)
+
+    def take(self, event: SequenceEvent) -> Progress:
+        if self.first_token_at is None and len(event.token_ids):
+            self.first_token_at = perf_counter()
+        if event.error is not None:
+            self.error = event.error
+        if event.index == 0:
+            self.num_cached_tokens = event.num_cached_tokens
+        answer = self._answers[event.index]
+        answer.take(event, self.eos_token_ids)
+        ended_here = answer.finish_reason is not None and event.finish_reason is None
+        return Progress(self.is_finished, event.index if ended_here else None)
+
+    def output(self) -> RequestOutput:
+        now = perf_counter()
+        metrics = {"seconds": now - self.submitted_at}
+        if self.first_token_at is not None:
+            metrics["first_token_seconds"] = self.first_token_at - self.submitted_at
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=tuple(self.request.prompt_token_ids.tolist()),
+            outputs=tuple(answer.output() for answer in self._answers),
+            finished=self.is_finished,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=metrics,
+        )

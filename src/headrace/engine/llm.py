@@ -1,0 +1,180 @@
+"""`LLM`: offline generation with the names that vLLM's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from queue import SimpleQueue
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from headrace.config import EMBEDDED_MODEL, EngineConfig
+from headrace.engine.answers import Answers
+from headrace.engine.core import EngineStats
+from headrace.engine.progress import GenerateProgress
+from headrace.engine.prompts import (
+    Messages,
+    Prompt,
+    PromptReader,
+    TokenizedPrompt,
+    as_conversations,
+    as_prompt_list,
+)
+from headrace.engine.settings import Settings
+from headrace.engine.start import start_engine
+from headrace.errors import EngineDeadError, RequestError
+from headrace.text import Tokenizer
+from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent
+
+TOKENIZE_AT_ONCE = 256  # prompts; the engine works on the first while the next are tokenized
+
+
+class LLM:
+    """A model ready to answer lists of prompts.
+
+    >>> llm = LLM()                                   # the embedded model, no account needed
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Any) -> None:
+        self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
+        self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
+        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
+        self._ids = count()
+        self._is_busy = Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, each automatic choice with its reason."""
+        return self._engine.settings
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._reader.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts (text or token ids); results come in the order of the prompts."""
+        items = as_prompt_list(prompts)
+        return self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, each a list of messages, through the model's chat template."""
+        options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
+        texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
+        return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+        is_chat: bool,
+    ) -> list[RequestOutput]:
+        params = _one_each("sampling_params", sampling_params, SamplingParams(), len(prompts))
+        priorities = _one_each("priority", priority, 0, len(prompts))
+        with self._is_busy, GenerateProgress(len(prompts), enabled=use_tqdm) as progress:
+            tracked: dict[str, Answers] = {}
+            try:
+                for index, prompt in enumerate(self._tokenized(prompts, is_chat=is_chat)):
+                    self._submit(index, prompt, params[index], priorities[index], tracked)
+                    self._take_events(tracked, wait=False)
+                self._wait_for_all(tracked, progress)
+            except BaseException:
+                self._abandon(tracked)
+                raise
+        return [answers.output() for answers in tracked.values()]
+
+    def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
+        for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
+            yield from self._reader.read(prompts[start : start + TOKENIZE_AT_ONCE], add_special_tokens=not is_chat)
+
+    def _submit(
+        self,
+        index: int,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int,
+        tracked: dict[str, Answers],
+    ) -> None:
+        request = Request(str(next(self._ids)), prompt.token_ids, params, priority, watched=bool(params.stop))
+        try:
+            self._engine.client.submit(request)
+        except RequestError as error:
+            raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from None
+        tracked[request.request_id] = Answers(
+            request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids
+        )
+
+    def _wait_for_all(self, tracked: dict[str, Answers], progress: GenerateProgress) -> None:
+        num_done = sum(answers.is_finished for answers in tracked.values())
+        while num_done < len(tracked):
+            num_done += self._take_events(tracked, wait=True)
+            progress.update(num_done, self.stats)
+
+    def _take_events(self, tracked: dict[str, Answers], *, wait: bool) -> int:
+        """Take in what the engine has sent; how many requests that finished."""
+        num_finished = 0
+        while wait or not self._events.empty():
+            events = self._events.get()
+            wait = False
+            if self._engine.client.failure is not None:
+                raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
+            num_finished += sum(self._take(event, tracked) for event in events)
+        return num_finished
+
+    def _take(self, event: SequenceEvent, tracked: dict[str, Answers]) -> bool:
+        answers = tracked.get(event.request_id)
+        if answers is None or answers.is_finished:
+            return False
+        progress = answers.take(event)
+        if progress.stopped_index is not None:
+            self._engine.client.abort(event.request_id, progress.stopped_index)
+        return progress.is_finished
+
+    def _abandon(self, tracked: dict[str, Answers]) -> None:
+        if self._engine.client.failure is None:
+            for request_id in tracked:
+                self._engine.client.abort(request_id)
+
+
+def _one_each(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:
+    """A value for every prompt: the same for all, or a list with one for each."""
+    if given is None:
+        return [default] * num_prompts
+    if not isinstance(given, Sequence):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise RequestError(f"{name} has {len(given)} entries for {num_prompts} prompts", param=name)
+    return list(given)

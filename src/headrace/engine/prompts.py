@@ -1,0 +1,102 @@
+"""Prompts in the forms that users write them: text, token ids, vLLM's prompt dictionaries, chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, RequestError
+from headrace.text import Tokenizer
+from headrace.types import TokenIds
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    text: str | None  # None when the user gave token ids
+    token_ids: TokenIds
+
+
+def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of integers is one prompt, a list of anything else is many."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, (int, np.integer)) for item in items):
+        return [items]
+    return items
+
+
+def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation (a list of messages) or many."""
+    items = list(messages)
+    return [items] if items and isinstance(items[0], Mapping) else items
+
+
+class PromptReader:
+    """Turns prompts into token ids with the model's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigError("the model has no tokenizer: give token ids, or a tokenizer with tokenizer=...")
+        return self._tokenizer
+
+    def read(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[TokenizedPrompt]:
+        """All at once, so that the tokenizer can use its threads."""
+        texts = [_text_of(prompt) for prompt in prompts]
+        given = [text for text in texts if text is not None]
+        encoded = iter(self.tokenizer.encode_batch(given, add_special_tokens=add_special_tokens) if given else ())
+        return [
+            TokenizedPrompt(text, np.array(next(encoded), np.int32) if text is not None else self._ids_of(prompt))
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    def render(self, messages: Messages, **options: Any) -> str:
+        """A conversation as the model's chat template writes it. It brings its own special tokens."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise RequestError(
+                "the model has no chat template; use generate() or a prompt instead of messages", param="messages"
+            )
+        return template.render(messages, **options)
+
+    def _ids_of(self, prompt: Prompt) -> TokenIds:
+        raw = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt
+        try:
+            wide = np.array(raw, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            raise RequestError("a prompt must be text or a list of token ids", param="prompt") from None
+        if wide.ndim != 1:
+            raise RequestError("a prompt must be text or a flat list of token ids", param="prompt")
+        outside = wide[(wide < 0) | (wide >= self._vocab_size)]
+        if len(outside):
+            raise RequestError(
+                f"token id {outside[0]} is outside the vocabulary of {self._vocab_size:,}", param="prompt"
+            )
+        return wide.astype(np.int32)
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or len(prompt) != 1:
+            raise RequestError(
+                f"a prompt dictionary has either 'prompt' or 'prompt_token_ids', got {sorted(prompt)}", param="prompt"
+            )
+        text = prompt.get("prompt")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"'prompt' must be text, got {type(text).__name__}", param="prompt")
+        return text
+    return None

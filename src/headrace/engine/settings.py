@@ -1,0 +1,52 @@
+"""The settings an engine runs with: every value decided, every automatic one with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config import CapacityPolicy, LoadFormat, QueuePolicy
+from headrace.sched import SchedulerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting as it will be, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `resolve` made of the user's config. Nothing in it is automatic any more."""
+
+    device: str
+    dtype: str
+    load_format: LoadFormat
+    num_threads: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    queue_policy: QueuePolicy
+    capacity_policy: CapacityPolicy
+    seed: int
+    choices: tuple[Choice, ...]
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        return SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_prefix_caching=self.enable_prefix_caching,
+            queue_policy=self.queue_policy,
+            capacity_policy=self.capacity_policy,
+        )

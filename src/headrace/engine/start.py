@@ -1,0 +1,100 @@
+"""From a config to a running engine: checkpoint, settings, weights and tokenizer, the latter two side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from headrace.config import EngineConfig
+from headrace.engine.client import Deliver, EngineClient
+from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.resolve import resolve
+from headrace.engine.settings import Settings
+from headrace.errors import ModelError
+from headrace.hardware import read_facts
+from headrace.models import Checkpoint, ModelSpec, open_checkpoint
+from headrace.sched import Scheduler
+from headrace.steps import Runner
+from headrace.text import TextSource, Tokenizer, load_tokenizer
+
+Fetching = Callable[[str], None]  # told, in words, when a download starts
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine and what its fronts need to know of it."""
+
+    client: EngineClient
+    settings: Settings
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    model_name: str
+    start_seconds: float
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.client.stats
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def start_engine(config: EngineConfig, deliver: Deliver, *, fetching: Fetching | None = None) -> Engine:
+    """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
+    started = perf_counter()
+    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
+    settings = resolve(config, checkpoint.spec, read_facts())
+    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
+        tokenizer = beside.submit(_tokenizer, config, checkpoint)
+        runner = _start_runner(checkpoint, settings)
+        loaded_tokenizer = tokenizer.result()
+    eos_token_ids = checkpoint.spec.eos_token_ids
+    core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=eos_token_ids, seed=config.seed)
+    return Engine(
+        client=EngineClient(core, settings.limits, deliver),
+        settings=settings,
+        spec=checkpoint.spec,
+        tokenizer=loaded_tokenizer,
+        eos_token_ids=eos_token_ids,
+        model_name=config.model,
+        start_seconds=perf_counter() - started,
+    )
+
+
+def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:
+    import torch
+
+    from headrace.models import load_decoder
+    from headrace.runner.threads import use_threads
+    from headrace.runner.torch_runner import RunnerShape, TorchRunner
+
+    use_threads(settings.num_threads)
+    decoder = load_decoder(
+        checkpoint,
+        dtype=getattr(torch, settings.dtype),
+        device=torch.device(settings.device),
+        load_format=settings.load_format,
+        seed=settings.seed,
+    )
+    shape = RunnerShape(
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        num_blocks=settings.num_blocks,
+        block_size=settings.block_size,
+        num_threads=settings.num_threads,
+    )
+    return TorchRunner(decoder, shape)
+
+
+def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+    """The model's tokenizer; a random-weight model may do without and take token ids only."""
+    try:
+        return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)
+    except ModelError:
+        if config.load_format == "random" and config.tokenizer is None:
+            return None
+        raise

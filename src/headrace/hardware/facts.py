@@ -1,0 +1,55 @@
+"""The facts of the machine that settings depend on, read without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    cpu_model: str
+    num_cores: int  # that this process may use
+    total_memory: int  # bytes; the container's limit where there is one
+    free_memory: int  # bytes available now
+
+
+def read_facts() -> MachineFacts:
+    memory = psutil.virtual_memory()
+    limit, used = _container_memory()
+    total = min(memory.total, limit) if limit else memory.total
+    free = min(memory.available, max(0, limit - used)) if limit else memory.available
+    return MachineFacts(_cpu_model(), _num_cores(), total, free)
+
+
+def _num_cores() -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, round(int(quota) / int(period))))
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _container_memory() -> tuple[int, int]:
+    """Limit and use in bytes of the control group, or zeros where there is no limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text().strip()
+    except OSError:
+        return 0, 0
+    return (0, 0) if limit == "max" else (int(limit), int(used))

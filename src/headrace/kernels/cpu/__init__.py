@@ -1,0 +1,32 @@
+"""float32 kernels for the CPU, compiled by numba and kept on disk: the first start compiles, later ones load.
+
+Import this package only where a kernel is needed (`ops` does): it brings in numba.
+"""
+
+from __future__ import annotations
+
+from headrace.kernels.cpu import disk_cache
+
+disk_cache.choose_directory()  # before numba is first imported
+
+from headrace.kernels.cpu.activation import silu_and_mul  # noqa: E402
+from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
+from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
+from headrace.kernels.cpu.linear import PackedLinear, pack_linear  # noqa: E402
+from headrace.kernels.cpu.norms import add_rms_norm, rms_norm  # noqa: E402
+from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
+from headrace.kernels.twins import copy_blocks, embed  # noqa: E402
+
+__all__ = [
+    "PackedLinear",
+    "add_rms_norm",
+    "allocate_cache",
+    "copy_blocks",
+    "embed",
+    "pack_linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_store",
+    "silu_and_mul",
+    "warm_up",
+]

@@ -1,0 +1,419 @@
+"""The draw on a CPU: temperature, min_p, top_k, top_p and the choice itself, in one go over each row of logits.
+
+Nothing is sorted over the vocabulary. The largest logit of each short block is found first; filters then turn into a
+floor below which no token can be kept, so that whole blocks are passed over, and only what lies above it is looked at.
+A row's result depends on nothing but its own numbers: sums run in one fixed order, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, int64s, kernel
+
+BLOCK_LEN = 128  # logits whose maximum and mass are kept together; a row of 49,152 has 384 such blocks
+
+Array: TypeAlias = Any  # what mypy sees of an array inside a kernel
+F = TypeVar("F", bound=Callable[..., Any])
+
+_f32: Any = np.float32
+_i32: Any = np.int32
+_u64: Any = np.uint64
+_LN2_HIGH = 45426 / 65536  # so few bits that its product with a whole power is exact
+_LN2_LOW = math.log(2.0) - _LN2_HIGH
+_LOWEST_EXPONENT = -87.0  # e to this is about the smallest normal float32: anything below counts as zero
+_INF_BITS = 0x7F800000
+_NEG_INF_KEY = -0x7F800001
+_LOWEST_KEY = -0x80000000
+_LOW_WORD = 0xFFFFFFFF
+
+
+def _compiled(*fastmath: str) -> Callable[[F], F]:
+    """A piece of the kernel, compiled as written except where it may reorder or fuse: order and -0 depend on that."""
+
+    def decorate(function: F) -> F:
+        compiled: Any = njit(cache=True, error_model="numpy", fastmath=set(fastmath))(function)
+        return cast("F", compiled)
+
+    return decorate
+
+
+class _Filters(NamedTuple):
+    """One row's settings."""
+
+    temperature: float
+    min_p: float
+    top_k: int
+    top_p: float
+
+
+class _Scratch(NamedTuple):
+    """What one thread works in. A row's candidates are the first so many of keys, ids and weights, in id order."""
+
+    tops: Array  # [num_blocks] int32, key of the largest logit of each block
+    masses: Array  # [num_blocks] float64, sum of the block's weights
+    keys: Array  # [V] int32, the candidates' logits as integers of the same order
+    ids: Array  # [V] int32
+    weights: Array  # [V] float32, the candidates' probabilities over that of the likeliest token
+    ones: Array  # [V] float32
+
+
+# --- numbers
+
+
+@_compiled()
+def _key(value: Any) -> Any:
+    """A float as an integer of the same order; -0 and +0 are one number."""
+    bits = _f32(value + _f32(0.0)).view(np.int32)
+    return _i32(bits ^ ((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
+
+
+@_compiled()
+def _value(key: Any) -> Any:
+    return _i32(key ^ ((key >> _i32(31)) & _i32(0x7FFFFFFF))).view(np.float32)
+
+
+@_compiled()
+def _weight(value: Any, highest: Any, scale: Any) -> Any:
+    exponent = _f32((value - highest) * scale)
+    return _exp(exponent) if exponent >= _f32(_LOWEST_EXPONENT) else _f32(0.0)
+
+
+# The mathematics library's exp is a call per number; this one becomes vector instructions. Relative error under 1e-7.
+@_compiled("contract")
+def _exp(x: Any) -> Any:
+    """e to the x for -87 <= x <= 0: two to the nearest whole power, times a Taylor series over what is left."""
+    x = max(x, _f32(_LOWEST_EXPONENT))
+    power = np.floor(x * _f32(1.0 / math.log(2.0)) + _f32(0.5))
+    rest = (x - power * _f32(_LN2_HIGH)) - power * _f32(_LN2_LOW)  # at most ln(2) / 2 either way
+    series = _f32(1 / 5040)
+    series = series * rest + _f32(1 / 720)
+    series = series * rest + _f32(1 / 120)
+    series = series * rest + _f32(1 / 24)
+    series = series * rest + _f32(1 / 6)
+    series = series * rest + _f32(1 / 2)
+    series = series * rest + _f32(1)
+    series = series * rest + _f32(1)
+    return series * _i32((_i32(power) + _i32(127)) << _i32(23)).view(np.float32)
+
+
+@_compiled()
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
+    """Philox-4x32-10 (Salmon et al. 2011): four random words of 32 bits, each in a uint64, from counter and key."""
+    word = _u64(_LOW_WORD)
+    for _ in range(10):
+        product_0 = c0 * _u64(0xD2511F53)
+        product_1 = c2 * _u64(0xCD9E8D57)
+        c0, c1, c2, c3 = (
+            (product_1 >> _u64(32)) ^ c1 ^ k0,
+            product_1 & word,
+            (product_0 >> _u64(32)) ^ c3 ^ k1,
+            product_0 & word,
+        )
+        k0 = (k0 + _u64(0x9E3779B9)) & word
+        k1 = (k1 + _u64(0xBB67AE85)) & word
+    return c0, c1, c2, c3
+
+
+@_compiled()
+def _uniform(seed: int, position: int) -> Any:
+    """The number in [0, 1) that belongs to a seed and a position, with 53 random bits."""
+    word, shift = _u64(_LOW_WORD), _u64(32)
+    key, counter = _u64(seed), _u64(position)
+    first, second, _, _ = philox(counter & word, counter >> shift, _u64(0), _u64(0), key & word, key >> shift)
+    return ((first >> _u64(5)) * 67108864.0 + (second >> _u64(6))) / 9007199254740992.0
+
+
+# --- the steps of a row
+
+
+@_compiled()
+def _find_tops(logits: Array, tops: Array) -> tuple[Any, Any]:
+    """Writes the largest key of each block; returns the row's, and whether it is finite and no logit is a NaN."""
+    top, largest = _i32(_LOWEST_KEY), _i32(0)
+    for block in range(tops.size):
+        tops[block], block_largest = _block_top(logits[block * BLOCK_LEN : (block + 1) * BLOCK_LEN])
+        top = max(top, tops[block])
+        largest = max(largest, block_largest)
+    return top, largest <= _INF_BITS and _NEG_INF_KEY < top < _INF_BITS
+
+
+@_compiled()
+def _block_top(logits: Array) -> tuple[Any, Any]:
+    top, largest = _i32(_LOWEST_KEY), _i32(0)
+    for i in range(logits.size):
+        top = max(top, _key(logits[i]))
+        largest = max(largest, _i32(_f32(logits[i]).view(np.int32) & _i32(0x7FFFFFFF)))  # a NaN's lies above infinity's
+    return top, largest
+
+
+@_compiled()
+def _first_index(logits: Array, tops: Array, top: int) -> int:
+    block = 0
+    while tops[block] != top:
+        block += 1
+    i = block * BLOCK_LEN
+    while _key(logits[i]) != top:
+        i += 1
+    return i
+
+
+@_compiled()
+def _find_masses(logits: Array, highest: float, scale: float, masses: Array) -> float:
+    total = 0.0
+    for block in range(masses.size):
+        masses[block] = _block_mass(logits[block * BLOCK_LEN : (block + 1) * BLOCK_LEN], highest, scale)
+        total += masses[block]
+    return total
+
+
+@_compiled("reassoc", "contract")
+def _block_mass(logits: Array, highest: float, scale: float) -> float:
+    mass = 0.0
+    for i in range(logits.size):
+        mass += np.float64(_weight(logits[i], highest, scale))
+    return mass
+
+
+@_compiled()
+def _draw_from_all(logits: Array, highest: float, scale: float, target: float, masses: Array) -> int:
+    running, chosen = 0.0, 0
+    for block in range(masses.size):
+        if masses[block] > 0.0:
+            chosen = block  # the last with any mass, should rounding keep the sum from passing the target
+            if running + masses[block] > target:
+                break
+            running += masses[block]
+    token = 0
+    for i in range(chosen * BLOCK_LEN, min((chosen + 1) * BLOCK_LEN, logits.size)):
+        weight = _weight(logits[i], highest, scale)
+        if weight > 0.0:
+            token = i
+            running += weight
+            if running > target:
+                break
+    return token
+
+
+@_compiled()
+def _floor(filters: _Filters, tops: Array, top: int, total: float, vocab_size: int) -> Any:
+    """A key below which no token is kept. It may lie too low, never too high."""
+    floor = _i32(_LOWEST_KEY)
+    if 0 < filters.top_k <= tops.size:  # that many blocks each hold a token at least as likely as this one
+        floor = np.sort(tops)[tops.size - filters.top_k]
+    least = filters.min_p
+    if total > 0.0:  # tokens lighter than this weigh less than 1 - top_p together, so top_p is reached without them
+        least = (1.0 - filters.top_p) * total / vocab_size
+    if least > 0.0:
+        value = _value(top) + filters.temperature * math.log(0.99 * least)
+        floor = max(floor, _key(_f32(value - 1e-6 * abs(value))))
+    return floor
+
+
+@_compiled()
+def _gather(logits: Array, floor: int, scratch: _Scratch) -> int:
+    num = 0
+    for block in range(scratch.tops.size):
+        if scratch.tops[block] >= floor:
+            for i in range(block * BLOCK_LEN, min((block + 1) * BLOCK_LEN, logits.size)):
+                key = _key(logits[i])
+                scratch.keys[num], scratch.ids[num] = key, i
+                num += key >= floor
+    return num
+
+
+@_compiled()
+def _weigh(keys: Array, highest: float, scale: float, weights: Array) -> None:
+    for i in range(keys.size):
+        weights[i] = _weight(_value(keys[i]), highest, scale)
+
+
+@_compiled()
+def _filter(filters: _Filters, total: float, num: int, scratch: _Scratch) -> int:
+    if filters.min_p > 0.0:
+        num = _keep_likely(filters.min_p, num, scratch)
+    if 0 < filters.top_k < num:
+        num = _keep_top(scratch.ones, filters.top_k, num, scratch)
+    if filters.top_p < 1.0:
+        mass = total if total > 0.0 else _sum(scratch.weights[:num])
+        num = _keep_top(scratch.weights, filters.top_p * mass, num, scratch)
+    return num
+
+
+@_compiled()
+def _keep_likely(least: float, num: int, scratch: _Scratch) -> int:
+    kept = 0
+    for i in range(num):
+        if scratch.weights[i] >= least:
+            _move(scratch, i, kept)
+            kept += 1
+    return kept
+
+
+@_compiled()
+def _keep_top(amounts: Array, target: float, num: int, scratch: _Scratch) -> int:
+    """Keeps the likeliest tokens, as few as have amounts that sum to the target; of equal logits the lower ids."""
+    cut = _find_cut(scratch.keys[:num], amounts[:num], target)
+    running = _amount_from(scratch.keys[:num], amounts[:num], cut + 1)
+    kept = 0
+    for i in range(num):
+        key = scratch.keys[i]
+        if key > cut or (key == cut and running < target):
+            running += amounts[i] if key == cut else _f32(0.0)
+            _move(scratch, i, kept)
+            kept += 1
+    return kept
+
+
+@_compiled()
+def _find_cut(keys: Array, amounts: Array, target: float) -> Any:
+    """The highest key such that it and all above it have amounts that sum to the target; by bisection, not sorting."""
+    low, high = np.int64(keys.min()), np.int64(keys.max())
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if _amount_from(keys, amounts, middle) >= target:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@_compiled("reassoc", "contract")
+def _amount_from(keys: Array, amounts: Array, cut: Any) -> Any:
+    amount, least = 0.0, _i32(cut)
+    for i in range(keys.size):
+        amount += np.float64(amounts[i] if keys[i] >= least else _f32(0.0))
+    return amount
+
+
+@_compiled("reassoc", "contract")
+def _sum(weights: Array) -> float:
+    total = 0.0
+    for i in range(weights.size):
+        total += np.float64(weights[i])
+    return total
+
+
+@_compiled()
+def _move(scratch: _Scratch, source: int, target: int) -> None:
+    scratch.keys[target] = scratch.keys[source]
+    scratch.ids[target] = scratch.ids[source]
+    scratch.weights[target] = scratch.weights[source]
+
+
+@_compiled()
+def _draw_from_candidates(uniform: float, num: int, scratch: _Scratch) -> Any:
+    target = uniform * _sum(scratch.weights[:num])
+    running, token = 0.0, _i32(0)
+    for i in range(num):
+        if scratch.weights[i] > 0.0:
+            token = scratch.ids[i]
+            running += scratch.weights[i]
+            if running > target:
+                break
+    return token
+
+
+@_compiled()
+def _draw_row(logits: Array, filters: _Filters, seed: int, position: int, scratch: _Scratch) -> tuple[int, int]:
+    top, is_valid = _find_tops(logits, scratch.tops)
+    if not is_valid:
+        return 0, False
+    if filters.temperature == 0.0:
+        return _first_index(logits, scratch.tops, top), True
+    uniform = _uniform(seed, position)
+    highest, scale = _value(top), _f32(1.0 / filters.temperature)
+    narrows = filters.min_p > 0.0 or filters.top_k > 0
+    total = 0.0 if narrows else _find_masses(logits, highest, scale, scratch.masses)
+    if not narrows and filters.top_p == 1.0:
+        return _draw_from_all(logits, highest, scale, uniform * total, scratch.masses), True
+    num = _gather(logits, _floor(filters, scratch.tops, top, total, logits.size), scratch)
+    _weigh(scratch.keys[:num], highest, scale, scratch.weights)
+    num = _filter(filters, total, num, scratch)
+    return _draw_from_candidates(uniform, num, scratch), True
+
+
+# --- all rows
+
+
+@_compiled()
+def _integers(address: int, size: int) -> Array:
+    return carray(int64s(address), size)
+
+
+@_compiled()
+def _doubles(address: int, size: int) -> Array:
+    return carray(int64s(address), size).view(np.float64)
+
+
+@_compiled()
+def _new_scratch(vocab_size: int) -> _Scratch:
+    num_blocks = (vocab_size + BLOCK_LEN - 1) // BLOCK_LEN
+    return _Scratch(
+        np.empty(num_blocks, np.int32),
+        np.empty(num_blocks, np.float64),
+        np.empty(vocab_size, np.int32),
+        np.empty(vocab_size, np.int32),
+        np.empty(vocab_size, np.float32),
+        np.ones(vocab_size, np.float32),
+    )
+
+
+@kernel(
+    logits="pointer",
+    rows="pointer",
+    lens="pointer",
+    temperature="pointer",
+    min_p="pointer",
+    top_k="pointer",
+    top_p="pointer",
+    seed="pointer",
+    tokens="pointer",
+    is_valid="pointer",
+    num_rows="integer",
+    vocab_size="integer",
+    max_rows="integer",
+)
+def _draw(pointer: Pointer) -> None:
+    args = arguments_at(pointer)
+    logits = carray(floats(args.logits), (args.num_rows, args.vocab_size))
+    rows, lens = _integers(args.rows, args.num_rows), _integers(args.lens, args.num_rows)
+    temperature, min_p = _doubles(args.temperature, args.max_rows), _doubles(args.min_p, args.max_rows)
+    top_k, top_p = _integers(args.top_k, args.max_rows), _doubles(args.top_p, args.max_rows)
+    seed = _integers(args.seed, args.max_rows)
+    tokens, is_valid = _integers(args.tokens, args.num_rows), _integers(args.is_valid, args.num_rows)
+    scratch = _new_scratch(args.vocab_size)
+    while True:
+        i = claim(pointer)
+        if i >= args.num_rows:
+            break
+        row = rows[i]
+        filters = _Filters(temperature[row], min_p[row], top_k[row], top_p[row])
+        tokens[i], is_valid[i] = _draw_row(logits[i], filters, seed[row], lens[i], scratch)
+
+
+def draw(
+    logits: Tensor,  # [R, V] float32, only read
+    rows: Tensor,  # [R] int64
+    lens: Tensor,  # [R] int64, the counter of each row's random number
+    *,
+    temperature: Tensor,  # [max_rows] float64, as all below indexed by `rows`; 0 is greedy
+    min_p: Tensor,  # float64, 0 is off
+    top_k: Tensor,  # int64, 0 is off
+    top_p: Tensor,  # float64, 1 is off
+    seed: Tensor,  # int64
+) -> tuple[Tensor, Tensor]:
+    """The chosen token of each row, and whether its logits were fit to choose from; both [R]."""
+    num_rows, vocab_size = logits.shape
+    tokens, is_valid = torch.empty(2, num_rows, dtype=torch.int64)
+    inputs = [logits.contiguous(), rows.contiguous(), lens.contiguous()]
+    columns = [temperature, min_p, top_k, top_p, seed]
+    _draw(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, temperature.shape[0], num_tasks=num_rows)
+    return tokens, is_valid.bool()

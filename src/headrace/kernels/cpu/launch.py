@@ -1,0 +1,145 @@
+"""Compiles kernels with numba and runs them on the threads of torch's own OpenMP pool.
+
+A kernel is a C function of one pointer, to a struct of its arguments. Every thread of the team calls it with the same
+struct and claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. One pool
+for torch and for us: two pools of spinning threads on the same cores slow each other several times over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+Pointer: TypeAlias = Any  # what mypy sees inside a kernel: a flat array without bounds
+Arguments: TypeAlias = Any  # and the struct of the kernel's arguments
+
+# Sums may be reordered and fused; infinities and NaN keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+_OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
+_FIELDS: dict[str, tuple[Any, Any]] = {
+    "pointer": (ctypes.c_void_p, types.intp),
+    "integer": (ctypes.c_int64, types.int64),
+    "float": (ctypes.c_float, types.float32),
+}
+
+
+def inner(function: F) -> F:
+    """A piece of a kernel, compiled into it."""
+    compiled: F = njit(**_OPTIONS)(function)
+    return compiled
+
+
+class Kernel:
+    """A compiled kernel; calling it with a value for each field runs it to the end."""
+
+    def __init__(self, function: Callable[[Pointer], None], fields: dict[str, str]) -> None:
+        layout = {"next_task": "integer", **fields}
+        self._struct = type("Arguments", (ctypes.Structure,), {"_fields_": [(n, _FIELDS[k][0]) for n, k in layout.items()]})
+        record = types.Record.make_c_struct([(name, _FIELDS[kind][1]) for name, kind in layout.items()])
+        compiled = cfunc(types.void(types.CPointer(record)), **_OPTIONS)(function)
+        self._keep_alive = compiled
+        self._address = ctypes.c_void_p(compiled.address)
+        self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+
+    def __call__(self, *values: Any, num_tasks: int) -> None:
+        arguments = self._struct(0, *(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+        num_threads = min(torch.get_num_threads(), num_tasks)
+        if num_threads > 1:
+            _team()(self._address, self._serial, ctypes.addressof(arguments), num_threads)
+        else:
+            self._serial(ctypes.addressof(arguments))
+
+
+def kernel(**fields: str) -> Callable[[Callable[[Pointer], None]], Kernel]:
+    """Decorator: `fields` name the kernel's arguments and say what each is: pointer, integer or float."""
+    return lambda function: Kernel(function, fields)
+
+
+Team: TypeAlias = Callable[[ctypes.c_void_p, Callable[[int], None], int, int], None]
+
+
+@functools.cache
+def _team() -> Team:
+    """How to run a function on several threads: torch's OpenMP pool, or threads of our own where it has none."""
+    start = _openmp_entry()
+    if start is None:
+        pool = ThreadPoolExecutor(thread_name_prefix="headrace-kernel")
+        return lambda address, serial, arguments, n: list(pool.map(serial, [arguments] * n)) and None
+    return lambda address, serial, arguments, n: start(address, arguments, n, 0)
+
+
+def _openmp_entry() -> Callable[..., None] | None:
+    if not torch.backends.openmp.is_available():
+        return None
+    for path in (*sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")), None):
+        try:
+            entry = ctypes.CDLL(None if path is None else str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        entry.restype = None
+        entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        found: Callable[..., None] = entry
+        return found
+    return None
+
+
+def _pointer_to(element: Any) -> Any:
+    """An intrinsic that turns an address into a typed pointer."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        result = types.CPointer(element)
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(result))
+
+        return result(types.intp), emit
+
+    return pointer
+
+
+floats = _pointer_to(types.float32)
+int32s = _pointer_to(types.int32)
+int64s = _pointer_to(types.int64)
+
+
+@intrinsic
+def after(typing: Any, pointer: Any, distance: Any) -> Any:
+    """The pointer to pointer[distance]."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.intp), emit
+
+
+@intrinsic
+def _fetch_add(typing: Any, counter: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.bitcast(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(counter), emit
+
+
+@inner
+def claim(pointer: Pointer) -> int:
+    """The next task that no thread has taken. `next_task` is the first field of every struct."""
+    task: int = _fetch_add(pointer)
+    return task
+
+
+@inner
+def arguments_at(pointer: Pointer) -> Arguments:
+    return carray(pointer, 1)[0]

@@ -1,0 +1,132 @@
+"""The layer cache in the layout the attention kernel reads, and the kernel that writes to it.
+
+Keys are stored with tokens innermost, [num_blocks, Hkv, D, block_size]: a register holds the same dimension of several keys.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from headrace.kernels import twins
+from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int64s, kernel
+from headrace.kernels.layout import LayerCache, StepLayout
+
+_TASK_TOKENS = 16  # of a prompt these fall into the same cache lines of the keys
+
+
+def allocate_cache(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    keys = torch.empty((num_blocks, num_kv_heads, head_dim, block_size), dtype=dtype, device=device)
+    values = torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=dtype, device=device)
+    return LayerCache(keys=keys.transpose(2, 3), values=values)
+
+
+def is_token_innermost(cache: LayerCache) -> bool:
+    return cache.keys.transpose(2, 3).is_contiguous() and cache.values.is_contiguous()
+
+
+def rope_and_store(
+    qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a line, sines in the second
+    cache: LayerCache,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,  # [D]
+    k_norm: Tensor | None,  # [D]
+    eps: float,
+) -> Tensor:  # [T, Hq, D], a view of qkv
+    if not is_token_innermost(cache):
+        return twins.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
+    qkv = qkv.contiguous()
+    num_tokens, head_dim = qkv.shape[0], cache.keys.shape[3]
+    num_tasks = -(-num_tokens // _TASK_TOKENS)
+    _rope_and_store(
+        qkv,
+        layout.positions,
+        layout.slots,
+        cos_sin,
+        cache.keys,
+        cache.values,
+        0 if q_norm is None else q_norm,
+        0 if k_norm is None else k_norm,
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        cache.block_size,
+        num_tasks,
+        eps,
+        num_tasks=num_tasks,
+    )
+    return qkv.view(num_tokens, -1, head_dim)[:, :num_heads]
+
+
+@kernel(
+    qkv="pointer",
+    positions="pointer",
+    slots="pointer",
+    cos_sin="pointer",
+    keys="pointer",
+    values="pointer",
+    q_norm="pointer",
+    k_norm="pointer",
+    num_tokens="integer",
+    num_heads="integer",
+    num_kv_heads="integer",
+    head_dim="integer",
+    block_size="integer",
+    num_tasks="integer",
+    eps="float",
+)
+def _rope_and_store(pointer: Pointer) -> None:
+    a = arguments_at(pointer)
+    head_dim, num_heads, num_kv_heads = a.head_dim, a.num_heads, a.num_kv_heads
+    task = claim(pointer)
+    while task < a.num_tasks:
+        for token in range(task * _TASK_TOKENS, min((task + 1) * _TASK_TOKENS, a.num_tokens)):
+            q = after(floats(a.qkv), token * (num_heads + 2 * num_kv_heads) * head_dim)
+            k = after(q, num_heads * head_dim)
+            v = after(k, num_kv_heads * head_dim)
+            angles = after(floats(a.cos_sin), int64s(a.positions)[token] * head_dim)
+            slot = int64s(a.slots)[token]
+            block, offset = slot // a.block_size, slot % a.block_size
+            for head in range(num_heads):
+                if a.q_norm != 0:
+                    _normalise_head(after(q, head * head_dim), floats(a.q_norm), head_dim, a.eps)
+                _rotate_head(after(q, head * head_dim), angles, head_dim)
+            for head in range(num_kv_heads):
+                if a.k_norm != 0:
+                    _normalise_head(after(k, head * head_dim), floats(a.k_norm), head_dim, a.eps)
+                _rotate_head(after(k, head * head_dim), angles, head_dim)
+                start = (block * num_kv_heads + head) * a.block_size * head_dim
+                key = after(floats(a.keys), start + offset)
+                value = after(floats(a.values), start + offset * head_dim)
+                for d in range(head_dim):
+                    key[d * a.block_size] = k[head * head_dim + d]
+                for d in range(head_dim):
+                    value[d] = v[head * head_dim + d]
+        task = claim(pointer)
+
+
+@inner
+def _normalise_head(x: Pointer, weight: Pointer, head_dim: int, eps: float) -> None:
+    squares = eps * 0
+    for d in range(head_dim):
+        squares += x[d] * x[d]
+    scale = 1 / math.sqrt(squares / head_dim + eps)
+    for d in range(head_dim):
+        x[d] = x[d] * scale * weight[d]
+
+
+@inner
+def _rotate_head(x: Pointer, angles: Pointer, head_dim: int) -> None:
+    half = head_dim // 2
+    for d in range(half):
+        first, second, cos, sin = x[d], x[half + d], angles[d], angles[half + d]
+        x[d] = first * cos - second * sin
+        x[half + d] = second * cos + first * sin

@@ -1,0 +1,47 @@
+"""Where things lie: the tokens of one step, and the keys and values of one layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Where the tokens of a step lie. The runner builds one a step; every layer reads it.
+
+    tokens         a0 a1 a2 a3 | b0 | c0 c1        T = 7, S = 3
+    query_starts   0             4    5      7     sequence s owns tokens query_starts[s]:query_starts[s + 1]
+    positions       8  9 10 11 | 99 |  0  1        increasing by one within a sequence
+    context_lens   12            100  2            position of its last token, plus one
+    """
+
+    positions: Tensor  # [T] int64, position of each token in its sequence
+    slots: Tensor  # [T] int64, block * block_size + offset: where the token's key and value go
+    query_starts: Tensor  # [S + 1] int32
+    context_lens: Tensor  # [S] int32
+    rows: Tensor  # [S] int32, which row of block_tables is sequence s's
+    block_tables: Tensor  # [num_rows, max_blocks] int32, the device's own table, neither copied nor gathered
+    max_query_len: int
+    max_context_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        return self.context_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The KV cache of one layer. Strides are the device's choice; slots never written may hold anything, NaN too."""
+
+    keys: Tensor  # [num_blocks, Hkv, block_size, D]
+    values: Tensor  # [num_blocks, Hkv, block_size, D]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]

@@ -1,0 +1,139 @@
+"""Every operation in plain PyTorch: the specification, the test of the fast kernels, and the path without them.
+
+Sums are taken in float32 whatever the type of the input. T tokens, S sequences, Hq and Hkv query and kv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.kernels.layout import LayerCache, StepLayout
+
+
+class PackedLinear:
+    """A weight matrix in the form its device multiplies fastest, here as it came."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = weight  # [N, K]
+        self._bias = bias  # [N]
+
+    def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        return F.linear(x, self._weight, self._bias)
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    return PackedLinear(weight, bias)
+
+
+def allocate_cache(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    return LayerCache(
+        keys=torch.empty(shape, dtype=dtype, device=device), values=torch.empty(shape, dtype=dtype, device=device)
+    )
+
+
+def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
+    return table.index_select(0, token_ids)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [..., H], [H] -> [..., H]
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
+def rope_and_store(
+    qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a line, sines in the second
+    cache: LayerCache,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,  # [D], RMS norm of each head before the rotation
+    k_norm: Tensor | None,  # [D]
+    eps: float,
+) -> Tensor:  # [T, Hq, D]
+    """Rotates queries and keys, and stores keys and values at the step's slots. May use `qkv` as scratch."""
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps)
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps)
+    angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, D]
+    blocks, offsets = layout.slots // cache.block_size, layout.slots % cache.block_size
+    cache.keys[blocks, :, offsets] = _rotate(k, angles)
+    cache.values[blocks, :, offsets] = v
+    return _rotate(q, angles)
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:  # [T, heads, D], [T, 1, D] -> [T, heads, D]
+    cos, sin = angles.chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def paged_attention(
+    q: Tensor,  # [T, Hq, D]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # [T, Hq * D]
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache."""
+    out = torch.empty_like(q)
+    starts = layout.query_starts.tolist()
+    for seq, (row, context_len) in enumerate(zip(layout.rows.tolist(), layout.context_lens.tolist(), strict=True)):
+        tokens = slice(starts[seq], starts[seq + 1])
+        blocks = layout.block_tables[row, : -(-context_len // cache.block_size)].long()
+        keys = _gather(cache.keys, blocks, context_len)
+        values = _gather(cache.values, blocks, context_len)
+        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap)
+    return out.flatten(1)
+
+
+def _gather(side: Tensor, blocks: Tensor, context_len: int) -> Tensor:
+    """The first `context_len` keys or values of a sequence, [Hkv, context_len, D]; unused slots are left behind."""
+    return side[blocks].transpose(0, 1).flatten(1, 2)[:, :context_len].float()
+
+
+def _attend(
+    q: Tensor,  # [Q, Hq, D]
+    keys: Tensor,  # [Hkv, C, D]
+    values: Tensor,  # [Hkv, C, D]
+    positions: Tensor,  # [Q]
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:  # [Q, Hq, D]
+    group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
+    keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
+    scores = scale * (q.float().transpose(0, 1) @ keys.transpose(1, 2))  # [Hq, Q, C]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = positions[:, None] - torch.arange(keys.shape[1], device=q.device)  # [Q, C]
+    hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return (weights @ values).transpose(0, 1).to(q.dtype)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
+    """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
+    for cache in caches:
+        cache.keys[targets] = cache.keys[sources]
+        cache.values[targets] = cache.values[sources]

@@ -1,0 +1,112 @@
+"""A model found, its config read and checked; its weights are read when a decoder is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError, ModelError, UnsupportedModelError
+from headrace.models.families import family_of_gguf
+from headrace.models.gguf_config import spec_from_gguf
+from headrace.models.gguf_file import read_gguf
+from headrace.models.hub_config import spec_from_config
+from headrace.models.sources import Progress, locate
+from headrace.models.spec import ModelSpec
+from headrace.models.weights.gguf_tensors import GgufTensors, frequency_divisors, stored_dtype
+from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
+from headrace.models.weights.source import WeightSource
+from headrace.text.source import TextSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    spec: ModelSpec
+    source: Path  # the directory or GGUF file
+    text: TextSource
+    weights: WeightSource | None  # None: opened as 'random', there are none
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor under its canonical name, as float32."""
+        import torch
+
+        if self.weights is None or name not in self.weights.names():
+            raise ModelError(f"{self.source} has no tensor {name!r}")
+        out = torch.empty(self.weights.shape(name), dtype=torch.float32)
+        self.weights.fill(name, out)
+        return out
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        names = () if self.weights is None else self.weights.names()
+        return ((name, self.tensor(name)) for name in names)
+
+
+def open_checkpoint(
+    model: str, *, revision: str | None = None, load_format: str = "auto", progress: Progress | None = None
+) -> Checkpoint:
+    """A directory, a GGUF file, a hub id, or the embedded model, which is fetched on first use."""
+    path = locate(model, revision=revision, load_format=load_format, progress=progress)
+    if path.is_file():
+        return _open_gguf(path, load_format)
+    if load_format == "gguf" or (load_format == "auto" and not (path / "config.json").exists()):
+        return _open_gguf(_only_gguf(path), load_format)
+    return _open_directory(path, load_format)
+
+
+def _open_gguf(path: Path, load_format: str) -> Checkpoint:
+    if load_format == "safetensors":
+        raise ConfigError(f"load_format 'safetensors' does not fit {path}; leave it at 'auto'")
+    file = read_gguf(path)
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
+    spec = spec_from_gguf(file.metadata, shapes, frequency_divisors=frequency_divisors(file), dtype=stored_dtype(file))
+    family = family_of_gguf(file.metadata["general.architecture"])
+    weights = GgufTensors(file, spec, rotates_pairs=family.gguf_rotates_pairs)
+    return Checkpoint(
+        spec=spec,
+        source=path,
+        text=TextSource(gguf_metadata=file.metadata),
+        weights=None if load_format == "random" else weights,
+    )
+
+
+def _only_gguf(directory: Path) -> Path:
+    paths = sorted(directory.glob("*.gguf"))
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        names = ", ".join(path.name for path in paths)
+        raise ModelError(f"{directory} has {len(paths)} GGUF files ({names}); give the path of one")
+    raise ModelError(f"{directory} has no config.json and no GGUF file; a model directory needs one or the other")
+
+
+def _open_directory(directory: Path, load_format: str) -> Checkpoint:
+    generation = directory / "generation_config.json"
+    spec = spec_from_config(
+        read_json(directory / "config.json"), read_json(generation) if generation.exists() else None
+    )
+    weights = None
+    if load_format != "random":
+        _require_safetensors(directory)
+        weights = SafetensorsFiles(directory)
+    return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
+
+
+def _require_safetensors(directory: Path) -> None:
+    if safetensors_paths(directory):
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
+    if pickles:
+        raise UnsupportedModelError(
+            f"{directory} has its weights only as pickles ({pickles[0]}), which can run code when read; "
+            f"convert them where you trust them: AutoModelForCausalLM.from_pretrained({str(directory)!r})"
+            ".save_pretrained(target) of the transformers library writes safetensors"
+        )
+    raise ModelError(
+        f"{directory} has a config.json but no *.safetensors; fetch the weights, or use --load-format random"
+    )

@@ -1,0 +1,43 @@
+"""The decoder, one for all families: what differs between them is in the spec and in the weights.
+
+The residual stream is one tensor a step, updated in place; each addition is fused with the norm that follows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.kernels import ops
+from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.models.layers import Layer
+from headrace.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    spec: ModelSpec
+    embeddings: Tensor  # [V, H]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [H]
+    head: ops.PackedLinear  # [V, H]; of the embeddings themselves when they are tied
+    cos_sin: Tensor  # [max_len, D] float32
+    num_bytes: int  # of the weights
+
+    def hidden(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
+        """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values."""
+        eps = self.spec.norm_eps
+        residual = ops.embed(token_ids, self.embeddings)
+        x = ops.rms_norm(residual, self.layers[0].attention_norm, eps)
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            if index > 0:
+                x = ops.add_rms_norm(x, residual, layer.attention_norm, eps)
+            x = layer.attention(x, layout, cache, self.cos_sin)
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
+            x = layer.mlp(x)
+        return residual.add_(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, H] -> [S, V] float32. Give it only the tokens that will be sampled from."""
+        return self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps)).float()

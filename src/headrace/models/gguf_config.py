@@ -1,0 +1,143 @@
+"""GGUF metadata becomes a ModelSpec, by way of the names that config.json uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.families import Family, family_of_gguf
+from headrace.models.hub_config import build_spec, refuse_unread
+from headrace.models.spec import ModelSpec, Shape
+
+Metadata = Mapping[str, Any]
+
+_CONTROL_TOKEN = 3
+# Ends of a turn that some converters leave out of the metadata; without them a chat model talks on.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>")
+_READ = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "attention.causal",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scale_linear",
+    }
+)
+
+
+def spec_from_gguf(
+    metadata: Metadata, shapes: Mapping[str, Shape], *, frequency_divisors: tuple[float, ...], dtype: str
+) -> ModelSpec:
+    """`shapes` are the file's tensors under their GGUF names; their presence says what metadata does not."""
+    architecture = metadata.get("general.architecture")
+    family = family_of_gguf(architecture)
+    values = {
+        key.removeprefix(f"{architecture}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{architecture}.")
+    }
+    _refuse_ignored(values)
+    config = _as_config(values, metadata, shapes) | {"dtype": dtype}
+    spec = build_spec(family, config, generation={})
+    return dataclasses.replace(
+        spec,
+        windows=_windows(family, values, spec),
+        qkv_bias="blk.0.attn_q.bias" in shapes,
+        output_bias="blk.0.attn_output.bias" in shapes,
+        mlp_bias="blk.0.ffn_gate.bias" in shapes,
+        rope=dataclasses.replace(spec.rope, frequency_divisors=frequency_divisors),
+    )
+
+
+def _refuse_ignored(values: Metadata) -> None:
+    set_values = {key: value for key, value in values.items() if value != 0}
+    refuse_unread(set_values, _READ, where="the GGUF metadata")
+    if values.get("attention.causal") is False:
+        raise UnsupportedModelError("only causal decoders are supported; the GGUF metadata says this model is not one")
+
+
+def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    if "token_embd.weight" not in shapes:
+        raise ModelError("the GGUF file has no tensor 'token_embd.weight'; it is not a language model, or incomplete")
+    num_heads = _same_for_all_layers(values, "attention.head_count")
+    head_dim = _head_dim(values, num_heads)
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": values.get("embedding_length"),
+        "intermediate_size": _same_for_all_layers(values, "feed_forward_length"),
+        "num_hidden_layers": values.get("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": _same_for_all_layers(values, "attention.head_count_kv"),
+        "head_dim": head_dim,
+        "max_position_embeddings": values.get("context_length"),
+        "rms_norm_eps": values.get("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_parameters": _rope_parameters(values),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "eos_token_id": list(_eos_token_ids(metadata)),
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+
+
+def _same_for_all_layers(values: Metadata, key: str) -> int | None:
+    value = values.get(key)
+    if not isinstance(value, list):
+        return value
+    if len(set(value)) != 1:
+        raise UnsupportedModelError(f"{key} differs between layers ({value}), which is not supported")
+    return int(value[0])
+
+
+def _head_dim(values: Metadata, num_heads: int | None) -> int | None:
+    head_dim = values.get("attention.key_length")
+    if head_dim is None:
+        head_dim = values["embedding_length"] // num_heads if num_heads and "embedding_length" in values else None
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if values.get(key, head_dim) != head_dim:
+            raise UnsupportedModelError(f"{key} is {values[key]}, but only the head size, {head_dim}, is supported")
+    return head_dim
+
+
+def _rope_parameters(values: Metadata) -> dict[str, Any]:
+    kind = values.get("rope.scaling.type", "linear" if "rope.scale_linear" in values else "none")
+    parameters: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10_000.0)}
+    if kind == "none":
+        return parameters
+    parameters |= {"rope_type": kind, "factor": values.get("rope.scaling.factor", values.get("rope.scale_linear"))}
+    if kind == "yarn":
+        parameters |= {
+            "original_max_position_embeddings": values.get("rope.scaling.original_context_length"),
+            "beta_fast": values.get("rope.scaling.yarn_beta_fast"),
+            "beta_slow": values.get("rope.scaling.yarn_beta_slow"),
+        }
+    return parameters
+
+
+def _windows(family: Family, values: Metadata, spec: ModelSpec) -> tuple[int | None, ...]:
+    window = values.get("attention.sliding_window") or None
+    if window is None or window >= spec.max_model_len:
+        return spec.windows
+    if family.name != "llama":
+        raise UnsupportedModelError(f"a sliding window ({window}) in a {family.name} GGUF file is not supported")
+    return (window,) * spec.num_layers
+
+
+def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids = dict.fromkeys(int(token) for token in named if token is not None)
+    tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
+    control = {tokens[index]: index for index, kind in enumerate(types) if kind == _CONTROL_TOKEN}
+    ids |= dict.fromkeys(control[text] for text in _TURN_ENDS if text in control)
+    return tuple(ids)

@@ -1,0 +1,235 @@
+"""config.json becomes a ModelSpec. What we would compute wrongly is refused here, never ignored."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.families import Config, Family, Windows, family_of_config
+from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
+
+# A key whose name touches the computation and that nothing here reads: set, it would be ignored.
+_TOUCHES_COMPUTATION = re.compile(
+    r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types"
+)
+_READ_OR_HARMLESS = frozenset(
+    {
+        "num_attention_heads",
+        "attention_dropout",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "attn_pdrop",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+    }
+)
+_ACTIVATIONS = ("silu", "swish")
+_ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "finetuned",
+        }
+    ),
+}
+
+
+def spec_from_config(config: Config, generation: Config | None = None) -> ModelSpec:
+    """The model that config.json describes; generation_config.json may add end-of-sequence ids."""
+    return build_spec(family_of_config(config), config, generation or {})
+
+
+def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
+    config = {**family.defaults, **config}
+    _refuse_ignored(family, config)
+    hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
+    num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
+    head_dim = hidden_size // num_heads if config.get("head_dim") is None else _positive(config, "head_dim")
+    _check_heads(num_heads, num_kv_heads, head_dim)
+    rope = read_rope(config)
+    max_model_len = _max_model_len(config, rope)
+    num_layers = _positive(config, "num_hidden_layers")
+    traits = family.traits(config)
+    traits["windows"] = _useful_windows(traits.get("windows", (None,) * num_layers), max_model_len)
+    return ModelSpec(
+        family=family.name,
+        vocab_size=_positive(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_positive(config, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_model_len=max_model_len,
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=rope,
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        dtype=_dtype(config),
+        eos_token_ids=_eos_token_ids(config, generation),
+        bos_token_id=_bos_token_id(config),
+        **traits,
+    )
+
+
+def _refuse_ignored(family: Family, config: Config) -> None:
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"the checkpoint is quantized ({method}), which is not supported yet; use the original model or a GGUF file"
+        )
+    activation = config.get("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"hidden_act {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
+        )
+    if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        raise UnsupportedModelError(
+            f"partial_rotary_factor {config['partial_rotary_factor']} is not supported, only 1.0 (whole heads rotate)"
+        )
+    if config.get("is_encoder_decoder") or config.get("is_causal") is False:
+        raise UnsupportedModelError("only causal decoders are supported; the config says that this model is not one")
+    known = _READ_OR_HARMLESS | family.reads | {"partial_rotary_factor", "quantization_config"}
+    refuse_unread(config, known, where="config.json")
+
+
+def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
+    for key, value in config.items():
+        is_set = not (value is None or value is False or value in ([], {}, ""))
+        if is_set and key not in known and _TOUCHES_COMPUTATION.search(key.lower()):
+            raise UnsupportedModelError(
+                f"{where} sets {key}={value!r}, which Headrace does not know and would ignore, giving wrong answers"
+            )
+
+
+def read_rope(config: Config) -> RopeSpec:
+    """From `rope_parameters`, or from the older pair of `rope_theta` and `rope_scaling`."""
+    values: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in _ROPE_KEYS:
+        supported = ", ".join(_ROPE_KEYS)
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported (supported: {supported})")
+    _refuse_unread_rope(kind, values)
+    theta = values.get("rope_theta", config.get("rope_theta"))
+    theta = 10_000.0 if theta is None else float(theta)
+    if kind == "default":
+        return RopeSpec(theta=theta)
+    factor = _rope_factor(kind, values)
+    if kind == "linear":
+        return RopeSpec(theta=theta, kind="linear", factor=factor)
+    original = config.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
+    original_max_len = int(original or _positive(config, "max_position_embeddings"))
+    if kind == "llama3":
+        return RopeSpec(
+            theta=theta,
+            kind="llama3",
+            factor=factor,
+            original_max_len=original_max_len,
+            low_freq_factor=_rope_number(kind, values, "low_freq_factor"),
+            high_freq_factor=_rope_number(kind, values, "high_freq_factor"),
+        )
+    return RopeSpec(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_len=original_max_len,
+        beta_fast=float(values.get("beta_fast") or 32.0),
+        beta_slow=float(values.get("beta_slow") or 1.0),
+        truncate=bool(values.get("truncate", True)),
+        attention_factor=_yarn_attention_factor(values, factor),
+    )
+
+
+def _refuse_unread_rope(kind: RopeKind, values: Mapping[str, Any]) -> None:
+    harmless = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"}
+    for key, value in values.items():
+        if key == "partial_rotary_factor" and value in (None, 1.0):
+            continue
+        if value is not None and key not in harmless | _ROPE_KEYS[kind]:
+            raise UnsupportedModelError(f"rope parameter {key}={value!r} is not supported with rope type {kind!r}")
+
+
+def _rope_number(kind: str, values: Mapping[str, Any], key: str) -> float:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ModelError(f"rope type {kind!r} needs a positive {key}, got {value!r}; check the model's config")
+    return float(value)
+
+
+def _rope_factor(kind: str, values: Mapping[str, Any]) -> float:
+    return _rope_number(kind, values, "factor")
+
+
+def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if values.get("attention_factor") is not None:
+        return float(values["attention_factor"])
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        return magnitude(values["mscale"]) / magnitude(values["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+def _max_model_len(config: Config, rope: RopeSpec) -> int:
+    """Linear and yarn configs state the context before stretching; llama3 ones the whole."""
+    stated = _positive(config, "max_position_embeddings")
+    if rope.kind == "linear":
+        return int(stated * rope.factor)
+    if rope.kind == "yarn":
+        return max(stated, int(rope.original_max_len * rope.factor))
+    return stated
+
+
+def _useful_windows(windows: Windows, max_model_len: int) -> Windows:
+    """A window that the context cannot outgrow is none, which kernels like better."""
+    for window in windows:
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise ModelError(f"sliding_window must be a positive integer, got {window!r}; check the model's config")
+    return tuple(None if window is None or window >= max_model_len else window for window in windows)
+
+
+def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} query heads cannot be shared evenly among {num_kv_heads} key-value heads")
+    if head_dim < 2 or head_dim % 2:
+        raise ModelError(f"head_dim must be even for the rotary embedding, got {head_dim}")
+
+
+def _positive(config: Config, key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"the model's config needs a positive integer {key}, got {value!r}")
+    return value
+
+
+def _dtype(config: Config) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return str(name).removeprefix("torch.")
+
+
+def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
+    ids: dict[int, None] = {}  # ordered, each once
+    for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
+        ids |= dict.fromkeys(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(int(token) for token in ids)
+
+
+def _bos_token_id(config: Config) -> int | None:
+    value = config.get("bos_token_id")
+    return value if isinstance(value, int) else None

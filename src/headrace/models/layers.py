@@ -1,0 +1,56 @@
+"""The two halves of a decoder layer. They hold packed weights and nothing of a step, which is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.kernels import ops
+from headrace.kernels.layout import LayerCache, StepLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention over the paged cache. Hq query heads, Hkv key-value heads of D."""
+
+    qkv: ops.PackedLinear  # [(Hq + 2 * Hkv) * D, H]
+    output: ops.PackedLinear  # [H, Hq * D]
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    window: int | None
+    eps: float
+
+    def __call__(self, x: Tensor, layout: StepLayout, cache: LayerCache, cos_sin: Tensor) -> Tensor:  # [T, H]
+        q = ops.rope_and_store(
+            self.qkv(x),
+            layout,
+            cos_sin,
+            cache,
+            self.num_heads,
+            self.num_kv_heads,
+            self.q_norm,
+            self.k_norm,
+            self.eps,
+        )
+        return self.output(ops.paged_attention(q, cache, layout, self.scale, self.window))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    gate_up: ops.PackedLinear  # [2 * I, H]
+    down: ops.PackedLinear  # [H, I]
+
+    def __call__(self, x: Tensor) -> Tensor:  # [T, H]
+        return self.down(ops.silu_and_mul(self.gate_up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Tensor  # [H]
+    attention: Attention
+    mlp_norm: Tensor  # [H]
+    mlp: GatedMlp

@@ -1,0 +1,106 @@
+"""What a model is, in numbers: enough to size it, to check a checkpoint, and to build the decoder. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """The frequencies of the rotary embedding; `kind` says which of the numbers are read."""
+
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0  # linear, llama3, yarn: how far the trained context is stretched
+    original_max_len: int = 0  # llama3, yarn: the context before stretching
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the bounds of its ramp to whole dimensions
+    attention_factor: float = 1.0  # yarn: cosines and sines are multiplied by it
+    frequency_divisors: tuple[float, ...] = ()  # one a frequency, from a GGUF file; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only model. Built by `families` from config.json or GGUF metadata, already checked."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    norm_eps: float
+    rope: RopeSpec
+    windows: tuple[int | None, ...]  # one a layer; None: the layer sees the whole context
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: str = "float32"  # of the checkpoint
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_params(self) -> int:
+        shapes = self.layer_shapes(0)
+        per_layer = sum(math.prod(shape) for shape in shapes.values())
+        return self.num_layers * per_layer + sum(math.prod(shape) for shape in self.outer_shapes().values())
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.kv_size
+
+    def tensor_shapes(self) -> dict[str, Shape]:
+        """Every tensor that a checkpoint of this model must have, under its canonical name."""
+        shapes = self.outer_shapes()
+        for index in range(self.num_layers):
+            shapes |= self.layer_shapes(index)
+        return shapes
+
+    def outer_shapes(self) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {
+            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size),
+            "model.norm.weight": (self.hidden_size,),
+        }
+        if not self.tie_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        return shapes
+
+    def layer_shapes(self, index: int) -> dict[str, Shape]:
+        hidden, wide = self.hidden_size, self.intermediate_size
+        shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+        if self.qk_norm:
+            shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        for name, shape, has_bias in (
+            ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
+            ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
+            ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
+            ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
+            ("mlp.gate_proj", (wide, hidden), self.mlp_bias),
+            ("mlp.up_proj", (wide, hidden), self.mlp_bias),
+            ("mlp.down_proj", (hidden, wide), self.mlp_bias),
+        ):
+            shapes[f"{name}.weight"] = shape
+            if has_bias:
+                shapes[f"{name}.bias"] = shape[:1]
+        return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}

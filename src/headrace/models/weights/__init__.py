@@ -1,0 +1,1 @@
+"""Weights on their way into a decoder: from safetensors, from GGUF, or made up."""

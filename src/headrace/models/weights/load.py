@@ -1,0 +1,109 @@
+"""Weights into a decoder, a matrix at a time: read into its final place, packed, and dropped if packing copied it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from headrace.errors import ModelError
+from headrace.kernels import ops
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.decoder import Decoder
+from headrace.models.layers import Attention, GatedMlp, Layer
+from headrace.models.rope import cos_sin_table
+from headrace.models.spec import ModelSpec
+from headrace.models.weights.random_numbers import RandomNumbers
+from headrace.models.weights.source import WeightSource, check_tensors
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    load_format: str = "auto",
+    seed: int = 0,
+    max_len: int | None = None,
+) -> Decoder:
+    """The checkpoint's model on `device`. `max_len` bounds the rotary table of an engine with a shorter context."""
+    spec, device = checkpoint.spec, torch.device(device)
+    reader = _Reader(_source(checkpoint, load_format, seed), dtype, device)
+    check_tensors(reader.source, spec, where=checkpoint.source)
+    # The largest matrices first: packing may copy them, and little else is there yet.
+    embeddings = reader.tensor("model.embed_tokens.weight")
+    head = ops.pack_linear(embeddings if spec.tie_embeddings else reader.tensor("lm_head.weight"))
+    return Decoder(
+        spec=spec,
+        embeddings=embeddings,
+        head=head,
+        layers=tuple(_layer(reader, spec, index) for index in range(spec.num_layers)),
+        norm=reader.tensor("model.norm.weight"),
+        cos_sin=cos_sin_table(
+            spec.rope,
+            head_dim=spec.head_dim,
+            max_len=min(max_len or spec.max_model_len, spec.max_model_len),
+            device=device,
+        ),
+        num_bytes=reader.num_bytes,
+    )
+
+
+def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:
+    if load_format == "random":
+        return RandomNumbers(checkpoint.spec, seed=seed)
+    if checkpoint.weights is None:
+        raise ModelError(f"{checkpoint.source} was opened without weights; load it with load_format='random'")
+    return checkpoint.weights
+
+
+def _layer(reader: _Reader, spec: ModelSpec, index: int) -> Layer:
+    prefix = f"model.layers.{index}."
+    return Layer(
+        attention_norm=reader.tensor(prefix + "input_layernorm.weight"),
+        attention=_attention(reader, spec, index, prefix + "self_attn."),
+        mlp_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
+        mlp=GatedMlp(
+            gate_up=reader.linear(prefix + "mlp.gate_proj", prefix + "mlp.up_proj", has_bias=spec.mlp_bias),
+            down=reader.linear(prefix + "mlp.down_proj", has_bias=spec.mlp_bias),
+        ),
+    )
+
+
+def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str) -> Attention:
+    return Attention(
+        qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
+        output=reader.linear(prefix + "o_proj", has_bias=spec.output_bias),
+        q_norm=reader.tensor(prefix + "q_norm.weight") if spec.qk_norm else None,
+        k_norm=reader.tensor(prefix + "k_norm.weight") if spec.qk_norm else None,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        scale=1.0 / math.sqrt(spec.head_dim),
+        window=spec.windows[index],
+        eps=spec.norm_eps,
+    )
+
+
+class _Reader:
+    """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self.source = source
+        self.num_bytes = 0
+        self._dtype = dtype
+        self._device = device
+
+    def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
+        """One product for several matrices that share their input: their rows stand under each other."""
+        bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
+        return ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias)
+
+    def tensor(self, *names: str) -> Tensor:
+        shapes = [self.source.shape(name) for name in names]
+        num_rows = [shape[0] for shape in shapes]
+        out = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        for name, part in zip(names, out.split(num_rows), strict=True):
+            self.source.fill(name, part)
+        self.num_bytes += out.nbytes
+        return out

@@ -1,0 +1,120 @@
+"""Runs plans on a model. Steps execute one after the other on a thread of their own, as on a GPU's stream: `submit`
+returns at once, and what the host does meanwhile costs the device nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels import ops
+from headrace.models.decoder import Decoder
+from headrace.runner.rows import DeviceRows
+from headrace.runner.threads import use_threads
+from headrace.sampling import Sampled, Sampler
+from headrace.steps import StepLogprobs, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerShape:
+    """How much the runner must hold."""
+
+    max_num_seqs: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    num_threads: int
+
+
+class TorchRunner:
+    """Owns the tensors: weights, cache, rows. Only its own thread touches them."""
+
+    def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
+        spec, device, dtype = decoder.spec, decoder.embeddings.device, decoder.embeddings.dtype
+        self._decoder = decoder
+        self._device = device
+        self._rows = DeviceRows(
+            num_rows=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
+        )
+        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device)
+        self._caches = [
+            ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
+            for _ in range(spec.num_layers)
+        ]
+        self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        return self._stream.submit(self._execute, plan)
+
+    def collect(self, ticket: Future[StepResult]) -> StepResult:
+        return ticket.result()
+
+    def close(self) -> None:
+        self._stream.shutdown()
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
+        self._take_in(plan)
+        rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
+        if not len(rows):
+            return StepResult(plan.step, *_NOTHING)
+        token_ids, layout = self._rows.layout(rows, num_tokens)
+        hidden = self._decoder.hidden(token_ids, layout, self._caches)
+        self._rows.advance(rows, num_tokens)
+        drawing = rows[samples]
+        if not len(drawing):
+            return StepResult(plan.step, *_NOTHING)
+        ends = layout.query_starts[1:].long() - 1
+        logits = self._decoder.logits(hidden[ends[samples]])
+        sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
+        self._rows.append(drawing, sampled.tokens, sampled.finished)
+        return _result(plan.step, drawing, sampled)
+
+    def _take_in(self, plan: StepPlan) -> None:
+        self._rows.write(plan)
+        for admission in plan.admissions:
+            self._sampler.admit(
+                admission.row,
+                admission.params,
+                seed=admission.seed,
+                prompt_len=admission.prompt_len,
+                end_len=admission.end_len,
+                stop_token_ids=admission.stop_token_ids,
+            )
+        if plan.copies:
+            sources, targets = torch.tensor(plan.copies, device=self._device).unbind(1)
+            ops.copy_blocks(self._caches, sources, targets)
+
+    def _unfinished(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows that ended in a step the scheduler had not seen when it planned this one need nothing more."""
+        rows = plan.rows.astype(np.int64)
+        goes_on = ~self._rows.is_finished.numpy()[rows]
+        if goes_on.all():
+            return rows, plan.num_tokens.astype(np.int64), plan.samples
+        return rows[goes_on], plan.num_tokens[goes_on].astype(np.int64), plan.samples[goes_on]
+
+
+_NOTHING = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8))
+
+
+def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
+    logprobs = None
+    if sampled.logprobs is not None:
+        asked = sampled.logprobs
+        logprobs = StepLogprobs(
+            rows=asked.rows.int().cpu().numpy(),
+            chosen=asked.chosen.float().cpu().numpy(),
+            ranks=asked.ranks.int().cpu().numpy(),
+            top_ids=asked.top_ids.int().cpu().numpy(),
+            top_values=asked.top_values.float().cpu().numpy(),
+        )
+    return StepResult(
+        step=step,
+        rows=rows.int().cpu().numpy(),
+        tokens=sampled.tokens.int().cpu().numpy(),
+        finished=sampled.finished.cpu().numpy(),
+        logprobs=logprobs,
+    )

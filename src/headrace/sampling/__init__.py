@@ -1,0 +1,9 @@
+"""From logits to the next token of each row: one file a feature, listed in `features.py`, put together by `Sampler`."""
+
+from __future__ import annotations
+
+from headrace.sampling.logprobs import SampledLogprobs
+from headrace.sampling.sampler import Sampled, Sampler
+from headrace.sampling.seed import sequence_seed
+
+__all__ = ["Sampled", "SampledLogprobs", "Sampler", "sequence_seed"]

@@ -1,0 +1,28 @@
+"""Every sampling feature, in the order in which a step meets them.
+
+    logits ─ logprobs (as the model gave them) ─ masks ─ filters ─ draw ─ finish checks
+
+The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.draw`); their files here say what it computes,
+and are what runs elsewhere.
+"""
+
+from __future__ import annotations
+
+from headrace.sampling.feature import Feature, FinishFeature, LogitsFeature
+from headrace.sampling.length import Length
+from headrace.sampling.logprobs import Logprobs
+from headrace.sampling.min_p import MinP
+from headrace.sampling.min_tokens import MinTokens
+from headrace.sampling.seed import Seed
+from headrace.sampling.stop_tokens import StopTokens
+from headrace.sampling.temperature import Temperature
+from headrace.sampling.top_k import TopK
+from headrace.sampling.top_p import TopP
+
+LOGPROBS = Logprobs()
+MASKS: tuple[LogitsFeature, ...] = (MinTokens(),)
+FILTERS: tuple[LogitsFeature, ...] = (Temperature(), MinP(), TopK(), TopP())
+SEED = Seed()
+FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
+
+FEATURES: tuple[Feature, ...] = (LOGPROBS, *MASKS, *FILTERS, SEED, *FINISHES)

@@ -1,0 +1,25 @@
+"""Length: a sequence ends when it has reached its longest allowed length, prompt and answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from headrace.sampling.feature import Batch, Column, Terms
+from headrace.steps import FULL
+
+
+class Length:
+    columns = (Column("end_len", np.int64, np.iinfo(np.int64).max),)
+
+    def is_used(self, terms: Terms) -> bool:
+        return True
+
+    def settings(self, terms: Terms) -> Mapping[str, int]:
+        return {"end_len": terms.end_len}
+
+    def mark(self, batch: Batch, users: Tensor, tokens: Tensor, finished: Tensor) -> None:
+        is_full = batch.lens[users] + 1 >= batch.column("end_len", users)
+        finished[users] = finished[users].masked_fill(is_full, FULL)

@@ -1,0 +1,43 @@
+"""Log-probabilities of the drawn and of the likeliest tokens, as the model gave them: before masks and temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from headrace.sampling.feature import Batch, Column, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """For those Q rows of a batch that asked. One that asked for fewer than n finds them at the front of its line."""
+
+    rows: Tensor  # [Q] int64, row numbers as the sampler was given them
+    chosen: Tensor  # [Q] float32, of the drawn token
+    ranks: Tensor  # [Q] int64, of the drawn token; 1 is the likeliest
+    top_ids: Tensor  # [Q, n] int64, likeliest first, n the most that any of them asked for
+    top_values: Tensor  # [Q, n] float32
+
+
+class Logprobs:
+    columns = (Column("num_logprobs", np.int64, 0),)
+
+    def is_used(self, terms: Terms) -> bool:
+        return terms.params.logprobs is not None
+
+    def settings(self, terms: Terms) -> Mapping[str, int]:
+        return {"num_logprobs": terms.params.logprobs or 0}
+
+    def capture(self, batch: Batch, users: Tensor) -> Tensor:
+        """Before anything touches the logits: their log-probabilities, [Q, V]."""
+        return batch.logits[users].log_softmax(dim=1)
+
+    def collect(self, captured: Tensor, rows: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
+        """After the draw. `rows` and `tokens` are those of the users, [Q]."""
+        chosen = captured.gather(1, tokens[:, None])
+        ranks = 1 + (captured > chosen).sum(dim=1)
+        top_values, top_ids = captured.topk(min(num_top, captured.shape[1]), dim=1)
+        return SampledLogprobs(rows, chosen[:, 0], ranks, top_ids, top_values)

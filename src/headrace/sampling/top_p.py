@@ -1,0 +1,32 @@
+"""top_p: keeps the likeliest tokens, as few as together reach `top_p` of the probability that earlier filters left.
+
+At least one token is kept; of equally likely ones, those with the lower ids go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.sampling.feature import Batch, Column, Terms
+
+
+class TopP:
+    columns = (Column("top_p", np.float64, 1.0),)
+
+    def is_used(self, terms: Terms) -> bool:
+        return terms.params.top_p < 1.0 and not terms.is_greedy
+
+    def settings(self, terms: Terms) -> Mapping[str, float]:
+        return {"top_p": terms.params.top_p}
+
+    def apply(self, batch: Batch, users: Tensor) -> None:
+        logits, top_p = batch.logits[users], batch.column("top_p", users)[:, None]
+        ordered, order = logits.sort(dim=1, descending=True, stable=True)  # [Q, V]
+        weights = torch.exp(ordered - ordered[:, :1])
+        sums = weights.cumsum(dim=1)
+        drops = (sums - weights >= top_p * sums[:, -1:]) & (top_p < 1.0)  # what lies before it suffices
+        batch.logits[users] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)

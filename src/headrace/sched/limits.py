@@ -1,0 +1,55 @@
+"""The bounds a scheduler works within, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config import CapacityPolicy, QueuePolicy
+from headrace.errors import RequestError
+from headrace.types import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 16
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    queue_policy: QueuePolicy = "fcfs"
+    capacity_policy: CapacityPolicy = "max_utilization"
+
+    def __post_init__(self) -> None:
+        assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
+        assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
+
+    def end_len(self, request: Request) -> int:
+        """Total length at which the request's sequences end at the latest."""
+        max_tokens = request.params.max_tokens
+        if max_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, len(request.prompt_token_ids) + max_tokens)
+
+    def check(self, request: Request) -> None:
+        """Refuse what could never run, whatever else is running."""
+        prompt_len = len(request.prompt_token_ids)
+        if prompt_len == 0:
+            raise RequestError("the prompt has no tokens", param="prompt", code="empty_prompt")
+        if prompt_len >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {prompt_len:,} tokens and at least one must follow, but the context holds "
+                f"{self.max_model_len:,}; shorten the prompt or raise max_model_len",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        num_needed = -(-(self.end_len(request) - 1) // self.block_size)
+        if num_needed > self.num_blocks:
+            raise RequestError(
+                f"prompt and answer of up to {self.end_len(request):,} tokens need {num_needed:,} cache blocks of "
+                f"{self.block_size} tokens, but there are {self.num_blocks:,}; "
+                "lower max_tokens or give the KV cache more memory",
+                param="max_tokens",
+                code="cache_too_small",
+            )

@@ -1,0 +1,171 @@
+"""Text from tokens as they come: never half a character, and all of it together is what decode() gives.
+
+    byte-level      bytes wait until they make a character
+    sentencepiece   byte tokens wait until a token that is not one, since decode() reads a run of them as a whole
+    others          a few tokens are decoded twice, with and without the new ones, and the difference is the news
+
+The work per token does not grow with the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+import numpy as np
+
+from headrace.text.pieces import BytePieces, TextPieces
+from headrace.text.tokenizer import Ids, Tokenizer
+
+_NUM_CONTEXT = 8  # tokens before the new ones that a decoder may look at
+_MAX_WAITING = 16  # tokens that end in half a character, before it is taken for a whole one
+_HALF = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """One answer's text.
+
+    `prompt_tail_ids`, a few of the prompt's last tokens, make the answer go on where the prompt ended: a first word
+    keeps its space, and a character that the prompt began is finished. Without them the text is decode(answer).
+    """
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, tokenizer: Tokenizer, prompt_tail_ids: Ids = (), skip_special_tokens: bool = True) -> None:
+        self._stream = _open_stream(tokenizer, skip_special_tokens)
+        self._stream.follow(_as_list(prompt_tail_ids))
+
+    def push(self, token_ids: Ids) -> str:
+        """The text that these tokens complete."""
+        return self._stream.push(_as_list(token_ids))
+
+    def flush(self) -> str:
+        """What still waited when the answer ended."""
+        return self._stream.flush()
+
+
+class _Stream(Protocol):
+    def follow(self, token_ids: list[int]) -> None: ...
+    def push(self, token_ids: list[int]) -> str: ...
+    def flush(self) -> str: ...
+
+
+def _open_stream(tokenizer: Tokenizer, skip_special_tokens: bool) -> _Stream:
+    match tokenizer.pieces(skip_special_tokens):
+        case BytePieces() as pieces:
+            return _ByteStream(pieces)
+        case TextPieces() as pieces:
+            return _TextStream(pieces)
+        case _:
+            return _WindowStream(tokenizer, skip_special_tokens)
+
+
+class _ByteStream:
+    __slots__ = ("_pieces", "_waiting")
+
+    def __init__(self, pieces: BytePieces) -> None:
+        self._pieces = pieces
+        self._waiting = b""
+
+    def follow(self, token_ids: list[int]) -> None:
+        self.push(token_ids)
+
+    def push(self, token_ids: list[int]) -> str:
+        data = self._waiting + b"".join(map(self._pieces.__getitem__, token_ids))
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._waiting = data[num_used:]
+        return text
+
+    def flush(self) -> str:
+        data, self._waiting = self._waiting, b""
+        return data.decode("utf-8", "replace")
+
+
+class _TextStream:
+    __slots__ = ("_num_to_strip", "_pieces", "_run")
+
+    def __init__(self, pieces: TextPieces) -> None:
+        self._pieces = pieces
+        self._run = bytearray()  # of byte tokens
+        self._num_to_strip = pieces.rule.strip_left
+
+    def follow(self, token_ids: list[int]) -> None:
+        text = self.push(token_ids)
+        if text or self._run:
+            self._num_to_strip = 0
+        # Characters that the prompt completed are the prompt's.
+        del self._run[: codecs.utf_8_decode(self._run, "replace", False)[1]]
+
+    def push(self, token_ids: list[int]) -> str:
+        parts: list[str] = []
+        for piece in map(self._pieces.__getitem__, token_ids):
+            if isinstance(piece, int):
+                self._run.append(piece)
+            elif piece is not None:
+                if self._run:
+                    parts.append(self._end_run())
+                parts.append(piece)
+        return self._strip("".join(parts))
+
+    def flush(self) -> str:
+        return self._strip(self._end_run())
+
+    def _end_run(self) -> str:
+        """As the decoder does: one byte that is wrong makes the whole run unreadable."""
+        try:
+            text = self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            text = _HALF * len(self._run)
+        self._run.clear()
+        return text
+
+    def _strip(self, text: str) -> str:
+        if not self._num_to_strip or not text:
+            return text
+        stripped = text.lstrip(self._pieces.rule.strip_character)
+        num_stripped = min(len(text) - len(stripped), self._num_to_strip)
+        self._num_to_strip = 0 if num_stripped < len(text) else self._num_to_strip - num_stripped
+        return text[num_stripped:]
+
+
+class _WindowStream:
+    __slots__ = ("_context", "_context_text", "_skip_special_tokens", "_tokenizer", "_waiting")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._waiting: list[int] = []
+        self._move_to([])
+
+    def follow(self, token_ids: list[int]) -> None:
+        self._move_to(token_ids)
+
+    def push(self, token_ids: list[int]) -> str:
+        self._waiting += token_ids
+        text = self._decode(self._context + self._waiting)
+        if text.endswith(_HALF) and len(self._waiting) < _MAX_WAITING:
+            return ""
+        return self._emit(text)
+
+    def flush(self) -> str:
+        return self._emit(self._decode(self._context + self._waiting))
+
+    def _emit(self, text: str) -> str:
+        news = text[len(self._context_text) :]
+        self._move_to(self._context + self._waiting)
+        self._waiting = []
+        return news
+
+    def _move_to(self, token_ids: list[int]) -> None:
+        self._context = token_ids[-_NUM_CONTEXT:]
+        self._context_text = self._decode(self._context).rstrip(_HALF)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, self._skip_special_tokens)
+
+
+def _as_list(token_ids: Ids) -> list[int]:
+    if isinstance(token_ids, np.ndarray):
+        ids: list[int] = token_ids.tolist()
+        return ids
+    return token_ids if isinstance(token_ids, list) else list(token_ids)

@@ -1,0 +1,252 @@
+"""A tokenizer from the metadata of a GGUF file.
+
+    tokenizer.ggml.model = 'gpt2'    byte-level BPE with merges; tokenizer.ggml.pre says how text is split first
+    tokenizer.ggml.model = 'llama'   SentencePiece BPE with scores and byte fallback
+
+A splitting that is not known is refused: a near one would give wrong tokens without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from headrace.errors import ModelError, UnsupportedModelError, nearest
+from headrace.text.template import ChatTemplate
+from headrace.text.tokenizer import Tokenizer, mark_special, wrap_prompts
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+
+_NAMED_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_FURTHER_ENDS = ("eot_token_id", "eom_token_id")
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """How text is cut before merging, and what else goes with it in the tokenizers that use it."""
+
+    pattern: str | None = None  # None: GPT-2's own, built into the library
+    splits_digits: bool = False  # every digit by itself, before the pattern
+    ignores_merges: bool = False  # a whole word of the vocabulary is taken as it is
+    composes: bool = False  # text is brought into Unicode's NFC form first
+    adds_bos: bool = False  # where the file does not say
+
+
+_GPT2 = Splitting()
+_DIGITS = Splitting(splits_digits=True)
+_LLAMA3_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
+_LLAMA3 = Splitting(_LLAMA3_PATTERN, ignores_merges=True, adds_bos=True)
+_QWEN2 = Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS_AND_SPACES}", composes=True)
+_TEKKEN = Splitting(
+    rf"{_CASED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ignores_merges=True,
+    adds_bos=True,
+)
+
+# tokenizer.ggml.pre -> splitting
+SPLITTINGS = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "gpt2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "codeshell": _DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "dbrx": Splitting(_LLAMA3_PATTERN),
+    "smaug-bpe": Splitting(_LLAMA3_PATTERN),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """The file's tokens with their types, checked."""
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+
+    def ids(self) -> dict[str, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens)}
+
+    def of_type(self, *types: int) -> list[str]:
+        return [token for token, type_ in zip(self.tokens, self.types, strict=True) if type_ in types]
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    model = metadata.get("tokenizer.ggml.model")
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"this GGUF file's tokenizer is of kind {model!r}, known are 'gpt2' and 'llama'; "
+            "name a directory with a tokenizer.json with --tokenizer"
+        )
+    vocabulary = _read_vocabulary(metadata)
+    special_tokens = _special_tokens(metadata, vocabulary)
+    splitting = _splitting(metadata) if model == "gpt2" else Splitting(adds_bos=True)
+    if model == "gpt2":
+        backend = _byte_level(metadata, vocabulary, splitting=splitting)
+    else:
+        backend = _sentencepiece(metadata, vocabulary, unk_token=special_tokens.get("unk_token"))
+    _add_tokens(backend, vocabulary, special_tokens)
+    _wrap(backend, metadata, special_tokens, adds_bos=splitting.adds_bos)
+    templates = _templates(metadata)
+    return Tokenizer(
+        backend,
+        special_tokens=special_tokens,
+        chat_template=ChatTemplate(templates, special_tokens) if templates else None,
+        vocab_size=len(vocabulary.tokens),
+        eos_token_ids=[metadata[key] for key in _token_keys(_FURTHER_ENDS) if key in metadata],
+    )
+
+
+def _read_vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError("this GGUF file has no tokenizer.ggml.tokens; name a directory with a tokenizer.json instead")
+    types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ModelError(f"this GGUF file has {len(tokens):,} tokens but {len(types):,} token types; fetch it again")
+    return _Vocabulary(tokens, types)
+
+
+def _token_keys(names: Sequence[str]) -> list[str]:
+    return [f"tokenizer.ggml.{name}" for name in names]
+
+
+def _special_tokens(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> dict[str, str]:
+    named = {}
+    for name, key in zip(_NAMED_TOKENS, _token_keys(tuple(_NAMED_TOKENS.values())), strict=True):
+        token_id = metadata.get(key)
+        if token_id is None:
+            continue
+        if not 0 <= token_id < len(vocabulary.tokens):
+            raise ModelError(f"this GGUF file's {key} is {token_id:,}, it has {len(vocabulary.tokens):,} tokens")
+        named[name] = vocabulary.tokens[token_id]
+    return named
+
+
+def _splitting(metadata: Mapping[str, Any]) -> Splitting:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITTINGS:
+        raise UnsupportedModelError(
+            f"this GGUF file splits text as {pre!r} (tokenizer.ggml.pre){nearest(str(pre), SPLITTINGS)}; known are "
+            f"{', '.join(SPLITTINGS)}; name a directory with the model's tokenizer.json with --tokenizer"
+        )
+    return SPLITTINGS[pre]
+
+
+def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary, *, splitting: Splitting) -> Backend:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if merges is None:
+        raise ModelError("this GGUF file has no tokenizer.ggml.merges; name a directory with a tokenizer.json instead")
+    pairs = [_pair(merge) for merge in merges]
+    backend = Backend(models.BPE(vocab=vocabulary.ids(), merges=pairs, ignore_merges=splitting.ignores_merges))
+    if splitting.composes:
+        backend.normalizer = normalizers.NFC()
+    add_prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
+    backend.pre_tokenizer = _pre_tokenizer(splitting, add_prefix_space=add_prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _pre_tokenizer(splitting: Splitting, *, add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if splitting.splits_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if splitting.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    use_regex = splitting.pattern is None
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary, *, unk_token: str | None) -> Backend:
+    merges = metadata.get("tokenizer.ggml.merges")
+    pairs = derive_merges(metadata, vocabulary) if merges is None else [_pair(merge) for merge in merges]
+    model = models.BPE(vocab=vocabulary.ids(), merges=pairs, unk_token=unk_token, fuse_unk=True, byte_fallback=True)
+    backend = Backend(model)
+    spaces = normalizers.Replace(" ", "▁")
+    steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def derive_merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores best: every way to halve a token, best token first."""
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(vocabulary.tokens):
+        raise ModelError("this GGUF file has no score for each token; name a directory with a tokenizer.json instead")
+    normal = [
+        (-score, token)
+        for token, type_, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
+        if type_ == _NORMAL
+    ]
+    known = {token for _, token in normal}
+    halves = [
+        (rank, cut, token)
+        for rank, token in normal
+        for cut in range(1, len(token))
+        if token[:cut] in known and token[cut:] in known
+    ]
+    halves.sort(key=lambda half: (half[0], -half[1], half[1] - len(half[2])))
+    return [(token[:cut], token[cut:]) for _, cut, token in halves]
+
+
+def _add_tokens(backend: Backend, vocabulary: _Vocabulary, special_tokens: Mapping[str, str]) -> None:
+    """Control tokens are special; user-defined ones are found whole in text, but stay text."""
+    users = vocabulary.of_type(_USER_DEFINED)
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in users])
+    mark_special(backend, [*vocabulary.of_type(_CONTROL, _UNKNOWN), *special_tokens.values()])
+
+
+def _wrap(backend: Backend, metadata: Mapping[str, Any], special_tokens: Mapping[str, str], *, adds_bos: bool) -> None:
+    with_bos = metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
+    with_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+    wrap_prompts(
+        backend,
+        bos_token=special_tokens.get("bos_token") if with_bos else None,
+        eos_token=special_tokens.get("eos_token") if with_eos else None,
+    )
+
+
+def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """tokenizer.chat_template is the default; others stand under tokenizer.chat_template.NAME."""
+    prefix = "tokenizer.chat_template."
+    templates = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    if default := metadata.get("tokenizer.chat_template"):
+        templates["default"] = default
+    return templates

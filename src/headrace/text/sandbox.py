@@ -1,0 +1,206 @@
+"""Runs one model's Jinja templates: what they may see, and how much work they may cause.
+
+Bounded are the turns of all loops, the size of a joined or repeated value, and the output. Not bounded is the time
+within a single filter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from headrace.errors import RequestError
+
+MAX_TURNS = 1_000_000  # of all loops of one rendering together
+MAX_SIZE = 2**24  # characters of output, or items of a value that an operator makes
+_MAX_POWER_BITS = 4096
+
+# What foreign template code can raise, besides Jinja's own errors.
+_PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+_turns_left: ContextVar[list[int]] = ContextVar("_turns_left")
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template's own raise_exception."""
+
+
+class _BoundError(jinja2.TemplateError):
+    """The template asked for more than is allowed."""
+
+
+class Sandbox:
+    """One environment, and the templates compiled in it."""
+
+    def __init__(self) -> None:
+        self._environment = _Environment()
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        turns = _turns_left.set([MAX_TURNS])
+        try:
+            return _collect(self._compile(source).generate(variables))
+        except _Refusal as error:
+            raise _failed(f"refuses these messages: {error.message}") from error
+        except jinja2.TemplateSyntaxError as error:
+            raise _failed(f"cannot be compiled: line {error.lineno}: {error.message}") from error
+        except jinja2.TemplateError as error:
+            raise _failed(f"failed: {error.message}") from error
+        except _PYTHON_ERRORS as error:
+            raise _failed(f"failed: {type(error).__name__}: {error}") from error
+        finally:
+            _turns_left.reset(turns)
+
+    def _compile(self, source: str) -> jinja2.Template:
+        template = self._compiled.get(source)
+        if template is None:
+            template = self._compiled[source] = self._environment.from_string(_bounded(source, self._environment))
+        return template
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+        self.filters.update(tojson=_tojson, _counted=_counted, _sized=_sized)
+        del self.globals["lipsum"]
+        self.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_PlainNamespace
+        )
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            _check_product(left, right)
+        if operator == "**" and isinstance(left, int) and left.bit_length() * abs(right) > _MAX_POWER_BITS:
+            raise _BoundError(f"a power of more than {_MAX_POWER_BITS:,} bits")
+        return _check_size(super().call_binop(context, operator, left, right))
+
+
+class _Generation(Extension):
+    """{% generation %}: marks the assistant's text for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 - an instance variable of the base class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _PlainNamespace(Namespace):
+    """Refuses names with a leading underscore, which could pose as Python's own attributes."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *mappings = args
+        attributes = dict(*mappings, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _bounded(source: str, environment: _Environment) -> nodes.Template:
+    """The template's tree, with a counter around what each loop goes through and a check on what `~` joins."""
+    tree = environment.parse(source)
+    for loop in list(tree.find_all(nodes.For)):
+        loop.iter = _filtered(loop.iter, "_counted", environment)
+    for parent in list(tree.find_all(nodes.Node)):
+        for name, child in list(parent.iter_fields()):
+            setattr(parent, name, _map_concats(child, lambda node: _filtered(node, "_sized", environment)))
+    return tree
+
+
+def _map_concats(field: Any, wrap: Callable[[nodes.Concat], nodes.Filter]) -> Any:
+    if isinstance(field, nodes.Concat):
+        return wrap(field)
+    if isinstance(field, list):
+        return [_map_concats(item, wrap) for item in field]
+    return field
+
+
+def _filtered(node: nodes.Node, name: str, environment: _Environment) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=environment)
+
+
+@jinja2.pass_context  # which keeps the compiler from evaluating it beforehand
+def _counted(_: Context, items: Iterable[Any]) -> Iterator[Any]:
+    turns = _turns_left.get()
+    for item in items:
+        turns[0] -= 1
+        if turns[0] < 0:
+            raise _BoundError(f"its loops take more than {MAX_TURNS:,} turns")
+        yield item
+
+
+@jinja2.pass_context
+def _sized(_: Context, value: Any) -> Any:
+    return _check_size(value)
+
+
+def _check_size(value: Any) -> Any:
+    if isinstance(value, (str, list, tuple)) and len(value) > MAX_SIZE:
+        raise _BoundError(f"it makes a value of more than {MAX_SIZE:,} items")
+    return value
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for value, count in ((left, right), (right, left)):
+        if isinstance(value, (str, list, tuple)) and isinstance(count, int) and len(value) * count > MAX_SIZE:
+            raise _BoundError(f"it makes a value of more than {MAX_SIZE:,} items")
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _collect(chunks: Iterable[str]) -> str:
+    parts: list[str] = []
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_SIZE:
+            raise _BoundError(f"its output is longer than {MAX_SIZE:,} characters")
+        parts.append(chunk)
+    return "".join(parts)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own: nothing is escaped for HTML, and text stays as it is."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _failed(problem: str) -> RequestError:
+    return RequestError(f"the model's chat template {problem}", param="messages")

@@ -1,0 +1,61 @@
+"""Finds stop strings in text that arrives in pieces.
+
+Text is held back only while it may still become a stop string. The stop string that ends first wins, and of those that
+end together the longest; so the outcome does not depend on how the text was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """One answer's search. After a match everything further is dropped."""
+
+    __slots__ = ("_held", "_include_stop", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop string once one is complete."""
+        if self.matched is not None:
+            return "", self.matched
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        if found := self._find(text):
+            end, self.matched = found
+            self._held = ""
+            return text[: end if self._include_stop else end - len(self.matched)], self.matched
+        cut = len(text) - self._num_held(text)
+        self._held = text[cut:]
+        return text[:cut], None
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str) -> tuple[int, str] | None:
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        ends = [(start + len(stop), stop) for start, stop in starts if start >= 0]
+        return min(ends, key=lambda match: (match[0], -len(match[1])), default=None)
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        return max(_overlap(text, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0

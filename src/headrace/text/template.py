@@ -1,0 +1,146 @@
+"""Chat templates: a model's own Jinja text turns messages into a prompt.
+
+Templates come from strangers. They run in Jinja's immutable sandbox, see only plain data, and their loops, joined
+texts and output are bounded. jinja2 is imported when the first template is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    from headrace.text.sandbox import Sandbox
+
+Message = Mapping[str, Any]
+
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_JSON_SCALARS = (str, int, float, bool, type(None))
+
+
+class ChatTemplate:
+    """One model's templates: 'default', and 'tool_use' where tools have one of their own."""
+
+    def __init__(self, templates: Mapping[str, str] | str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens` ('bos_token' and the like) are variables of the template."""
+        self.templates = {_DEFAULT: templates} if isinstance(templates, str) else dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._sandbox: Sandbox | None = None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
+    ) -> str:
+        """The prompt; special tokens stand in it as text, so encode it with add_special_tokens=False."""
+        variables = {
+            "documents": None,
+            **self._special_tokens,
+            **{name: plain(value, name) for name, value in extra.items()},
+            "messages": read_messages(messages),
+            "tools": plain(tools, "tools"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._open_sandbox().render(self._choose(has_tools=bool(tools)), variables)
+
+    def _choose(self, *, has_tools: bool) -> str:
+        if has_tools and _WITH_TOOLS in self.templates:
+            return self.templates[_WITH_TOOLS]
+        if _DEFAULT in self.templates:
+            return self.templates[_DEFAULT]
+        if len(self.templates) == 1:
+            return next(iter(self.templates.values()))
+        names = ", ".join(sorted(self.templates))
+        raise RequestError(f"this model's chat templates are {names}, none of them 'default'; send a prompt instead")
+
+    def _open_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            from headrace.text.sandbox import Sandbox
+
+            self._sandbox = Sandbox()
+        return self._sandbox
+
+
+def named_templates(value: Any) -> dict[str, str]:
+    """The templates in a `chat_template` setting: nothing, one text, or a list of {name, template}."""
+    if not value:
+        return {}
+    if isinstance(value, str):
+        return {_DEFAULT: value}
+    if isinstance(value, Mapping):
+        return {str(name): str(text) for name, text in value.items()}
+    try:
+        return {entry["name"]: entry["template"] for entry in value}
+    except (TypeError, KeyError) as error:
+        raise ModelError(
+            "chat_template must be text or a list of objects with 'name' and 'template'; correct tokenizer_config.json"
+        ) from error
+
+
+def read_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages as plain data, content parts joined to text by line breaks."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise RequestError("messages must be a list of at least one message", param="messages")
+    return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _read_message(message: Any, place: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise _refuse(place, f"must be an object with role and content, got {_kind(message)}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise _refuse(f"{place}.role", f"must be a name such as 'user', got {role!r}")
+    read: dict[str, Any] = plain(message, place, skip="content")
+    # An assistant's message that only calls tools has no text of its own.
+    may_be_empty = role == "assistant" and bool(message.get("tool_calls"))
+    content = message.get("content")
+    return {**read, "content": "" if content is None and may_be_empty else _read_content(content, f"{place}.content")}
+
+
+def _read_content(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return str.__str__(content)
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise _refuse(place, f"must be text or a list of text parts, got {_kind(content)}")
+    return "\n".join(_read_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _read_part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return str.__str__(part)
+    kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise _refuse(place, f"must be a part of type 'text' with a text, got {kind!r}; this model reads text only")
+    return str.__str__(part["text"])
+
+
+def plain(value: Any, place: str, *, skip: str | None = None) -> Any:
+    """A copy made of JSON's own types: an object with methods would be a way out of the sandbox."""
+    if type(value) in _JSON_SCALARS:
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, place): plain(item, f"{place}.{key}") for key, item in value.items() if key != skip}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, str):  # an enumeration's member, for one
+        return str.__str__(value)
+    raise _refuse(place, f"must be JSON (text, numbers, lists, objects), got {_kind(value)}")
+
+
+def _key(key: Any, place: str) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    raise _refuse(place, f"must have text as keys, got {key!r}")
+
+
+def _refuse(place: str, problem: str) -> RequestError:
+    return RequestError(f"{place} {problem}", param=place.partition("[")[0].partition(".")[0])
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,136 @@
+"""Text to token ids and back, around the Rust `tokenizers` library.
+
+A model's vocabulary may be larger than its tokenizer's: ids that the tokenizer does not know add nothing to the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+
+from headrace.errors import RequestError
+from headrace.text.pieces import BytePieces, Pieces, TextPieces, read_pieces
+from headrace.text.template import ChatTemplate
+
+Ids = Sequence[int] | npt.NDArray[np.integer]
+
+_MAX_TOKEN_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """Not changed after it is built, so any thread may use it. Encoding releases the GIL."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
+        vocab_size: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`special_tokens`: 'bos_token', 'eos_token' and the like to their text. `eos_token_ids`: further ends."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        self.vocab_size = vocab_size or backend.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+        ends = [self.eos_token_id, *eos_token_ids]
+        self.eos_token_ids = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
+        self._pieces = {False: read_pieces(backend, frozenset()), True: read_pieces(backend, self.special_ids)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens`: what the tokenizer puts around a prompt; False for a rendered chat template."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        try:
+            # The batch call even for one text: it alone lets other threads run meanwhile.
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _refused_text(texts) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Ids, skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(_known_ids(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(self, token_ids: Sequence[Ids], skip_special_tokens: bool = True) -> list[str]:
+        known = [_known_ids(ids) for ids in token_ids]
+        return self._backend.decode_batch(known, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str:
+        """The token as its vocabulary spells it ('Ġthe', '▁the', '<0x0A>'); empty where it is unknown."""
+        return self._backend.id_to_token(token_id) or "" if 0 <= token_id <= _MAX_TOKEN_ID else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text; half a character cannot be said as a string."""
+        if not 0 <= token_id <= _MAX_TOKEN_ID:
+            return b""
+        match self._pieces[False]:
+            case BytePieces() as pieces:
+                return pieces[token_id]
+            case TextPieces() as pieces:
+                piece = pieces[token_id]
+                return bytes([piece]) if isinstance(piece, int) else (piece or "").encode("utf-8")
+            case _:
+                return self.decode([token_id], skip_special_tokens=False).encode("utf-8")
+
+    def pieces(self, skip_special_tokens: bool) -> Pieces | None:
+        """The table that incremental decoding reads; None where tokens cannot be decoded one by one."""
+        return self._pieces[skip_special_tokens]
+
+    def _special_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def wrap_prompts(backend: Backend, *, bos_token: str | None, eos_token: str | None) -> None:
+    """Lets the tokenizer put these tokens before and after each prompt, when asked for special tokens."""
+    named = {"BOS": bos_token, "EOS": eos_token}
+    used = {name: token for name, token in named.items() if token is not None}
+    if not used:
+        return
+    order = [name for name in ("BOS", "$A", "EOS") if name == "$A" or name in used]
+    tokens = [{"id": name, "ids": [backend.token_to_id(text)], "tokens": [text]} for name, text in used.items()]
+    backend.post_processor = TemplateProcessing(single=order, special_tokens=tokens)
+
+
+def mark_special(backend: Backend, tokens: Sequence[str]) -> None:
+    """Tokens of the vocabulary that text is searched for, and that `skip_special_tokens` skips."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    new = [token for token in dict.fromkeys(tokens) if token not in known and backend.token_to_id(token) is not None]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in new])
+
+
+def _known_ids(token_ids: Ids) -> list[int]:
+    ids: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    if ids and (min(ids) < 0 or max(ids) > _MAX_TOKEN_ID):
+        return [token_id for token_id in ids if 0 <= token_id <= _MAX_TOKEN_ID]
+    return ids
+
+
+def _refused_text(texts: Sequence[object]) -> RequestError:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            return RequestError(f"prompt {index} must be text, got {type(text).__name__}", param="prompt")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            return RequestError(
+                f"prompt {index} is not valid Unicode: a lone surrogate U+{code:04X} at character {error.start:,}; "
+                "remove it or write the whole character",
+                param="prompt",
+            )
+    return RequestError("the prompts cannot be tokenized: they must be a list of text", param="prompt")

@@ -1,0 +1,378 @@
+"""A device that trusts nobody, a driver for a scheduler on it, and what the answers must be.
+
+The pretend cache has two layers of memory, as a model has: the tokens themselves, and for each position a digest of
+all tokens before it, as read back through the block table. The next token is a hash of the digests and the seed. So a
+wrong table, a lost or early copy, a stale block or a wrong prefix changes the answer, if no check here fails first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+
+from headrace.sched import Scheduler, SchedulerLimits
+from headrace.steps import FULL, GOES_ON, STOPPED, Admission, StepLogprobs, StepPlan, StepResult
+from headrace.types import FinishReason, Request, SamplingParams, SequenceEvent, TokenLogprobs
+
+VOCAB_SIZE = 40
+GARBAGE = 9_999  # what a finished row goes on to "draw"
+TOP_WIDTH = 3
+
+
+def next_token(digests: np.ndarray, seed: int) -> int:
+    return crc32(digests.astype(np.uint32).tobytes(), seed & 0xFFFFFFFF) % VOCAB_SIZE
+
+
+def digest(tokens: np.ndarray) -> int:
+    return crc32(tokens.astype(np.int32).tobytes())
+
+
+def decode_alone(prompt: Iterable[int], *, seed: int, end_len: int, stop_token_ids: Collection[int] = ()) -> list[int]:
+    """The reference: one sequence, no cache, no batch."""
+    tokens = list(prompt)
+    prompt_len = len(tokens)
+    while len(tokens) < end_len:
+        digests = [digest(np.array(tokens[: position + 1])) for position in range(len(tokens))]
+        tokens.append(next_token(np.array(digests), seed))
+        if tokens[-1] in stop_token_ids:
+            break
+    return tokens[prompt_len:]
+
+
+def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
+    """The log-probabilities that the runner claims for a token."""
+    return TokenLogprobs(
+        token_id=token,
+        logprob=-float(token),
+        rank=token + 1,
+        top_token_ids=tuple(token + place for place in range(num_top)),
+        top_logprobs=tuple(-float(token + place) for place in range(num_top)),
+    )
+
+
+@dataclass(slots=True)
+class DeviceRow:
+    """What the device knows of one row. `planned_*` follow the plans, also past an end that only the device knows."""
+
+    admission: Admission
+    admitted_at: int
+    tokens: list[int]
+    planned_len: int
+    planned_computed: int
+    table: dict[int, int] = field(default_factory=dict)
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """Positions `start`..`stop` of a row that is not finished on the device."""
+
+    row: int
+    start: int
+    stop: int
+    slots: np.ndarray  # [stop] where each position of the context lies
+
+
+class CheckingRunner:
+    """Computes at submission, hands out at collection, and asserts the rules between scheduler and device.
+
+    `live_rows` says which rows have an owner: the one thing that plans do not tell.
+    """
+
+    def __init__(self, limits: SchedulerLimits, live_rows: Callable[[], Iterable[int]]) -> None:
+        self._limits = limits
+        self._live_rows = live_rows
+        num_slots = limits.num_blocks * limits.block_size
+        self._tokens = np.full(num_slots, -1, np.int32)
+        self._digests = np.zeros(num_slots, np.uint32)
+        self._rows: dict[int, DeviceRow] = {}
+        self._last: StepPlan | None = None
+        self._uncollected: deque[int] = deque()
+        self.is_closed = False
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        self._check_plan(plan)
+        self._change(plan)
+        work = self._advance(plan)
+        self._write_tokens(plan, work)
+        self._write_digests(work)
+        self._last = plan
+        self._uncollected.append(plan.step)
+        return self._draw(plan)
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        assert self._uncollected.popleft() == ticket.step, "results are collected in the order of submission"
+        return ticket
+
+    def close(self) -> None:
+        assert not self._uncollected, "closed with steps in flight"
+        self.is_closed = True
+
+    # ---- the rules of a plan
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits, rows = self._limits, plan.rows.tolist()
+        assert plan.step == (0 if self._last is None else self._last.step + 1)
+        assert len(set(rows)) == len(rows) <= limits.max_num_seqs
+        assert len(rows) == len(plan.num_tokens) == len(plan.samples) > 0
+        assert plan.num_tokens.min() >= 1
+        assert plan.num_tokens.sum() == plan.num_batched_tokens <= limits.max_num_batched_tokens
+        assert set(rows) <= set(self._live_rows()), "a row without an owner is computed"
+        admitted = [admission.row for admission in plan.admissions]
+        assert len(set(admitted)) == len(admitted)
+        assert set(admitted) <= set(rows), "admitted, but nothing of it is computed"
+        if not limits.enable_chunked_prefill:
+            assert plan.samples.all(), "a prompt was cut"
+            assert not admitted or set(admitted) == set(rows), "prompts share a step with decoding"
+        if plan.is_steady:
+            self._check_steady(plan)
+
+    def _check_steady(self, plan: StepPlan) -> None:
+        assert self._last is not None
+        assert plan.rows.tolist() == self._last.rows.tolist()
+        assert (plan.num_tokens == 1).all()
+        assert plan.samples.all()
+        assert not plan.admissions
+        assert not plan.copies
+
+    # ---- the changes before a step
+
+    def _change(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self._admit(admission, plan.step)
+        if plan.table_writes is not None:
+            writes = plan.table_writes
+            for row, index, block in zip(writes.rows.tolist(), writes.indexes.tolist(), writes.blocks.tolist(), strict=True):
+                assert 0 <= block < self._limits.num_blocks
+                self._rows[row].table[index] = block
+        for source, target in plan.copies:
+            assert source != target
+            self._tokens[self._slots_of(target)] = self._tokens[self._slots_of(source)]
+            self._digests[self._slots_of(target)] = self._digests[self._slots_of(source)]
+
+    def _admit(self, admission: Admission, step: int) -> None:
+        known_len = len(admission.token_ids)
+        assert 0 <= admission.num_computed < known_len < admission.end_len <= self._limits.max_model_len
+        assert 0 < admission.prompt_len <= known_len
+        self._rows[admission.row] = DeviceRow(
+            admission=admission,
+            admitted_at=step,
+            tokens=admission.token_ids.tolist(),
+            planned_len=known_len,
+            planned_computed=admission.num_computed,
+        )
+
+    def _slots_of(self, block: int) -> slice:
+        return slice(block * self._limits.block_size, (block + 1) * self._limits.block_size)
+
+    # ---- the step itself: all rows write a layer before any row reads it
+
+    def _advance(self, plan: StepPlan) -> list[RowWork]:
+        work = []
+        for number, num_tokens, samples in zip(plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True):
+            row = self._rows[number]
+            start = row.planned_computed
+            row.planned_computed += num_tokens
+            assert row.planned_computed <= row.planned_len, "computes tokens that nobody has drawn"
+            assert samples == (row.planned_computed == row.planned_len), "draws too early, or not although all is computed"
+            row.planned_len += samples
+            assert row.planned_len <= row.admission.end_len, "goes on after its end"
+            if not row.is_finished:
+                work.append(RowWork(number, start, start + num_tokens, self._context_slots(row, start + num_tokens)))
+        return work
+
+    def _context_slots(self, row: DeviceRow, context_len: int) -> np.ndarray:
+        size = self._limits.block_size
+        return np.array([row.table[position // size] * size + position % size for position in range(context_len)])
+
+    def _write_tokens(self, plan: StepPlan, work: list[RowWork]) -> None:
+        before = self._tokens.copy()
+        writer_of: dict[int, int] = {}
+        holders = self._holders()
+        for item in work:
+            row = self._rows[item.row]
+            for position in range(item.start, item.stop):
+                slot = item.slots[position]
+                self._tokens[slot] = row.tokens[position]
+                if before[slot] != row.tokens[position]:
+                    block = int(slot) // self._limits.block_size
+                    assert writer_of.setdefault(block, item.row) == item.row, f"two rows write block {block} in one step"
+                    for other in holders[block] - {item.row}:
+                        self._check_reader(self._rows[other], plan.step, block, position)
+
+    def _holders(self) -> dict[int, set[int]]:
+        holders: dict[int, set[int]] = {}
+        for number in self._live_rows():
+            for block in self._rows[number].table.values():
+                holders.setdefault(block, set()).add(number)
+        return holders
+
+    def _check_reader(self, other: DeviceRow, step: int, block: int, position: int) -> None:
+        """Another row may hold a block that changes only if it starts in this step, and reads there what is written."""
+        number = other.admission.row
+        assert other.admitted_at == step, f"block {block} changes under row {number}"
+        assert other.table[position // self._limits.block_size] == block, f"row {number} has block {block} elsewhere"
+        assert position < other.admission.num_computed, f"row {number} would write into block {block} of another row"
+
+    def _write_digests(self, work: list[RowWork]) -> None:
+        for item in work:
+            context = self._tokens[item.slots]
+            assert context.tolist() == self._rows[item.row].tokens[: item.stop], f"row {item.row} reads others' tokens"
+            for position in range(item.start, item.stop):
+                self._digests[item.slots[position]] = digest(context[: position + 1])
+
+    def _draw(self, plan: StepPlan) -> StepResult:
+        rows = plan.rows[plan.samples]
+        drawn = [self._draw_row(number, plan.step) for number in rows.tolist()]
+        tokens = np.array([token for token, _ in drawn], np.int32)
+        finished = np.array([end for _, end in drawn], np.uint8)
+        return StepResult(plan.step, rows, tokens, finished, self._logprobs(rows, tokens))
+
+    def _draw_row(self, number: int, step: int) -> tuple[int, int]:
+        row = self._rows[number]
+        if row.is_finished:
+            return GARBAGE, (GOES_ON, STOPPED)[step % 2]
+        token = next_token(self._digests[self._context_slots(row, len(row.tokens))], row.admission.seed)
+        row.tokens.append(token)
+        end = FULL if len(row.tokens) >= row.admission.end_len else GOES_ON
+        if token in row.admission.stop_token_ids:
+            end = STOPPED
+        row.is_finished = end != GOES_ON
+        return token, end
+
+    def _logprobs(self, rows: np.ndarray, tokens: np.ndarray) -> StepLogprobs | None:
+        asked = [self._rows[number].admission.params.logprobs is not None for number in rows.tolist()]
+        if not any(asked):
+            return None
+        entries = [logprobs_of(token, TOP_WIDTH) for token in tokens[asked].tolist()]
+        return StepLogprobs(
+            rows=rows[asked],
+            chosen=np.array([entry.logprob for entry in entries], np.float32),
+            ranks=np.array([entry.rank for entry in entries], np.int32),
+            top_ids=np.array([entry.top_token_ids for entry in entries], np.int32),
+            top_values=np.array([entry.top_logprobs for entry in entries], np.float32),
+        )
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the events of one sequence brought."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_events: int = 0
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Driver:
+    """A scheduler on a checking runner, one call a move, and all answers so far by (request id, index)."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits)
+        self.runner = CheckingRunner(limits, self.live_rows)
+        self.in_flight: deque[StepResult] = deque()
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self._expected: dict[tuple[str, int], list[int]] = {}
+
+    def live_rows(self) -> list[int]:
+        return [sequence.row for sequence in self.scheduler.rows.running()]
+
+    def add(self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] = ()) -> None:
+        seeds = tuple(range(request.params.n)) if seeds is None else seeds
+        self.scheduler.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
+        prompt = request.prompt_token_ids.tolist()
+        max_tokens = request.params.max_tokens
+        end_len = self.limits.max_model_len if max_tokens is None else min(self.limits.max_model_len, len(prompt) + max_tokens)
+        for index, seed in enumerate(seeds):
+            key = (request.request_id, index)
+            self.answers[key] = Answer()
+            self._expected[key] = decode_alone(prompt, seed=seed, end_len=end_len, stop_token_ids=stop_token_ids)
+
+    def submit(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.in_flight.append(self.runner.submit(plan))
+        return plan
+
+    def collect(self) -> list[SequenceEvent]:
+        if not self.in_flight:
+            return []
+        return self._take(self.scheduler.apply(self.runner.collect(self.in_flight.popleft())))
+
+    def turn(self, depth: int = 0) -> StepPlan | None:
+        """What the engine's loop does: submit, then look at what is `depth` steps behind."""
+        plan = self.submit()
+        if plan is None or len(self.in_flight) > depth:
+            self.collect()
+        return plan
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
+        return self._take(self.scheduler.abort(request_id, index))
+
+    def drain(self, depth: int = 0, max_turns: int = 10_000) -> None:
+        """Go on until everything is finished."""
+        for _ in range(max_turns):
+            if not self.scheduler.has_unfinished and not self.in_flight:
+                return
+            had_work = bool(self.in_flight)
+            assert self.turn(depth) is not None or had_work, "unfinished sequences, but nothing to do"
+        raise AssertionError(f"not finished after {max_turns} turns: something starves")
+
+    def expected(self, request_id: str, index: int = 0) -> list[int]:
+        """What decoding the sequence alone gives."""
+        return self._expected[request_id, index]
+
+    def _take(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        for event in events:
+            answer = self.answers[event.request_id, event.index]
+            assert answer.finish_reason is None, "an event after the last one"
+            answer.token_ids += event.token_ids.tolist()
+            answer.logprobs += event.logprobs or ()
+            answer.num_events += 1
+            answer.finish_reason = event.finish_reason
+            answer.num_cached_tokens = event.num_cached_tokens
+        return events
+
+    def check_answers(self) -> None:
+        """Every sequence has ended, with exactly what it would have got alone, or a beginning of it if aborted."""
+        for key, answer in self.answers.items():
+            expected = self._expected[key]
+            assert answer.finish_reason is not None, f"{key} never ended"
+            if answer.finish_reason == "abort":
+                assert answer.token_ids == expected[: len(answer.token_ids)]
+            else:
+                assert answer.token_ids == expected, f"{key} answered differently than alone"
+
+    def check_blocks(self) -> None:
+        """Free + idle + held = all; each block is counted once for each table that holds it."""
+        pool = self.scheduler.tables.pool
+        held_by = [0] * self.limits.num_blocks
+        for sequence in self.scheduler.rows.running():
+            assert sequence.table is not None
+            assert len(set(sequence.table.blocks)) == len(sequence.table.blocks)
+            for block in sequence.table.blocks:
+                held_by[block] += 1
+        assert [pool.count(block) for block in range(self.limits.num_blocks)] == held_by
+        assert pool.num_held == sum(1 for count in held_by if count)
+        assert pool.num_available + pool.num_held == self.limits.num_blocks
+        assert 0 <= pool.num_idle <= pool.num_available
+
+    def check_empty(self) -> None:
+        """Nothing is left behind: every block is available and every row is free."""
+        stats = self.scheduler.stats
+        assert stats.num_blocks_held == stats.num_running == stats.num_waiting == 0
+        assert self.scheduler.tables.pool.num_available == self.limits.num_blocks
+        assert self.scheduler.rows.num_free == self.limits.max_num_seqs
+        self.check_blocks()
+
+
+def make_request(request_id: str, prompt: Iterable[int], **options: object) -> Request:
+    """A request; options that Request does not know are sampling parameters."""
+    own = {name: options.pop(name) for name in ("priority", "cache_salt", "watched") if name in options}
+    return Request(request_id, np.array(list(prompt), np.int32), SamplingParams(**options), **own)  # type: ignore[arg-type]
