@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BENCH ?= benchmarks/cpu.py
+BENCH ?= benchmarks/cpu_throughput.py
 ARGS ?=
+QUIET ?= -qq
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -31,7 +32,7 @@ check: $(VENV)/.ready-dev  ## format, lint, types and import layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -54,12 +55,12 @@ $(VENV)/.ready $(VENV)/.ready-dev $(VENV)/.ready-gpu: pyproject.toml constraints
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	    $(PYTHON) -c "$$REFUSE_OTHER_PYTHONS" "$(PYTHON)" && $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing headrace$(EXTRAS) into $(VENV) (a minute or more the first time: torch is large) ..."
-	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation -e ".$(EXTRAS)"
+	@$(PIP_INSTALL) setuptools && $(PIP_INSTALL) --no-build-isolation -e ".$(EXTRAS)" || { \
+	    echo "pip failed. To see all it says, add QUIET= to the make command."; exit 1; }
 	@touch $(INCLUDED) $@
 
-# Errors only. The build uses the environment's own setuptools, so that its version is pinned too.
-PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# The build uses the environment's own setuptools, so that its version is pinned too.
+PIP_INSTALL = $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt
 
 define REFUSE_OTHER_PYTHONS
 import sys

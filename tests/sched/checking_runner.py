@@ -35,9 +35,10 @@ def decode_alone(prompt: Iterable[int], *, seed: int, end_len: int, stop_token_i
     """The reference: one sequence, no cache, no batch."""
     tokens = list(prompt)
     prompt_len = len(tokens)
+    digests = [digest(np.array(tokens[: position + 1])) for position in range(prompt_len)]
     while len(tokens) < end_len:
-        digests = [digest(np.array(tokens[: position + 1])) for position in range(len(tokens))]
         tokens.append(next_token(np.array(digests), seed))
+        digests.append(digest(np.array(tokens)))
         if tokens[-1] in stop_token_ids:
             break
     return tokens[prompt_len:]
@@ -146,7 +147,9 @@ class CheckingRunner:
             self._admit(admission, plan.step)
         if plan.table_writes is not None:
             writes = plan.table_writes
-            for row, index, block in zip(writes.rows.tolist(), writes.indexes.tolist(), writes.blocks.tolist(), strict=True):
+            for row, index, block in zip(
+                writes.rows.tolist(), writes.indexes.tolist(), writes.blocks.tolist(), strict=True
+            ):
                 assert 0 <= block < self._limits.num_blocks
                 self._rows[row].table[index] = block
         for source, target in plan.copies:
@@ -173,12 +176,16 @@ class CheckingRunner:
 
     def _advance(self, plan: StepPlan) -> list[RowWork]:
         work = []
-        for number, num_tokens, samples in zip(plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True):
+        for number, num_tokens, samples in zip(
+            plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
+        ):
             row = self._rows[number]
             start = row.planned_computed
             row.planned_computed += num_tokens
             assert row.planned_computed <= row.planned_len, "computes tokens that nobody has drawn"
-            assert samples == (row.planned_computed == row.planned_len), "draws too early, or not although all is computed"
+            assert samples == (row.planned_computed == row.planned_len), (
+                "draws too early, or not although all is computed"
+            )
             row.planned_len += samples
             assert row.planned_len <= row.admission.end_len, "goes on after its end"
             if not row.is_finished:
@@ -200,7 +207,9 @@ class CheckingRunner:
                 self._tokens[slot] = row.tokens[position]
                 if before[slot] != row.tokens[position]:
                     block = int(slot) // self._limits.block_size
-                    assert writer_of.setdefault(block, item.row) == item.row, f"two rows write block {block} in one step"
+                    assert writer_of.setdefault(block, item.row) == item.row, (
+                        f"two rows write block {block} in one step"
+                    )
                     for other in holders[block] - {item.row}:
                         self._check_reader(self._rows[other], plan.step, block, position)
 
@@ -283,12 +292,18 @@ class Driver:
     def live_rows(self) -> list[int]:
         return [sequence.row for sequence in self.scheduler.rows.running()]
 
-    def add(self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] = ()) -> None:
+    def add(
+        self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] = ()
+    ) -> None:
         seeds = tuple(range(request.params.n)) if seeds is None else seeds
         self.scheduler.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
         prompt = request.prompt_token_ids.tolist()
         max_tokens = request.params.max_tokens
-        end_len = self.limits.max_model_len if max_tokens is None else min(self.limits.max_model_len, len(prompt) + max_tokens)
+        end_len = (
+            self.limits.max_model_len
+            if max_tokens is None
+            else min(self.limits.max_model_len, len(prompt) + max_tokens)
+        )
         for index, seed in enumerate(seeds):
             key = (request.request_id, index)
             self.answers[key] = Answer()

@@ -96,6 +96,12 @@ def test_the_first_space_goes_without_a_prompt_and_stays_after_one(tokenizers_by
     assert Detokenizer(llama, [1], skip_special_tokens=False).push([the]) == " the"
 
 
+def test_leading_spaces_are_counted_over_pushes(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer, space, two_spaces = tokenizers_by_kind["three spaces"], 259, 260
+    assert tokenizer.decode([space, two_spaces, space]) == "▁"
+    assert stream(tokenizer, [[space], [two_spaces], [space]]) == ["", "", "▁", ""]
+
+
 def test_the_answer_finishes_a_character_that_the_prompt_began(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     for kind, first_byte in FIRST_BYTE.items():
         *tail, last = (first_byte + byte for byte in "aé€".encode())

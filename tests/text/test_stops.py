@@ -29,7 +29,7 @@ def push_all(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
     return shown + matcher.flush(), None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
@@ -42,7 +42,7 @@ def test_pieces_give_what_a_search_of_the_whole_text_gives(
     assert push_all(StopMatcher(stops, include_stop), pieces) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=st.text("abc", max_size=30), stops=st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=3))
 def test_exactly_the_text_that_may_become_a_stop_is_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops, False)

@@ -33,7 +33,8 @@ TEMPLATES = {
 {%- set ns = namespace(system='', count=0) %}
 {%- if messages[0].role == 'system' %}{% set ns.system = messages[0].content %}{% set rest = messages[1:] %}
 {%- else %}{% set rest = messages %}{% endif %}
-{%- for message in rest %}{% set ns.count = ns.count + 1 %}{{ ns.count }}/{{ loop.length }}-{{ loop.revindex }} {% endfor %}
+{%- for message in rest %}{% set ns.count = ns.count + 1 %}
+{{- ns.count }}/{{ loop.length }}-{{ loop.revindex }} {% endfor %}
 {{ ns.system }}""",
     "tojson": """
 {%- for tool in tools or [] %}{{ tool | tojson }}
@@ -53,6 +54,8 @@ TEMPLATES = {
 {%- for message in messages %}{% if message.role == 'assistant' %}{% generation %}
 {% set mark = 'inner' %}{{ message.content }}{{ mark }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}
 {% endfor %}{{ mark }}""",
+    "generation_has_its_own_variables": """
+{%- set mark = 'outer' %}{% generation %}{% set mark = 'inner' %}{{ mark }}{% endgeneration %}{{ mark }}""",
     "defined_and_none": """
 {{- tools is defined }} {{ tools is none }} {{ documents is none }} {{ thinking is defined and thinking }}
 {%- for message in messages if message.role != 'user' %}{{ message.name is defined }}{{ message.get('x', 'none') }}
@@ -143,6 +146,14 @@ def test_a_message_that_is_none_is_refused_with_its_place(messages: Any, place: 
     assert caught.value.param == "messages"
 
 
+def test_messages_nested_without_end_are_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        ChatTemplate("{{ messages }}").render([{"role": "user", "content": "x", "extra": nested}])
+
+
 def test_an_enumeration_as_role_is_plain_text_to_the_template() -> None:
     class Role(enum.StrEnum):
         USER = "user"
@@ -214,7 +225,8 @@ def test_builtins_and_modules_are_not_there(source: str) -> None:
         ("{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "value of"),
         ("{{ ('x' * 999999999) | length }}", "value of"),
         ("{{ ([0] * 999999999) | length }}", "value of"),
-        ("{{ 9 ** 9 ** 9 }}", "power"),
+        ("{{ 9 ** 999999999 }}", "number of"),
+        ("{% set ns = namespace(n=9) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", "number of"),
         ("{{ range(999999999) | list }}", "Range too big"),
     ],
 )

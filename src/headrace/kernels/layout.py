@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -25,6 +26,13 @@ class StepLayout:
     block_tables: Tensor  # [num_rows, max_blocks] int32, the device's own table, neither copied nor gathered
     max_query_len: int
     max_context_len: int
+
+    def __post_init__(self) -> None:
+        # Kernels read raw memory: a wrong type would be garbage, not an error.
+        for tensor in (self.positions, self.slots):
+            assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+        for tensor in (self.query_starts, self.context_lens, self.rows, self.block_tables):
+            assert tensor.dtype == torch.int32 and tensor.is_contiguous()
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -23,6 +26,7 @@ __all__ = [
     "rms_norm",
     "rope_and_store",
     "silu_and_mul",
+    "warm_up",
 ]
 
 
@@ -32,15 +36,26 @@ class PackedLinear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...  # [T, K] -> [T, N]
 
 
+def warm_up(device: torch.device, dtype: torch.dtype) -> None:
+    """Compiles or loads what steps of this type need, so that none of them waits for it."""
+    if device.type == "cpu" and dtype == torch.float32 and _has_numba():
+        from headrace.kernels import cpu
+
+        cpu.warm_up()
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
-    return twins.pack_linear(weight, bias)
+    packed: PackedLinear = _kernels(weight.device, weight.dtype).pack_linear(weight, bias)
+    return packed
 
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """One layer's cache, [num_blocks, Hkv, block_size, D] for keys and for values; no memory is touched yet on a CPU."""
-    return twins.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    """One layer's cache, [num_blocks, Hkv, block_size, D] twice; a CPU commits the memory only as it is used."""
+    kernels = _kernels(device, dtype)
+    cache: LayerCache = kernels.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    return cache
 
 
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
@@ -48,12 +63,14 @@ def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
-    return twins.rms_norm(x, weight, eps)
+    out: Tensor = _kernels(x.device, x.dtype).rms_norm(x, weight, eps)
+    return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    return twins.add_rms_norm(x, residual, weight, eps)
+    out: Tensor = _kernels(x.device, x.dtype).add_rms_norm(x, residual, weight, eps)
+    return out
 
 
 def rope_and_store(
@@ -68,7 +85,9 @@ def rope_and_store(
     eps: float = 1e-6,
 ) -> Tensor:  # [T, Hq, D]
     """Rotates queries and keys, and stores keys and values at the step's slots. May use `qkv` as scratch."""
-    return twins.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
+    kernels = _kernels(qkv.device, qkv.dtype)
+    out: Tensor = kernels.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
+    return out
 
 
 def paged_attention(
@@ -80,13 +99,28 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Tensor:  # [T, Hq * D]
     """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache."""
-    return twins.paged_attention(q, cache, layout, scale, window, softcap)
+    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap)
+    return out
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I], silu(first half) * second half
-    return twins.silu_and_mul(gate_up)
+    out: Tensor = _kernels(gate_up.device, gate_up.dtype).silu_and_mul(gate_up)
+    return out
 
 
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     twins.copy_blocks(caches, sources, targets)
+
+
+@functools.cache
+def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    if device.type == "cpu" and dtype == torch.float32 and _has_numba():
+        from headrace.kernels import cpu  # not before it is needed: numba takes a while to import
+
+        return cpu
+    return twins
+
+
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None

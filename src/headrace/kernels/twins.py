@@ -1,6 +1,6 @@
 """Every operation in plain PyTorch: the specification, the test of the fast kernels, and the path without them.
 
-Sums are taken in float32 whatever the type of the input. T tokens, S sequences, Hq and Hkv query and kv heads, D head_dim.
+Sums are taken in float32 whatever the type of the input. T tokens, Hq and Hkv query and kv heads, D head_dim.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _STALE_SECONDS = 6 * 3600
 _WORK_PREFIX = ".fetch-"
 _CHUNK_BYTES = 1 << 20
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _CONFIG_FILES = ["*.json", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt"]
 _DUPLICATES = ["consolidated*", "original/*", "onnx/*", "*/*.safetensors"]
 

@@ -26,4 +26,4 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
     zero = position * 0
     counter = (position & _WORD, (position >> 32) & _WORD, zero, zero)
     first, second, _, _ = philox(counter, (seed & _WORD, (seed >> 32) & _WORD))
-    return ((first >> 5) * 2.0**26 + (second >> 6)).double() / 2.0**53
+    return (((first >> 5) << 26) + (second >> 6)).double() / 2.0**53

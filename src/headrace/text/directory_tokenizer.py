@@ -27,7 +27,11 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
     settings = _read_json(directory / "tokenizer_config.json")
     special_tokens = _special_tokens({**_read_json(directory / "special_tokens_map.json"), **settings})
     path = directory / "tokenizer.json"
-    backend = _read_backend(path) if path.is_file() else _convert(directory, special_tokens)
+    if path.is_file():
+        backend = _read_backend(path)
+    else:
+        backend, converted_tokens = _convert(directory)
+        special_tokens = converted_tokens | special_tokens
     _add_tokens(backend, settings)
     mark_special(backend, list(special_tokens.values()))
     _wrap_as_configured(backend, settings, special_tokens)
@@ -62,8 +66,8 @@ def _read_backend(path: Path) -> Backend:
         ) from error
 
 
-def _convert(directory: Path, special_tokens: dict[str, str]) -> Backend:
-    """The fast tokenizer that transformers makes of older files; its special tokens fill the gaps of ours."""
+def _convert(directory: Path) -> tuple[Backend, dict[str, str]]:
+    """The fast tokenizer that transformers makes of older files, and the special tokens that it knows."""
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise ModelError(f"{directory} has no tokenizer.json; name a directory that has one with --tokenizer")
     try:
@@ -83,9 +87,7 @@ def _convert(directory: Path, special_tokens: dict[str, str]) -> Backend:
             f"{directory} has no tokenizer.json, and transformers has only a slow {type(converted).__name__} for it; "
             "name a directory with a tokenizer.json with --tokenizer"
         )
-    for name, token in _special_tokens(converted.special_tokens_map).items():
-        special_tokens.setdefault(name, token)
-    return backend
+    return backend, _special_tokens(converted.special_tokens_map)
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

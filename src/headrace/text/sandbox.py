@@ -1,7 +1,7 @@
 """Runs one model's Jinja templates: what they may see, and how much work they may cause.
 
-Bounded are the turns of all loops, the size of a joined or repeated value, and the output. Not bounded is the time
-within a single filter.
+Bounded are the turns of all `for` loops, the size of what an operator makes, and the output. Not bounded are calls of
+macros by themselves and the time within a single filter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.errors import RequestError
 
 MAX_TURNS = 1_000_000  # of all loops of one rendering together
 MAX_SIZE = 2**24  # characters of output, or items of a value that an operator makes
-_MAX_POWER_BITS = 4096
+_MAX_BITS = 4096  # of a whole number
 
 # What foreign template code can raise, besides Jinja's own errors.
 _PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
@@ -83,8 +83,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             _check_product(left, right)
-        if operator == "**" and isinstance(left, int) and left.bit_length() * abs(right) > _MAX_POWER_BITS:
-            raise _BoundError(f"a power of more than {_MAX_POWER_BITS:,} bits")
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() * abs(right))
         return _check_size(super().call_binop(context, operator, left, right))
 
 
@@ -157,7 +157,14 @@ def _check_size(value: Any) -> Any:
     return value
 
 
+def _check_bits(num_bits: int) -> None:
+    if num_bits > _MAX_BITS:
+        raise _BoundError(f"it makes a number of more than {_MAX_BITS:,} bits")
+
+
 def _check_product(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
     for value, count in ((left, right), (right, left)):
         if isinstance(value, (str, list, tuple)) and isinstance(count, int) and len(value) * count > MAX_SIZE:
             raise _BoundError(f"it makes a value of more than {MAX_SIZE:,} items")

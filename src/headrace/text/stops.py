@@ -43,13 +43,17 @@ class StopMatcher:
         return held
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        starts = [(text.find(stop), stop) for stop in self._stops]
-        ends = [(start + len(stop), stop) for start, stop in starts if start >= 0]
-        return min(ends, key=lambda match: (match[0], -len(match[1])), default=None)
+        """Where the winning stop string ends, and which it is."""
+        found = [stop for stop in self._stops if stop in text]
+        if not found:
+            return None
+        ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in found]
+        end, _, stop = min(ends)
+        return end, stop
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        return max(_overlap(text, stop) for stop in self._stops)
+        return max([_overlap(text, stop) for stop in self._stops])
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -38,14 +38,17 @@ class ChatTemplate:
         **extra: Any,
     ) -> str:
         """The prompt; special tokens stand in it as text, so encode it with add_special_tokens=False."""
-        variables = {
-            "documents": None,
-            **self._special_tokens,
-            **{name: plain(value, name) for name, value in extra.items()},
-            "messages": read_messages(messages),
-            "tools": plain(tools, "tools"),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        try:
+            variables = {
+                "documents": None,
+                **self._special_tokens,
+                **{name: plain(value, name) for name, value in extra.items()},
+                "messages": read_messages(messages),
+                "tools": plain(tools, "tools"),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        except RecursionError as error:
+            raise RequestError("the messages or tools are nested too deeply to be read", param="messages") from error
         return self._open_sandbox().render(self._choose(has_tools=bool(tools)), variables)
 
     def _choose(self, *, has_tools: bool) -> str:

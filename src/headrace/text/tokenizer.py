@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from headrace.errors import RequestError
+from headrace.errors import ModelError, RequestError
 from headrace.text.pieces import BytePieces, Pieces, TextPieces, read_pieces
 from headrace.text.template import ChatTemplate
 
@@ -101,6 +101,8 @@ def wrap_prompts(backend: Backend, *, bos_token: str | None, eos_token: str | No
     used = {name: token for name, token in named.items() if token is not None}
     if not used:
         return
+    if missing := [token for token in used.values() if backend.token_to_id(token) is None]:
+        raise ModelError(f"the tokenizer is told to add {missing[0]!r} to prompts, but has no such token")
     order = [name for name in ("BOS", "$A", "EOS") if name == "$A" or name in used]
     tokens = [{"id": name, "ids": [backend.token_to_id(text)], "tokens": [text]} for name, text in used.items()]
     backend.post_processor = TemplateProcessing(single=order, special_tokens=tokens)

@@ -4,13 +4,14 @@
     keys     [D, tokens]    LANES keys are one register: a score needs no sum across lanes
     values   [tokens, D]    columns in chunks of two registers; the last chunk is moved back to end at D
 
-For each KEYS positions: scores, softmax with a running maximum, then weights times values. Slots after the last position
-hold anything: their scores are overwritten, their values never read.
+For each KEYS positions: scores, softmax with a running maximum, then weights times values. Slots after the last
+position hold anything: their scores are overwritten, their values never read.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from headrace.kernels import twins
 from headrace.kernels.cpu.launch import Arguments, Pointer, after, arguments_at, claim, floats, inner, int32s, kernel
+from headrace.kernels.cpu.rope import is_token_innermost
 from headrace.kernels.cpu.vectors import (
     LANES,
     add,
@@ -44,6 +46,90 @@ TILE_ROWS = 48  # rows a task aims at: few enough for its scratch to stay in the
 PREFETCH_ROWS = 8
 CACHE_LINE = 16  # floats
 _NO_WINDOW = 2**62
+
+
+def paged_attention(
+    q: Tensor,  # [T, Hq, D]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # [T, Hq * D]
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = cache.keys.shape[1:3]
+    if head_dim < PAIR or not is_token_innermost(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
+        return twins.paged_attention(q, cache, layout, scale, window, softcap)
+    group = num_heads // num_kv_heads
+    tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
+    if num_tokens == 0:
+        return out
+    _attend(
+        q,
+        cache.keys,
+        cache.values,
+        out,
+        layout.query_starts,
+        layout.context_lens,
+        layout.rows,
+        layout.block_tables,
+        layout.block_tables.stride(0),
+        layout.num_seqs,
+        q.stride(0),
+        group,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        tile_len,
+        _NO_WINDOW if window is None else window,
+        scale,
+        0.0 if softcap is None else softcap,
+        num_tasks=num_kv_heads * max(layout.num_seqs, num_tokens // tile_len),
+    )
+    return out
+
+
+@kernel(
+    q="pointer",
+    keys="pointer",
+    values="pointer",
+    out="pointer",
+    query_starts="pointer",
+    context_lens="pointer",
+    rows="pointer",
+    block_tables="pointer",
+    table_stride="integer",
+    num_seqs="integer",
+    q_stride="integer",
+    group="integer",
+    num_kv_heads="integer",
+    head_dim="integer",
+    block_size="integer",
+    tile_len="integer",
+    window="integer",
+    scale="float",
+    softcap="float",
+)
+def _attend(pointer: Pointer) -> None:
+    a = arguments_at(pointer)
+    query_starts = int32s(a.query_starts)
+    scratch = np.empty(_scratch_len(a.tile_len * a.group, a.head_dim), dtype=np.float32)
+    # Tasks are claimed in order, so the sequence a task falls into is found by walking on from the last one.
+    seq, first_task = 0, 0
+    num_tiles = (query_starts[1] - query_starts[0] + a.tile_len - 1) // a.tile_len
+    task = claim(pointer)
+    while True:
+        while seq < a.num_seqs and task >= first_task + num_tiles * a.num_kv_heads:
+            first_task += num_tiles * a.num_kv_heads
+            seq += 1
+            if seq < a.num_seqs:
+                num_tiles = (query_starts[seq + 1] - query_starts[seq] + a.tile_len - 1) // a.tile_len
+        if seq >= a.num_seqs:
+            break
+        kv_head, tile = divmod(task - first_task, num_tiles)
+        _attend_tile(a, floats(scratch.ctypes.data), seq, kv_head, tile)
+        task = claim(pointer)
 
 
 @inner
@@ -104,7 +190,8 @@ def _take_queries(a: Arguments, queries: Pointer, first_token: int, num_rows: in
 @inner
 def _visible(a: Arguments, start: int, num_keys: int, first_position: int, row: int) -> int:
     """How many of the keys from `start` on this row's token may see; its window may hide some of the first."""
-    return max(0, min(num_keys, first_position + row // a.group + 1 - start))
+    num_visible: int = min(num_keys, first_position + row // a.group + 1 - start)
+    return max(0, num_visible)
 
 
 @inner
@@ -228,7 +315,7 @@ def _soften(
 
 
 @inner
-def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float) -> float:
+def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float) -> Any:
     """Hides all but keys begin..end-1 and returns the highest score, -inf if none is left."""
     highest = splat(-np.inf)
     for i in range(0, num_keys, LANES):
@@ -244,7 +331,7 @@ def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float
 
 
 @inner
-def _exp_row(line: Pointer, highest: float, num_keys: int) -> float:
+def _exp_row(line: Pointer, highest: float, num_keys: int) -> Any:
     weights = splat(0.0)
     for i in range(0, num_keys, LANES):
         weight = exp(subtract(load(line, i), splat(highest)))
@@ -328,89 +415,3 @@ def _write(
             share = splat(1.0 / totals[row])
             store(target, 0, multiply(load(line, 0), share))
             store(target, LANES, multiply(load(line, LANES), share))
-
-
-@kernel(
-    q="pointer",
-    keys="pointer",
-    values="pointer",
-    out="pointer",
-    query_starts="pointer",
-    context_lens="pointer",
-    rows="pointer",
-    block_tables="pointer",
-    table_stride="integer",
-    num_seqs="integer",
-    q_stride="integer",
-    group="integer",
-    num_kv_heads="integer",
-    head_dim="integer",
-    block_size="integer",
-    tile_len="integer",
-    window="integer",
-    scale="float",
-    softcap="float",
-)
-def _attend(pointer: Pointer) -> None:
-    a = arguments_at(pointer)
-    query_starts = int32s(a.query_starts)
-    scratch = np.empty(_scratch_len(a.tile_len * a.group, a.head_dim), dtype=np.float32)
-    # Tasks are claimed in order, so the sequence a task falls into is found by walking on from the last one.
-    seq, first_task = 0, 0
-    num_tiles = (query_starts[1] - query_starts[0] + a.tile_len - 1) // a.tile_len
-    task = claim(pointer)
-    while True:
-        while seq < a.num_seqs and task >= first_task + num_tiles * a.num_kv_heads:
-            first_task += num_tiles * a.num_kv_heads
-            seq += 1
-            if seq < a.num_seqs:
-                num_tiles = (query_starts[seq + 1] - query_starts[seq] + a.tile_len - 1) // a.tile_len
-        if seq >= a.num_seqs:
-            break
-        kv_head, tile = divmod(task - first_task, num_tiles)
-        _attend_tile(a, floats(scratch.ctypes.data), seq, kv_head, tile)
-        task = claim(pointer)
-
-
-def paged_attention(
-    q: Tensor,  # [T, Hq, D]
-    cache: LayerCache,
-    layout: StepLayout,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:  # [T, Hq * D]
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, block_size = cache.keys.shape[1:3]
-    if head_dim < PAIR or not _is_ours(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
-        return twins.paged_attention(q, cache, layout, scale, window, softcap)
-    group = num_heads // num_kv_heads
-    tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
-    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
-    _attend(
-        q,
-        cache.keys,
-        cache.values,
-        out,
-        layout.query_starts,
-        layout.context_lens,
-        layout.rows,
-        layout.block_tables,
-        layout.block_tables.stride(0),
-        layout.num_seqs,
-        q.stride(0),
-        group,
-        num_kv_heads,
-        head_dim,
-        block_size,
-        tile_len,
-        _NO_WINDOW if window is None else window,
-        scale,
-        0.0 if softcap is None else softcap,
-        num_tasks=num_kv_heads * max(layout.num_seqs, num_tokens // tile_len),
-    )
-    return out
-
-
-def _is_ours(cache: LayerCache) -> bool:
-    return cache.keys.transpose(2, 3).is_contiguous() and cache.values.is_contiguous()

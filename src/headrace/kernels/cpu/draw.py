@@ -39,7 +39,7 @@ def _compiled(*fastmath: str) -> Callable[[F], F]:
     """A piece of the kernel, compiled as written except where it may reorder or fuse: order and -0 depend on that."""
 
     def decorate(function: F) -> F:
-        compiled: Any = njit(cache=True, error_model="numpy", fastmath=set(fastmath))(function)
+        compiled: Any = njit(error_model="numpy", fastmath=set(fastmath))(function)
         return cast("F", compiled)
 
     return decorate
@@ -83,12 +83,12 @@ def _value(key: Any) -> Any:
 @_compiled()
 def _weight(value: Any, highest: Any, scale: Any) -> Any:
     exponent = _f32((value - highest) * scale)
-    return _exp(exponent) if exponent >= _f32(_LOWEST_EXPONENT) else _f32(0.0)
+    return exp(exponent) if exponent >= _f32(_LOWEST_EXPONENT) else _f32(0.0)
 
 
 # The mathematics library's exp is a call per number; this one becomes vector instructions. Relative error under 1e-7.
 @_compiled("contract")
-def _exp(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """e to the x for -87 <= x <= 0: two to the nearest whole power, times a Taylor series over what is left."""
     x = max(x, _f32(_LOWEST_EXPONENT))
     power = np.floor(x * _f32(1.0 / math.log(2.0)) + _f32(0.5))
@@ -123,7 +123,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 
 @_compiled()
-def _uniform(seed: int, position: int) -> Any:
+def uniform(seed: int, position: int) -> Any:
     """The number in [0, 1) that belongs to a seed and a position, with 53 random bits."""
     word, shift = _u64(_LOW_WORD), _u64(32)
     key, counter = _u64(seed), _u64(position)
@@ -203,11 +203,11 @@ def _draw_from_all(logits: Array, highest: float, scale: float, target: float, m
 
 
 @_compiled()
-def _floor(filters: _Filters, tops: Array, top: int, total: float, vocab_size: int) -> Any:
+def _floor(filters: _Filters, top: Any, total: float, vocab_size: int, scratch: _Scratch) -> Any:
     """A key below which no token is kept. It may lie too low, never too high."""
-    floor = _i32(_LOWEST_KEY)
-    if 0 < filters.top_k <= tops.size:  # that many blocks each hold a token at least as likely as this one
-        floor = np.sort(tops)[tops.size - filters.top_k]
+    floor, num_blocks = _i32(_LOWEST_KEY), scratch.tops.size
+    if 0 < filters.top_k <= num_blocks:  # that many blocks each hold a token at least as likely as this one
+        floor = _find_cut(scratch.tops, scratch.ones[:num_blocks], float(filters.top_k), floor, top)
     least = filters.min_p
     if total > 0.0:  # tokens lighter than this weigh less than 1 - top_p together, so top_p is reached without them
         least = (1.0 - filters.top_p) * total / vocab_size
@@ -236,14 +236,14 @@ def _weigh(keys: Array, highest: float, scale: float, weights: Array) -> None:
 
 
 @_compiled()
-def _filter(filters: _Filters, total: float, num: int, scratch: _Scratch) -> int:
+def _filter(filters: _Filters, total: float, floor: Any, top: Any, num: int, scratch: _Scratch) -> int:
     if filters.min_p > 0.0:
         num = _keep_likely(filters.min_p, num, scratch)
     if 0 < filters.top_k < num:
-        num = _keep_top(scratch.ones, filters.top_k, num, scratch)
+        num = _keep_top(scratch.ones, float(filters.top_k), floor, top, num, scratch)
     if filters.top_p < 1.0:
         mass = total if total > 0.0 else _sum(scratch.weights[:num])
-        num = _keep_top(scratch.weights, filters.top_p * mass, num, scratch)
+        num = _keep_top(scratch.weights, filters.top_p * mass, floor, top, num, scratch)
     return num
 
 
@@ -258,10 +258,10 @@ def _keep_likely(least: float, num: int, scratch: _Scratch) -> int:
 
 
 @_compiled()
-def _keep_top(amounts: Array, target: float, num: int, scratch: _Scratch) -> int:
+def _keep_top(amounts: Array, target: float, floor: Any, top: Any, num: int, scratch: _Scratch) -> int:
     """Keeps the likeliest tokens, as few as have amounts that sum to the target; of equal logits the lower ids."""
-    cut = _find_cut(scratch.keys[:num], amounts[:num], target)
-    running = _amount_from(scratch.keys[:num], amounts[:num], cut + 1)
+    cut = _find_cut(scratch.keys[:num], amounts[:num], target, floor, top)
+    running = _amount_from(scratch.keys[:num], amounts[:num], _i32(cut + 1))
     kept = 0
     for i in range(num):
         key = scratch.keys[i]
@@ -273,23 +273,22 @@ def _keep_top(amounts: Array, target: float, num: int, scratch: _Scratch) -> int
 
 
 @_compiled()
-def _find_cut(keys: Array, amounts: Array, target: float) -> Any:
-    """The highest key such that it and all above it have amounts that sum to the target; by bisection, not sorting."""
-    low, high = np.int64(keys.min()), np.int64(keys.max())
+def _find_cut(keys: Array, amounts: Array, target: float, low: Any, high: Any) -> Any:
+    """The highest key whose own amounts and all above it sum to the target; by bisection between low and high."""
     while low < high:
-        middle = (low + high + 1) >> 1
+        middle = _i32((np.int64(low) + np.int64(high) + 1) >> 1)
         if _amount_from(keys, amounts, middle) >= target:
             low = middle
         else:
-            high = middle - 1
+            high = _i32(middle - 1)
     return low
 
 
 @_compiled("reassoc", "contract")
 def _amount_from(keys: Array, amounts: Array, cut: Any) -> Any:
-    amount, least = 0.0, _i32(cut)
+    amount = 0.0
     for i in range(keys.size):
-        amount += np.float64(amounts[i] if keys[i] >= least else _f32(0.0))
+        amount += np.float64(amounts[i] if keys[i] >= cut else _f32(0.0))
     return amount
 
 
@@ -309,8 +308,8 @@ def _move(scratch: _Scratch, source: int, target: int) -> None:
 
 
 @_compiled()
-def _draw_from_candidates(uniform: float, num: int, scratch: _Scratch) -> Any:
-    target = uniform * _sum(scratch.weights[:num])
+def _draw_from_candidates(share: float, num: int, scratch: _Scratch) -> Any:
+    target = share * _sum(scratch.weights[:num])
     running, token = 0.0, _i32(0)
     for i in range(num):
         if scratch.weights[i] > 0.0:
@@ -328,29 +327,25 @@ def _draw_row(logits: Array, filters: _Filters, seed: int, position: int, scratc
         return 0, False
     if filters.temperature == 0.0:
         return _first_index(logits, scratch.tops, top), True
-    uniform = _uniform(seed, position)
+    share = uniform(seed, position)
     highest, scale = _value(top), _f32(1.0 / filters.temperature)
     narrows = filters.min_p > 0.0 or filters.top_k > 0
     total = 0.0 if narrows else _find_masses(logits, highest, scale, scratch.masses)
     if not narrows and filters.top_p == 1.0:
-        return _draw_from_all(logits, highest, scale, uniform * total, scratch.masses), True
-    num = _gather(logits, _floor(filters, scratch.tops, top, total, logits.size), scratch)
+        return _draw_from_all(logits, highest, scale, share * total, scratch.masses), True
+    floor = _floor(filters, top, total, logits.size, scratch)
+    num = _gather(logits, floor, scratch)
     _weigh(scratch.keys[:num], highest, scale, scratch.weights)
-    num = _filter(filters, total, num, scratch)
-    return _draw_from_candidates(uniform, num, scratch), True
+    num = _filter(filters, total, floor, top, num, scratch)
+    return _draw_from_candidates(share, num, scratch), True
 
 
 # --- all rows
 
 
 @_compiled()
-def _integers(address: int, size: int) -> Array:
-    return carray(int64s(address), size)
-
-
-@_compiled()
-def _doubles(address: int, size: int) -> Array:
-    return carray(int64s(address), size).view(np.float64)
+def _double(bits: Any) -> Any:
+    return np.int64(bits).view(np.float64)
 
 
 @_compiled()
@@ -379,23 +374,21 @@ def _new_scratch(vocab_size: int) -> _Scratch:
     is_valid="pointer",
     num_rows="integer",
     vocab_size="integer",
-    max_rows="integer",
 )
 def _draw(pointer: Pointer) -> None:
     args = arguments_at(pointer)
     logits = carray(floats(args.logits), (args.num_rows, args.vocab_size))
-    rows, lens = _integers(args.rows, args.num_rows), _integers(args.lens, args.num_rows)
-    temperature, min_p = _doubles(args.temperature, args.max_rows), _doubles(args.min_p, args.max_rows)
-    top_k, top_p = _integers(args.top_k, args.max_rows), _doubles(args.top_p, args.max_rows)
-    seed = _integers(args.seed, args.max_rows)
-    tokens, is_valid = _integers(args.tokens, args.num_rows), _integers(args.is_valid, args.num_rows)
+    rows, lens, seed = int64s(args.rows), int64s(args.lens), int64s(args.seed)
+    temperature, min_p = int64s(args.temperature), int64s(args.min_p)
+    top_k, top_p = int64s(args.top_k), int64s(args.top_p)
+    tokens, is_valid = int64s(args.tokens), int64s(args.is_valid)
     scratch = _new_scratch(args.vocab_size)
     while True:
         i = claim(pointer)
         if i >= args.num_rows:
             break
         row = rows[i]
-        filters = _Filters(temperature[row], min_p[row], top_k[row], top_p[row])
+        filters = _Filters(_double(temperature[row]), _double(min_p[row]), top_k[row], _double(top_p[row]))
         tokens[i], is_valid[i] = _draw_row(logits[i], filters, seed[row], lens[i], scratch)
 
 
@@ -415,5 +408,5 @@ def draw(
     tokens, is_valid = torch.empty(2, num_rows, dtype=torch.int64)
     inputs = [logits.contiguous(), rows.contiguous(), lens.contiguous()]
     columns = [temperature, min_p, top_k, top_p, seed]
-    _draw(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, temperature.shape[0], num_tasks=num_rows)
+    _draw(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, num_tasks=num_rows)
     return tokens, is_valid.bool()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -23,15 +23,18 @@ from torch import Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 Pointer: TypeAlias = Any  # what mypy sees inside a kernel: a flat array without bounds
 Arguments: TypeAlias = Any  # and the struct of the kernel's arguments
+Entry: TypeAlias = Callable[[int], None]  # a compiled kernel, given the address of its struct
 
 # Sums may be reordered and fused; infinities and NaN keep their meaning.
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-_OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": _FASTMATH}
 _FIELDS: dict[str, tuple[Any, Any]] = {
     "pointer": (ctypes.c_void_p, types.intp),
     "integer": (ctypes.c_int64, types.int64),
     "float": (ctypes.c_float, types.float32),
 }
+
+_EntryType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def inner(function: F) -> F:
@@ -41,42 +44,64 @@ def inner(function: F) -> F:
 
 
 class Kernel:
-    """A compiled kernel; calling it with a value for each field runs it to the end."""
+    """A kernel, compiled at its first use; calling it with a value for each field runs it to the end."""
 
     def __init__(self, function: Callable[[Pointer], None], fields: dict[str, str]) -> None:
         layout = {"next_task": "integer", **fields}
-        self._struct = type("Arguments", (ctypes.Structure,), {"_fields_": [(n, _FIELDS[k][0]) for n, k in layout.items()]})
-        record = types.Record.make_c_struct([(name, _FIELDS[kind][1]) for name, kind in layout.items()])
-        compiled = cfunc(types.void(types.CPointer(record)), **_OPTIONS)(function)
-        self._keep_alive = compiled
-        self._address = ctypes.c_void_p(compiled.address)
-        self._serial = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+        members = [(name, _FIELDS[kind][0]) for name, kind in layout.items()]
+        self._struct = type("Arguments", (ctypes.Structure,), {"_fields_": members})
+        self._record = types.Record.make_c_struct([(name, _FIELDS[kind][1]) for name, kind in layout.items()])
+        self._function = function
 
-    def __call__(self, *values: Any, num_tasks: int) -> None:
-        arguments = self._struct(0, *(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+    def __call__(self, *values: Tensor | int | float, num_tasks: int) -> None:
+        arguments = self._struct(0, *[v.data_ptr() if isinstance(v, Tensor) else v for v in values])
         num_threads = min(torch.get_num_threads(), num_tasks)
         if num_threads > 1:
-            _team()(self._address, self._serial, ctypes.addressof(arguments), num_threads)
+            _team()(self.entry, ctypes.addressof(arguments), num_threads)
         else:
-            self._serial(ctypes.addressof(arguments))
+            self.entry(ctypes.addressof(arguments))
+
+    @functools.cached_property
+    def entry(self) -> Entry:
+        compiled = cfunc(types.void(types.CPointer(self._record)), cache=True, **_OPTIONS)(self._function)
+        self._keep_alive = compiled
+        entry: Entry = _EntryType(compiled.address)
+        return entry
+
+
+_kernels: list[Kernel] = []
 
 
 def kernel(**fields: str) -> Callable[[Callable[[Pointer], None]], Kernel]:
     """Decorator: `fields` name the kernel's arguments and say what each is: pointer, integer or float."""
-    return lambda function: Kernel(function, fields)
+
+    def register(function: Callable[[Pointer], None]) -> Kernel:
+        _kernels.append(Kernel(function, fields))
+        return _kernels[-1]
+
+    return register
 
 
-Team: TypeAlias = Callable[[ctypes.c_void_p, Callable[[int], None], int, int], None]
+def compile_all() -> None:
+    """Compiles every imported kernel, or loads it from disk, so that no step has to."""
+    for each in _kernels:
+        each.entry  # noqa: B018
+    _team()
 
 
 @functools.cache
-def _team() -> Team:
-    """How to run a function on several threads: torch's OpenMP pool, or threads of our own where it has none."""
+def _team() -> Callable[[Entry, int, int], None]:
+    """What calls a kernel on several threads: torch's OpenMP pool, or threads of our own where it has none."""
     start = _openmp_entry()
-    if start is None:
-        pool = ThreadPoolExecutor(thread_name_prefix="headrace-kernel")
-        return lambda address, serial, arguments, n: list(pool.map(serial, [arguments] * n)) and None
-    return lambda address, serial, arguments, n: start(address, arguments, n, 0)
+    if start is not None:
+        return lambda entry, arguments, num_threads: start(entry, arguments, num_threads, 0)
+    pool = ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="headrace-kernel")
+    return lambda entry, arguments, num_threads: _consume(pool.map(entry, [arguments] * num_threads))
+
+
+def _consume(results: Iterable[None]) -> None:
+    for _ in results:
+        pass
 
 
 def _openmp_entry() -> Callable[..., None] | None:
@@ -88,7 +113,7 @@ def _openmp_entry() -> Callable[..., None] | None:
         except (OSError, AttributeError):
             continue
         entry.restype = None
-        entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        entry.argtypes = (_EntryType, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         found: Callable[..., None] = entry
         return found
     return None

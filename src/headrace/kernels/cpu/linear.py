@@ -5,8 +5,6 @@ Packed weights are up to three times faster for the few dozen rows of a decode s
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -36,7 +34,34 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # 
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    if not hasattr(torch.ops.mkl, "_mkl_linear") or not torch.backends.mkl.is_available():
+    """The weight as MKL packs it, or None where torch has no MKL or its answers are wrong."""
+    if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return None
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, _ROWS_HINT)
-    return packed if _shape_is_right(tuple(weight.shape), torch.get_num_threads(), _Once(weight, packed)) else None
+    if weight.shape not in _shape_verdicts:
+        _shape_verdicts[weight.shape] = _is_right(packed, weight)
+    return packed if _shape_verdicts[weight.shape] else None
+
+
+_shape_verdicts: dict[torch.Size, bool] = {}  # the operator is not public: each shape is checked once a process
+
+
+def _is_right(packed: Tensor, weight: Tensor) -> bool:
+    num_columns = weight.shape[1]
+    shape = torch.zeros(1, 1).expand(weight.shape)
+    for num_rows in _CHECKED_ROWS:
+        x = torch.linspace(-1.0, 1.0, num_rows * num_columns).view(num_rows, num_columns).sin_()
+        expected = x @ weight.t()
+        if not torch.allclose(_multiply(x, packed, shape, None), expected, rtol=1e-3, atol=1e-3 * _size(expected)):
+            return False
+    return True
+
+
+def _size(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def _multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
+    # The last argument must be x's own number of rows: with any other, the operator multiplies by `shape` instead.
+    product: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.shape[0])
+    return product

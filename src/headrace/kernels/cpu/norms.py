@@ -13,6 +13,7 @@ _TASK_FLOATS = 8192  # enough work to be worth a claim
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
+    assert weight.dtype == x.dtype and weight.is_contiguous()
     x = x.contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
@@ -28,6 +29,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     if not residual.is_contiguous():
         residual += x
         return rms_norm(residual, weight, eps)
+    assert weight.dtype == x.dtype == residual.dtype and weight.is_contiguous()
     x = x.contiguous()
     out = torch.empty_like(x)
     num_rows, width = x.shape

@@ -1,6 +1,6 @@
 """The layer cache in the layout the attention kernel reads, and the kernel that writes to it.
 
-Keys are stored with tokens innermost, [num_blocks, Hkv, D, block_size]: a register holds the same dimension of several keys.
+Keys are stored with tokens innermost, [num_blocks, Hkv, D, block_size]: a register holds one dimension of several keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def allocate_cache(
 
 
 def is_token_innermost(cache: LayerCache) -> bool:
-    return cache.keys.transpose(2, 3).is_contiguous() and cache.values.is_contiguous()
+    return cache.keys.mT.is_contiguous() and cache.values.is_contiguous()
 
 
 def rope_and_store(
@@ -42,6 +42,7 @@ def rope_and_store(
 ) -> Tensor:  # [T, Hq, D], a view of qkv
     if not is_token_innermost(cache):
         return twins.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
+    assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
     qkv = qkv.contiguous()
     num_tokens, head_dim = qkv.shape[0], cache.keys.shape[3]
     num_tasks = -(-num_tokens // _TASK_TOKENS)

@@ -1,6 +1,6 @@
 """SIMD vectors of float32 for numba: a register type and the few instructions the kernels are written in.
 
-A `Vector` has LANES floats, one hardware register. The width is fixed per machine; numba's cache is keyed by the machine too.
+A `Vector` has LANES floats, one hardware register: the machine's width, which numba's cache is keyed by too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ vector = VectorType()
 
 
 @register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Any) -> None:
         super().__init__(manager, fe_type, _FLOATS)
 
@@ -49,11 +49,10 @@ def _splat(builder: ir.IRBuilder, value: ir.Value, of: ir.VectorType) -> ir.Valu
     return builder.shuffle_vector(one, ir.Constant(of, ir.Undefined), _integers([0] * LANES))
 
 
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, fastmath: tuple[str, ...] = ()) -> ir.Value:
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(result, [arg.type for arg in args]), f"{name}.v{LANES}f32"
-    )
-    return builder.call(function, args, fastmath=fastmath)
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
+    function_type = ir.FunctionType(result, [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(builder.module, function_type, f"{name}.v{LANES}f32")
+    return builder.call(function, args, fastmath=flags)
 
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -174,10 +173,10 @@ def only_lanes(typing: Any, value: Any, begin: Any, end: Any, other: Any) -> Any
 
 @intrinsic
 def largest(typing: Any, value: Any) -> Any:
-    """The greatest lane; the vector holds no NaN."""
+    """The greatest lane; NaN only if there is nothing else."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, "llvm.vector.reduce.fmax", _FLOAT, args[0], fastmath=("nnan",))
+        return _call(builder, "llvm.vector.reduce.fmax", _FLOAT, args[0])
 
     return types.float32(vector), emit
 
@@ -187,7 +186,7 @@ def total(typing: Any, value: Any) -> Any:
     """The sum of the lanes."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT(0.0), args[0], fastmath=("reassoc",))
+        return _call(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT(0.0), args[0], flags=("reassoc",))
 
     return types.float32(vector), emit
 
@@ -201,7 +200,7 @@ _LARGEST = 88.0
 
 @intrinsic
 def exp(typing: Any, value: Any) -> Any:
-    """e**value to about one unit in the last place; 0 below -87, e**88 above 88.
+    """e**value to about one unit in the last place; 0 below -87, e**88 above 88, NaN of NaN.
 
     value = n * ln2 + rest with |rest| <= ln2 / 2; e**rest is its Taylor series, and n is added to the exponent's bits.
     """
@@ -209,7 +208,7 @@ def exp(typing: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x = args[0]
         too_small = builder.fcmp_ordered("<", x, _constants(_SMALLEST))
-        x = builder.select(builder.fcmp_ordered("<", x, _constants(_LARGEST)), x, _constants(_LARGEST))
+        x = builder.select(builder.fcmp_ordered(">", x, _constants(_LARGEST)), _constants(_LARGEST), x)
         rounded = _fma(builder, x, _constants(1.0 / math.log(2.0)), _constants(_ROUNDER))
         n = builder.fsub(rounded, _constants(_ROUNDER))
         rest = _fma(builder, n, _constants(-_LN2_HIGH), x)

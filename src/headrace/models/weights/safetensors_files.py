@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_REMAP_AFTER_BYTES = 512 << 20  # pages of a mapping stay resident until it is closed
+_REMAP_AFTER_BYTES = 128 << 20  # pages of a mapping stay resident until it is closed
 
 
 class SafetensorsFiles:

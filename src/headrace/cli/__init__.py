@@ -1,0 +1,1 @@
+"""The `headrace` command: one small file for each of its commands, imported when it is used."""

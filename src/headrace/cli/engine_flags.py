@@ -1,0 +1,57 @@
+"""The engine's options, made from the fields of `EngineConfig`: names with dashes, help and choices from there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from headrace.cli.parser import CommandParser
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+
+
+def add_engine_flags(parser: CommandParser) -> None:
+    group = parser.add_argument_group("engine", "what is not set is chosen from the model and the machine")
+    hints = get_type_hints(EngineConfig)
+    for field in dataclasses.fields(EngineConfig):
+        group.add_argument(
+            flag_of(field.name),
+            dest=field.name,
+            default=argparse.SUPPRESS,  # so that only what was given reaches the config
+            help=_help(field),
+            **_kind_of(hints[field.name]),
+        )
+
+
+def engine_config(parser: CommandParser, given: argparse.Namespace) -> EngineConfig:
+    """The config of a command line; what the config refuses is wrong usage."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    try:
+        return EngineConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _kind_of(hint: Any) -> dict[str, Any]:
+    """argparse's own words for a field's type: bool, a literal, or a scalar that may be None."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    (scalar,) = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    return {"type": scalar, "metavar": {int: "N", float: "X", str: "NAME"}[scalar]}
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    text = str(field.metadata["help"]).replace("%", "%%")
+    if "default:" in text:
+        return text
+    if isinstance(field.default, bool):
+        return f"{text} (default: {'on' if field.default else 'off'})"
+    return f"{text} (default: {'automatic' if field.default in (None, 'auto') else field.default})"

@@ -1,0 +1,95 @@
+"""The entry of `headrace`: finds the command, imports it and nothing else, and reports errors in one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.cli.parser import CommandParser
+from headrace.errors import HeadraceError, nearest
+from headrace.version import __version__
+
+FAILED, USAGE, STOPPED = 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "run": Command("headrace.cli.run", "answer a file of prompts: a batch job"),
+    "chat": Command("headrace.cli.chat", "talk with a model in the terminal"),
+    "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
+}
+
+EXAMPLES = """\
+examples:
+  headrace run prompts.jsonl -o answers.jsonl     with the embedded model, which needs no account
+  headrace run prompts.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B --max-tokens 256
+  headrace chat
+
+'headrace COMMAND --help' has a command's options. HEADRACE_DEBUG=1 shows where an error came from."""
+
+
+class CommandModule(Protocol):
+    def main(self, arguments: Sequence[str]) -> int: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 an error, 2 wrong usage, 130 stopped by Ctrl-C; `run` adds one of its own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(given)
+    except HeadraceError as error:
+        if _is_debugging():
+            raise
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        if _is_debugging():
+            raise
+        print("\nheadrace: stopped", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:
+        # The reader of our output has gone; there is nobody to tell, and nothing may be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _dispatch(given: list[str]) -> int:
+    if given and not given[0].startswith("-"):
+        return _load(given[0]).main(given[1:])
+    parser = _top_parser()
+    parser.parse_args(given)
+    parser.print_help()
+    return 0
+
+
+def _load(name: str) -> CommandModule:
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        _top_parser().error(f"unknown command {name!r}{nearest(name, COMMANDS)} (commands: {known})")
+    module: CommandModule = importlib.import_module(COMMANDS[name].module)
+    return module
+
+
+def _top_parser() -> CommandParser:
+    commands = "\n".join(f"  {name:<10}{command.help}" for name, command in COMMANDS.items())
+    parser = CommandParser(
+        prog="headrace",
+        usage="headrace COMMAND [options]",
+        description=f"LLM batch jobs with as little waste as the hardware allows.\n\ncommands:\n{commands}",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    return parser
+
+
+def _is_debugging() -> bool:
+    return os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")

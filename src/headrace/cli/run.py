@@ -1,0 +1,106 @@
+"""`headrace run`: a batch job from a file of prompts to a file of answers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.cli.engine_flags import add_engine_flags, engine_config
+from headrace.cli.parser import CommandParser
+from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
+
+if TYPE_CHECKING:
+    from headrace.jobs.report import JobReport
+
+EPILOG = """\
+input lines:
+  {"prompt": "...", "max_tokens": 64, "any": "field"}        other fields are carried to the output
+  {"messages": [{"role": "user", "content": "..."}]}
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    OpenAI's batch format
+
+exit codes:
+  0    every line was answered
+  1    the job could not start or go on
+  2    wrong usage
+  3    the job is done, and some lines became error lines
+  130  stopped by Ctrl-C; what was written is kept"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    defaults = sampling_defaults(parser, given)
+    config = engine_config(parser, given)
+
+    from headrace.cli.fetching import fetch_if_missing
+    from headrace.jobs.run import run_job
+    from headrace.jobs.spec import JobSpec
+
+    job = JobSpec(
+        input=given.input,
+        output=given.output,
+        config=config,
+        defaults=defaults,
+        limit=given.limit,
+        overwrite=given.overwrite,
+    )
+    job.check_paths()
+    fetch_if_missing(config.model, quiet=given.quiet)
+    report = run_job(job, quiet=given.quiet)
+    _tell(report, given)
+    return report.exit_code
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(
+        prog="headrace run",
+        usage="headrace run INPUT -o OUTPUT [options]",
+        description="Answer every line of a file of prompts. Answers are written as they finish.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("input", metavar="INPUT", help="a file of JSON lines, or - for stdin")
+    parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help="the file of answers, or - for stdout")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
+    parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
+    parser.add_argument("--json-summary", metavar="PATH", help="write the summary as JSON too")
+    add_sampling_flags(
+        parser,
+        "for lines that do not say otherwise",
+        max_tokens="longest answer, in tokens (default: messages, to the end of the context; a prompt, 256; "
+        "/v1/completions, 16)",
+    )
+    add_engine_flags(parser)
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _tell(report: JobReport, given: argparse.Namespace) -> None:
+    from headrace.jobs.summary import headline, print_summary, whereabouts
+
+    if given.json_summary:
+        _write_json(report, given.json_summary)
+    if not given.quiet:
+        print_summary(report, sys.stderr)
+    elif report.exit_code:
+        print(f"headrace: {headline(report)}; {whereabouts(report)}", file=sys.stderr)
+
+
+def _write_json(report: JobReport, path: str) -> None:
+    import msgspec
+
+    from headrace.errors import JobError
+
+    try:
+        with open(path, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(report.as_json())) + b"\n")
+    except OSError as error:
+        raise JobError(f"the summary cannot be written to {path}: {error.strerror}") from error

@@ -1,0 +1,41 @@
+"""Options for how answers are sampled: defaults that a request may override."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.cli.engine_flags import flag_of
+from headrace.cli.parser import CommandParser
+from headrace.errors import RequestError
+from headrace.types import SamplingParams
+
+# Names are those of SamplingParams.
+FLAGS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"type": int, "metavar": "N", "help": "longest answer, in tokens"},
+    "min_tokens": {"type": int, "metavar": "N", "help": "shortest answer, in tokens (default: 0)"},
+    "temperature": {"type": float, "metavar": "X", "help": "0 always takes the likeliest token (default: 1)"},
+    "top_p": {"type": float, "metavar": "X", "help": "draw from the likeliest tokens of this joint probability"},
+    "top_k": {"type": int, "metavar": "N", "help": "draw from this many of the likeliest tokens"},
+    "min_p": {"type": float, "metavar": "X", "help": "leave out tokens below this share of the likeliest one's"},
+    "stop": {"action": "append", "metavar": "TEXT", "help": "end the answer before this text; may be repeated"},
+    "ignore_eos": {"action": "store_true", "help": "go on past the model's own end"},
+}
+
+
+def add_sampling_flags(parser: CommandParser, description: str, **changed_help: str) -> None:
+    group = parser.add_argument_group("sampling", description)
+    for name, options in FLAGS.items():
+        help = changed_help.get(name, options["help"])
+        group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **{**options, "help": help})
+
+
+def sampling_defaults(parser: CommandParser, given: argparse.Namespace) -> Mapping[str, Any]:
+    """The given ones, checked; what no request could use is wrong usage."""
+    defaults = {name: getattr(given, name) for name in FLAGS if hasattr(given, name)}
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        parser.error(str(error))
+    return defaults

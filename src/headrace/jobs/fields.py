@@ -1,0 +1,151 @@
+"""The parameters that a line may carry: those that become sampling, those that change nothing, those refused.
+
+Nothing is ignored in silence: a parameter that would change the answer and that we do not have is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from headrace.errors import RequestError, nearest
+from headrace.types import SamplingParams
+
+MAX_N = 128
+UNTIL_CONTEXT_ENDS = None
+
+_ALIASES = ("max_completion_tokens", "top_logprobs")
+_BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+# `detokenize` is left out: a line's answer is text.
+SAMPLING_FIELDS = frozenset(
+    {field.name for field in dataclasses.fields(SamplingParams)} - {"detokenize"} | set(_ALIASES)
+)
+
+# Accepted in an OpenAI body and without effect: they name, label or account for the request.
+LABELS = frozenset(
+    {
+        "metadata",
+        "model",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+# Not supported: refused with any value but null and these, which ask for nothing.
+UNSUPPORTED_SAMPLING: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "stream": (False,),
+    "structured_outputs": (),
+    "tool_choice": ("none", "auto"),
+    "use_beam_search": (False,),
+}
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    **UNSUPPORTED_SAMPLING,
+    "add_special_tokens": (),
+    "audio": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "priority": (0,),
+    "reasoning_effort": ("none",),
+    "stream_options": (),
+    "suffix": ("",),
+    "tools": ([],),
+    "top_a": (0,),
+    "truncate_prompt_tokens": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_REASONS = {"stream": "a batch job writes whole answers", "priority": "a batch job answers its lines in their order"}
+
+
+def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    for name, value in given.items():
+        neutral = unsupported.get(name)
+        if neutral is None or value is None or value in neutral:
+            continue
+        reason = f" ({_REASONS[name]})" if name in _REASONS else ""
+        way_out = f"leave it out or set it to {neutral[0]!r}" if neutral else "leave it out"
+        raise RequestError(f"{name}={value!r} is not supported{reason}; {way_out}", param=name, code="unsupported")
+
+
+def refuse_unknown(given: Collection[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise RequestError(
+                f"unknown parameter {name!r}{nearest(name, known)}", param=name, code="unknown_parameter"
+            )
+
+
+def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any], *, seed: int) -> SamplingParams:
+    """A line's own values over the job's defaults; `seed` is for lines that bring none."""
+    own = {name: value for name, value in given.items() if name in SAMPLING_FIELDS and value is not None}
+    _check_kinds(own)
+    _join_max_tokens(own)
+    _join_logprobs(own)
+    return SamplingParams(**{"seed": seed, **defaults, **own})
+
+
+def _check_kinds(own: Mapping[str, Any]) -> None:
+    """What `SamplingParams` takes as it comes. It checks the numbers itself."""
+    for name in _BOOLEANS:
+        if name in own and not isinstance(own[name], bool):
+            raise RequestError(f"{name} must be true or false, got {own[name]!r}", param=name)
+    if not isinstance(own.get("stop", ""), (str, list)):
+        raise RequestError(f"stop must be text or a list of it, got {own['stop']!r}", param="stop")
+    if not isinstance(own.get("stop_token_ids", []), list):
+        raise RequestError(f"stop_token_ids must be a list, got {own['stop_token_ids']!r}", param="stop_token_ids")
+    num_answers = own.get("n", 1)
+    if isinstance(num_answers, int) and num_answers > MAX_N:
+        raise RequestError(f"n must be between 1 and {MAX_N}, got {num_answers}", param="n")
+
+
+def _join_max_tokens(own: dict[str, Any]) -> None:
+    newer = own.pop("max_completion_tokens", None)
+    if newer is None:
+        return
+    if own.get("max_tokens", newer) != newer:
+        raise RequestError(
+            f"max_completion_tokens={newer!r} and max_tokens={own['max_tokens']!r} mean the same; give one",
+            param="max_completion_tokens",
+        )
+    own["max_tokens"] = newer
+
+
+def _join_logprobs(own: dict[str, Any]) -> None:
+    """Chat says `logprobs: true` and `top_logprobs: 5`, completions say `logprobs: 5`; both are read everywhere."""
+    most_likely = own.pop("top_logprobs", None)
+    wanted = own.pop("logprobs", False)
+    if wanted is True:
+        own["logprobs"] = most_likely or 0
+    elif most_likely is not None:
+        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    elif wanted is not False:
+        own["logprobs"] = wanted

@@ -1,0 +1,133 @@
+"""OpenAI's batch lines: {"custom_id", "method", "url", "body"} in, its output lines and completion objects out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.errors import RequestError, nearest
+from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
+from headrace.jobs.logprobs import chat_entries, completion_lists
+from headrace.jobs.reply import ENGINE_ERROR, JobFacts, message_of, usage
+from headrace.types import CompletionOutput, RequestOutput
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
+
+_ENVELOPE = ("custom_id", "method", "url", "body")
+_EXTRAS = frozenset({"cache_salt"})
+_OWN_FIELDS = {CHAT: frozenset({"messages", "chat_template_kwargs"}), COMPLETIONS: frozenset({"prompt"})}
+
+
+def is_openai(line: Mapping[str, Any]) -> bool:
+    return "body" in line or "url" in line
+
+
+def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
+    """The url of a well-formed envelope."""
+    for name in line:
+        if name not in _ENVELOPE:
+            raise _bad_envelope(f"unknown field {name!r} beside custom_id, method, url and body", name)
+    custom_id, method, url = line.get("custom_id"), line.get("method"), line.get("url")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise _bad_envelope(f"custom_id must be a non-empty text, got {custom_id!r}", "custom_id")
+    if method != "POST":
+        raise _bad_envelope(f"method must be 'POST', got {method!r}", "method")
+    if url not in _OWN_FIELDS:
+        known = " or ".join(_OWN_FIELDS)
+        raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), _OWN_FIELDS)}", "url")
+    if not isinstance(line.get("body"), dict):
+        raise _bad_envelope("body must be an object", "body")
+    return CHAT if url == CHAT else COMPLETIONS
+
+
+def check_body(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+    own = _OWN_FIELDS[endpoint]
+    refuse_unsupported(body, UNSUPPORTED)
+    refuse_unknown(body, own | SAMPLING_FIELDS | LABELS | UNSUPPORTED.keys() | _EXTRAS)
+    if not isinstance(body.get("cache_salt"), str | None):
+        raise RequestError(f"cache_salt must be text, got {body['cache_salt']!r}", param="cache_salt")
+
+
+def _bad_envelope(message: str, param: str) -> RequestError:
+    return RequestError(message, param=param, code="invalid_line")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIReply:
+    index: int
+    custom_id: str | None
+    endpoint: Endpoint | None  # None: not even a request, so its error is the line's and has no response
+
+    def answer(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
+        body = self._chat(output, facts) if self.endpoint == CHAT else self._completion(output, facts)
+        return self._line(facts, response=self._response(200, body, facts))
+
+    def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]:
+        message = message_of(error, self.index)
+        if self.endpoint is None:
+            return self._line(facts, error={"code": error.code, "message": message})
+        is_ours = error.code == ENGINE_ERROR
+        kind = "server_error" if is_ours else "invalid_request_error"
+        body = {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+        return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
+
+    def _line(
+        self, facts: JobFacts, *, response: dict[str, Any] | None = None, error: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {
+            "id": facts.id_of("batch_req_", self.index),
+            "custom_id": self.custom_id,
+            "response": response,
+            "error": error,
+        }
+
+    def _response(self, status_code: int, body: dict[str, Any], facts: JobFacts) -> dict[str, Any]:
+        return {"status_code": status_code, "request_id": facts.id_of("req_", self.index), "body": body}
+
+    def _chat(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
+        choices = [
+            {
+                "index": answer.index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": _chat_logprobs(answer, facts),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer in output.outputs
+        ]
+        return self._completion_object("chatcmpl-", "chat.completion", choices, output, facts)
+
+    def _completion(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
+        choices = [
+            {
+                "index": answer.index,
+                "text": answer.text,
+                "logprobs": None if answer.logprobs is None else completion_lists(answer.logprobs, facts.tokenizer),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer in output.outputs
+        ]
+        return self._completion_object("cmpl-", "text_completion", choices, output, facts)
+
+    def _completion_object(
+        self, prefix: str, kind: str, choices: list[dict[str, Any]], output: RequestOutput, facts: JobFacts
+    ) -> dict[str, Any]:
+        return {
+            "id": facts.id_of(prefix, self.index),
+            "object": kind,
+            "created": facts.now(),
+            "model": facts.model_name,
+            "choices": choices,
+            "usage": usage(output),
+            "system_fingerprint": None,
+        }
+
+
+def _chat_logprobs(answer: CompletionOutput, facts: JobFacts) -> dict[str, Any] | None:
+    if answer.logprobs is None:
+        return None
+    return {"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None}

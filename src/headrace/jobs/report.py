@@ -1,0 +1,129 @@
+"""What a job came to: counted while it runs, told when it is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.engine.core import EngineStats
+from headrace.engine.settings import Choice
+from headrace.errors import RequestError
+from headrace.jobs.lines import LineRequest
+from headrace.jobs.reply import message_of
+from headrace.types import RequestOutput
+
+MAX_NOTES = 20
+MAX_FIRST_ERRORS = 3
+
+ALL_ANSWERED, SOME_FAILED, STOPPED = 0, 3, 130  # exit codes; 1 and 2 are the command's own
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question and its answer, to show what the output looks like."""
+
+    index: int
+    question: str
+    text: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts by line. Owned by the job's run until its report is made."""
+
+    num_answered: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)  # by code
+    first_errors: list[str] = field(default_factory=list)
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    sample: Sample | None = None
+
+    @property
+    def num_failed(self) -> int:
+        return self.errors.total()
+
+    @property
+    def num_done(self) -> int:
+        return self.num_answered + self.num_failed
+
+    def add_answer(self, line: LineRequest, output: RequestOutput) -> None:
+        self.num_answered += 1
+        self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.num_cached_tokens += output.num_cached_tokens
+        self.num_generated_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        self.finish_reasons.update(answer.finish_reason or "none" for answer in output.outputs)
+        for note in line.notes:
+            if note in self.notes or len(self.notes) < MAX_NOTES:
+                self.notes[note] += 1
+        if self.sample is None or line.reply.index < self.sample.index:
+            self.sample = Sample(line.reply.index, line.question, output.outputs[0].text)
+
+    def add_error(self, index: int, error: RequestError) -> None:
+        self.errors[error.code] += 1
+        if len(self.first_errors) < MAX_FIRST_ERRORS:
+            self.first_errors.append(message_of(error, index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    output: str
+    model_name: str
+    was_stopped: bool
+    num_in_flight: int  # when it was stopped
+    tally: Tally
+    seconds: float  # from the first line read to the last written
+    start_seconds: float
+    stats: EngineStats
+    choices: tuple[Choice, ...]
+
+    @property
+    def exit_code(self) -> int:
+        if self.was_stopped:
+            return STOPPED
+        return SOME_FAILED if self.tally.num_failed else ALL_ANSWERED
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        return self.tally.num_prompt_tokens / max(1e-9, self.seconds)
+
+    @property
+    def generated_tokens_per_second(self) -> float:
+        return self.tally.num_generated_tokens / max(1e-9, self.seconds)
+
+    @property
+    def host_seconds_per_step(self) -> float:
+        return self.stats.host_seconds / max(1, self.stats.scheduler.num_steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json-summary`. Shares are of 1."""
+        tally, scheduler = self.tally, self.stats.scheduler
+        return {
+            "output": self.output,
+            "model": self.model_name,
+            "outcome": "stopped" if self.was_stopped else "finished",
+            "requests": tally.num_done,
+            "answered": tally.num_answered,
+            "errors": tally.num_failed,
+            "errors_by_code": dict(tally.errors),
+            "finish_reasons": dict(tally.finish_reasons),
+            "prompt_tokens": tally.num_prompt_tokens,
+            "cached_prompt_tokens": tally.num_cached_tokens,
+            "completion_tokens": tally.num_generated_tokens,
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "completion_tokens_per_second": self.generated_tokens_per_second,
+            "seconds": self.seconds,
+            "start_seconds": self.start_seconds,
+            "prefix_hit_share": scheduler.prefix_hit_share,
+            "kv_use_peak": scheduler.most_kv_use,
+            "kv_waste": scheduler.kv_waste,
+            "preemptions": scheduler.num_preemptions,
+            "steps": scheduler.num_steps,
+            "tokens_per_step": scheduler.mean_batched_tokens,
+            "host_seconds_per_step": self.host_seconds_per_step,
+            "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
+            "notes": dict(tally.notes),
+        }

@@ -1,0 +1,133 @@
+"""A job's report for people: panels on a terminal, plain lines elsewhere. The same rows either way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+from headrace.engine.settings import Choice
+from headrace.jobs.report import JobReport
+from headrace.jobs.spec import STANDARD_STREAM
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = tuple[str, str]
+
+SAMPLE_LEN = 240
+
+
+def print_summary(report: JobReport, stream: TextIO) -> None:
+    if stream.isatty():
+        _print_rich(report, stream)
+    else:
+        stream.write(plain_summary(report))
+        stream.flush()
+
+
+def headline(report: JobReport) -> str:
+    tally = report.tally
+    done = f"{tally.num_answered:,} of {tally.num_done:,} lines answered in {_seconds(report.seconds)}"
+    if tally.num_failed:
+        done += f", {_many(tally.num_failed, 'error line')}"
+    return f"stopped: {done}, {report.num_in_flight:,} left in flight" if report.was_stopped else done
+
+
+def result_rows(report: JobReport) -> list[Row]:
+    tally, scheduler = report.tally, report.stats.scheduler
+    rows = [
+        ("tokens in", f"{tally.num_prompt_tokens:,} · {report.prompt_tokens_per_second:,.0f}/s"),
+        ("tokens out", f"{tally.num_generated_tokens:,} · {report.generated_tokens_per_second:,.0f}/s"),
+        ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start"),
+        ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were there already"),
+        ("KV cache", f"{scheduler.most_kv_use:.1%} used at most, {scheduler.kv_waste:.1%} of it without a token"),
+        ("preemptions", f"{scheduler.num_preemptions:,}"),
+        ("steps", f"{scheduler.num_steps:,} of {scheduler.mean_batched_tokens:,.1f} tokens on average"),
+        ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms a step"),
+        ("ended by", ", ".join(f"{reason} {count:,}" for reason, count in tally.finish_reasons.most_common()) or "–"),
+    ]
+    if tally.num_failed:
+        rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in tally.errors.most_common())))
+    return rows
+
+
+def remarks(report: JobReport) -> list[str]:
+    """Sentences below the figures: what went wrong first, and what the user may not have meant."""
+    notes = [f"{note} ({_many(count, 'line')})" for note, count in report.tally.notes.most_common()]
+    return [*report.tally.first_errors, *notes]
+
+
+def whereabouts(report: JobReport) -> str:
+    kept = "the answers so far are" if report.was_stopped else "the answers are"
+    place = "on stdout" if report.output == STANDARD_STREAM else f"in {report.output}"
+    return f"{kept} {place}"
+
+
+def plain_summary(report: JobReport) -> str:
+    lines = [f"headrace: {headline(report)}"]
+    lines += [f"  {name:<14}{value}" for name, value in result_rows(report)]
+    lines += [f"  ! {remark}" for remark in remarks(report)]
+    lines += ["headrace: settings"]
+    lines += [f"  {choice.name:<24}{choice.value:<10} {choice.reason}" for choice in report.choices]
+    if report.tally.sample is not None:
+        sample = report.tally.sample
+        lines += [f"headrace: line {sample.index + 1}, for example"]
+        lines += [f"  > {_short(sample.question)}", f"  < {_short(sample.text)}"]
+    return "\n".join([*lines, f"headrace: {whereabouts(report)}", ""])
+
+
+def _print_rich(report: JobReport, stream: TextIO) -> None:
+    from rich.console import Console, Group, RenderableType
+    from rich.panel import Panel
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_rich_rows(result_rows(report))]
+    parts += [Text(f"! {remark}", style="yellow") for remark in remarks(report)]
+    colour = "yellow" if report.exit_code else "green"
+    console = Console(file=stream, highlight=False)
+    console.print(Panel(Group(*parts), title=headline(report), title_align="left", border_style=colour))
+    console.print(Panel(_rich_choices(report.choices), title="settings", title_align="left", border_style="dim"))
+    sample = report.tally.sample
+    if sample is not None:
+        text = Text.assemble((_short(sample.question), "dim"), "\n", _short(sample.text))
+        console.print(Panel(text, title=f"line {sample.index + 1}", title_align="left", border_style="dim"))
+    console.print(Text(whereabouts(report), style="bold"))
+
+
+def _rich_rows(rows: list[Row]) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _rich_choices(choices: tuple[Choice, ...]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for style in ("dim", "bold", ""):
+        table.add_column(style=style)
+    for choice in choices:
+        table.add_row(choice.name, choice.value, Text(choice.reason))
+    return table
+
+
+def _short(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= SAMPLE_LEN else joined[: SAMPLE_LEN - 1].rstrip() + "…"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

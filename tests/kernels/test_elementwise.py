@@ -1,0 +1,75 @@
+"""Norms, activation and embedding: CPU kernels against their twins, and twins against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.kernels import ops, twins
+from headrace.kernels.cpu import activation, norms
+
+SHAPES = [(1, 576), (128, 576), (33, 2048), (3, 7), (700, 64), (0, 64)]
+
+
+def test_the_rms_norm_twin_agrees_with_torch() -> None:
+    x, weight = torch.randn(5, 64), torch.randn(64)
+    torch.testing.assert_close(twins.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (64,), weight, 1e-5))
+
+
+def test_the_rms_norm_twin_sums_bfloat16_in_float32() -> None:
+    x = torch.full((1, 4096), 0.1, dtype=torch.bfloat16)
+    out = twins.rms_norm(x, torch.ones(4096, dtype=torch.bfloat16), 0.0)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape), torch.randn(shape[1])
+    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), twins.rms_norm(x, weight, 1e-6))
+
+
+def test_rms_norm_reads_rows_that_lie_apart() -> None:
+    x, weight = torch.randn(6, 3, 32)[:, 1], torch.randn(32)
+    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), twins.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm_agrees_with_its_twin_and_updates_the_residual(shape: tuple[int, int]) -> None:
+    x, residual, weight = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
+    expected_residual = residual.clone()
+    expected = twins.add_rms_norm(x, expected_residual, weight, 1e-6)
+    torch.testing.assert_close(norms.add_rms_norm(x, residual, weight, 1e-6), expected)
+    assert torch.equal(residual, expected_residual)
+
+
+def test_add_rms_norm_updates_a_residual_that_is_a_view() -> None:
+    x, backing, weight = torch.randn(4, 32), torch.zeros(4, 64), torch.randn(32)
+    out = norms.add_rms_norm(x, backing[:, 32:], weight, 1e-6)
+    assert torch.equal(backing[:, 32:], x)
+    assert torch.equal(backing[:, :32], torch.zeros(4, 32))
+    torch.testing.assert_close(out, twins.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("shape", [(1, 3072), (128, 3072), (5, 46), (3, 2), (0, 64)])
+def test_silu_and_mul_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+    gate_up = 4 * torch.randn(shape)
+    torch.testing.assert_close(activation.silu_and_mul(gate_up), twins.silu_and_mul(gate_up))
+
+
+@settings(deadline=None)
+@given(st.floats(-(2.0**100), 2.0**100, width=32))
+def test_silu_is_right_for_any_number(number: float) -> None:
+    gate_up = torch.tensor([[number] * 16 + [1.0] * 16])
+    torch.testing.assert_close(activation.silu_and_mul(gate_up), twins.silu_and_mul(gate_up), atol=1e-30, rtol=1e-5)
+
+
+def test_silu_does_not_hide_a_nan() -> None:
+    assert activation.silu_and_mul(torch.full((1, 32), float("nan"))).isnan().all()
+
+
+def test_embed_picks_rows_of_the_table() -> None:
+    table = torch.randn(10, 4)
+    assert torch.equal(ops.embed(torch.tensor([3, 3, 9]), table), table[[3, 3, 9]])

@@ -1,0 +1,81 @@
+"""Which kernels the operations choose, and what that choice costs at start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.kernels import ops, twins
+from headrace.kernels.cpu import disk_cache, launch, norms
+
+
+@pytest.fixture
+def _no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "_has_numba", lambda: False)
+    ops._kernels.cache_clear()
+    yield
+    ops._kernels.cache_clear()
+
+
+def test_importing_the_operations_does_not_import_numba() -> None:
+    code = "import sys, headrace.kernels.ops; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_float32_on_the_cpu_runs_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "rms_norm", _refuse)
+    ops.rms_norm(torch.randn(2, 8), torch.ones(8), 1e-6)
+
+
+def test_other_types_run_the_twin() -> None:
+    x = torch.randn(2, 8).bfloat16()
+    assert torch.equal(ops.rms_norm(x, torch.ones(8).bfloat16(), 1e-6), twins.rms_norm(x, torch.ones(8), 1e-6))
+
+
+@pytest.mark.usefixtures("_no_numba")
+def test_without_numba_the_twins_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "rms_norm", _refuse)
+    x = torch.randn(2, 8)
+    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), twins.rms_norm(x, torch.ones(8), 1e-6))
+    assert isinstance(ops.pack_linear(torch.randn(3, 8)), twins.PackedLinear)
+    ops.warm_up(torch.device("cpu"), torch.float32)
+
+
+def test_kernels_run_on_threads_of_their_own_where_torch_has_no_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_openmp_entry", lambda: None)
+    launch._team.cache_clear()
+    try:
+        x, weight = torch.randn(500, 576), torch.randn(576)
+        torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), twins.rms_norm(x, weight, 1e-6))
+    finally:
+        launch._team.cache_clear()
+
+
+def test_compiled_kernels_are_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    disk_cache.choose_directory()
+    chosen = disk_cache.os.environ["NUMBA_CACHE_DIR"]
+    assert Path(chosen).parent == tmp_path / "headrace" / "numba"
+
+
+def test_a_cache_directory_that_the_user_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/somewhere")
+    disk_cache.choose_directory()
+    assert disk_cache.os.environ["NUMBA_CACHE_DIR"] == "/somewhere"
+
+
+def test_an_unusable_cache_home_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(disk_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert disk_cache._first_writable().parent == tmp_path
+
+
+def _refuse(*args: object) -> None:
+    raise AssertionError("the wrong kernel was chosen")

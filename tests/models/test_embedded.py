@@ -1,0 +1,78 @@
+"""The embedded model against transformers' own reading of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headrace.kernels import ops
+from headrace.models import Checkpoint, load_decoder, open_checkpoint
+from headrace.models.gguf_file import GgufTensor, read_gguf
+
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+
+
+def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:
+    """The file's blocks, dequantized by the gguf package and named and reordered here, in transformers' model."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    stored = {
+        tensor.name: stored_weights(checkpoint.source, tensor)
+        for tensor in read_gguf(checkpoint.source).tensors.values()
+    }
+    model = LlamaForCausalLM(config)
+    state = {}
+    for name in model.state_dict():
+        stem, _, kind = name.rpartition(".")
+        key = f"{names.get_name(stem)}.{kind}"
+        weight = torch.from_numpy(stored.get(key, stored["token_embd.weight"]))
+        if ".attn_q." in key or ".attn_k." in key:
+            weight = weight.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+        state[name] = weight
+    model.load_state_dict(state)
+    return model.float().eval()
+
+
+def stored_weights(path: Path, tensor: GgufTensor) -> np.ndarray:
+    raw = np.fromfile(path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+    kind = gguf.GGMLQuantizationType[tensor.type_name]
+    return gguf.quants.dequantize(raw.reshape(tensor.shape[0], -1), kind).reshape(tensor.shape)
+
+
+@pytest.mark.embedded
+def test_the_embedded_model_gives_the_logits_of_transformers() -> None:
+    checkpoint = open_checkpoint("smollm2")
+    decoder = load_decoder(checkpoint, dtype=torch.float32)
+    length, cpu = len(PROMPT), torch.device("cpu")
+    layout = ops.StepLayout(
+        positions=torch.arange(length),
+        slots=torch.arange(length),
+        query_starts=torch.tensor([0, length], dtype=torch.int32),
+        context_lens=torch.tensor([length], dtype=torch.int32),
+        rows=torch.zeros(1, dtype=torch.int32),
+        block_tables=torch.arange(4, dtype=torch.int32)[None],
+        max_query_len=length,
+        max_context_len=length,
+    )
+    caches = [ops.allocate_cache(4, 16, 3, 64, torch.float32, cpu) for _ in range(30)]
+    ours = decoder.logits(decoder.hidden(torch.tensor(PROMPT), layout, caches))
+    with torch.no_grad():
+        expected = theirs(checkpoint)(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=1e-3)
+    assert torch.equal(ours.argmax(-1), expected.argmax(-1))

@@ -1,0 +1,155 @@
+"""Configs become specs; what would be computed wrongly is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models import ModelSpec, RopeSpec
+from headrace.models.hub_config import spec_from_config
+
+LLAMA_3_2_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "sliding_window": 100,
+    "max_window_layers": 3,
+}
+
+
+def spec(base: dict[str, Any], **changes: Any) -> ModelSpec:
+    return spec_from_config(base | changes)
+
+
+def test_the_config_of_llama_3_2_reads_as_its_authors_mean_it() -> None:
+    read = spec(LLAMA_3_2_1B)
+    assert read.num_params == 1_235_814_400
+    assert read.kv_elements_per_token == 2 * 16 * 8 * 64
+    assert read.rope == RopeSpec(theta=500000.0, kind="llama3", factor=32.0, original_max_len=8192)
+    assert (read.family, read.dtype, read.max_model_len) == ("llama", "bfloat16", 131072)
+    assert read.eos_token_ids == (128001, 128008, 128009)
+    assert read.bos_token_id == 128000
+    assert read.windows == (None,) * 16
+
+
+def test_generation_config_adds_end_ids_without_repeating_them() -> None:
+    read = spec_from_config(QWEN2 | {"eos_token_id": 5}, {"eos_token_id": [7, 5]})
+    assert read.eos_token_ids == (5, 7)
+
+
+def test_a_head_size_of_its_own_need_not_divide_the_hidden_size() -> None:
+    read = spec(QWEN2, architectures=["Qwen3ForCausalLM"])
+    assert read.head_dim == 128
+    assert read.qk_norm
+    assert read.tensor_shapes()["model.layers.3.self_attn.o_proj.weight"] == (64, 4 * 128)
+
+
+def test_qwen_windows_are_off_unless_switched_on_and_start_at_their_layer() -> None:
+    assert spec(QWEN2).windows == (None,) * 4
+    assert spec(QWEN2, use_sliding_window=True).windows == (None, None, None, 100)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert spec(QWEN2, use_sliding_window=True, layer_types=kinds).windows == (100, None, 100, None)
+
+
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    mistral = QWEN2 | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "max_window_layers": None}
+    assert spec(mistral, max_position_embeddings=32768).windows == (4096,) * 4
+    assert spec(mistral, max_position_embeddings=4096).windows == (None,) * 4
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_stretched_rope_stretches_the_context(kind: str) -> None:
+    scaling = {"rope_type": kind, "factor": 4.0}
+    assert spec(QWEN2, rope_scaling=scaling, max_position_embeddings=1000).max_model_len == 4000
+
+
+def test_without_architectures_the_model_type_decides() -> None:
+    assert spec({**QWEN2, "architectures": None}, model_type="qwen2").family == "qwen2"
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'Qwen2MoeForCausalLM'.*did you mean 'Qwen2For.*supported: Llama"):
+        spec(QWEN2, architectures=["Qwen2MoeForCausalLM"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"partial_rotary_factor": 0.5},
+        {"attn_logit_softcapping": 50.0},
+        {"final_logit_softcapping": 30.0},
+        {"num_local_experts": 8},
+        {"attention_multiplier": 0.1},
+        {"dual_chunk_attention_config": {"chunk_size": 8}},
+        {"use_qk_norm": True},
+        {"quantization_config": {"quant_method": "awq"}},
+        {"is_causal": False},
+        {"layer_types": ["linear_attention"] * 4},
+        {"layer_types": ["sliding_attention"] * 4},
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        spec(QWEN2, **change)
+
+
+def test_features_that_are_switched_off_are_fine() -> None:
+    spec(QWEN2, use_mrope=False, rope_scaling=None, attn_logit_softcapping=None, partial_rotary_factor=1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": None},
+        {"vocab_size": -1},
+        {"num_key_value_heads": 3},
+        {"head_dim": 15},
+        {"rope_scaling": {"rope_type": "linear"}},
+        {"use_sliding_window": True, "sliding_window": 0},
+    ],
+)
+def test_impossible_numbers_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        spec(QWEN2, **change)

@@ -1,0 +1,190 @@
+"""Every family against transformers on tiny random weights: equal logits however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from headrace.kernels import ops
+from headrace.models import Decoder, load_decoder, open_checkpoint
+
+VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 24, 6
+TEXT_LENS = (50, 37, 5)  # of rows 0, 1 and 2
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "llama, tied, one kv head a query head": lambda: LlamaForCausalLM(
+        LlamaConfig(**SMALL | {"num_key_value_heads": 4}, tie_word_embeddings=True)
+    ),
+    "llama, biased": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "llama 3.1": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
+    "mistral, sliding window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)),
+    "mistral, no window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=32)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
+}
+
+Step = list[tuple[int, int]]  # (row, number of its next tokens)
+SCHEDULES: dict[str, list[Step]] = {
+    "one prefill": [[(0, 50)]],
+    "prefill in chunks": [[(0, 7)], [(0, 16)], [(0, 27)]],
+    "decoding from the cache": [[(0, 20)], *([[(0, 1)]] * 30)],
+    "mixed batches": [[(0, 20)], [(1, 30), (0, 1)], [(2, 3), (0, 1), (1, 1)], [(0, 28), (1, 6), (2, 1)], [(2, 1)]],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are done before a second thread wakes up."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@dataclass(frozen=True)
+class Pair:
+    theirs: PreTrainedModel
+    ours: Decoder
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    torch.manual_seed(7)
+    directory = tmp_path_factory.mktemp("model")
+    theirs = FAMILIES[request.param]().float().eval()
+    randomize(theirs)
+    theirs.save_pretrained(directory)
+    return Pair(theirs=theirs, ours=load(directory))
+
+
+def randomize(model: PreTrainedModel) -> None:
+    """Fresh models have biases of zero and norms of one, which would hide a mix-up."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+
+
+def load(directory: Path) -> Decoder:
+    return load_decoder(open_checkpoint(str(directory)), dtype=torch.float32, device="cpu")
+
+
+class PagedRun:
+    """Feeds texts to a decoder step by step, over blocks scattered through a cache that starts as NaN."""
+
+    def __init__(self, decoder: Decoder, texts: list[Tensor]) -> None:
+        spec, order = decoder.spec, torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
+        self.decoder, self.texts = decoder, texts
+        self.done = [0] * len(texts)
+        self.logits: list[list[Tensor]] = [[] for _ in texts]
+        self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
+        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu"))
+        self.caches = [ops.allocate_cache(*shape) for _ in range(spec.num_layers)]
+        for cache in self.caches:
+            cache.keys.fill_(float("nan"))
+            cache.values.fill_(float("nan"))
+
+    def step(self, step: Step) -> None:
+        pieces = [torch.arange(self.done[row], self.done[row] + count) for row, count in step]
+        tokens = torch.cat([self.texts[row][piece] for (row, _), piece in zip(step, pieces, strict=True)])
+        out = self.decoder.logits(self.decoder.hidden(tokens, self.layout(step, pieces), self.caches))
+        for (row, count), part in zip(step, out.split([count for _, count in step]), strict=True):
+            self.logits[row].append(part)
+            self.done[row] += count
+
+    def layout(self, step: Step, pieces: list[Tensor]) -> ops.StepLayout:
+        rows, counts = [row for row, _ in step], [count for _, count in step]
+        ends = [self.done[row] + count for row, count in step]
+        slots = [
+            self.tables[row, piece // BLOCK_SIZE].long() * BLOCK_SIZE + piece % BLOCK_SIZE
+            for row, piece in zip(rows, pieces, strict=True)
+        ]
+        return ops.StepLayout(
+            positions=torch.cat(pieces),
+            slots=torch.cat(slots),
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+            context_lens=torch.tensor(ends, dtype=torch.int32),
+            rows=torch.tensor(rows, dtype=torch.int32),
+            block_tables=self.tables,
+            max_query_len=max(counts),
+            max_context_len=max(ends),
+        )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_logits_equal_transformers_however_the_tokens_are_cut_into_steps(pair: Pair, schedule: str) -> None:
+    torch.manual_seed(1)
+    texts = [torch.randint(VOCAB_SIZE, (length,)) for length in TEXT_LENS]
+    run = PagedRun(pair.ours, texts)
+    for step in SCHEDULES[schedule]:
+        run.step(step)
+    for text, parts in zip(texts, run.logits, strict=True):
+        if not parts:
+            continue
+        with torch.no_grad():
+            expected = pair.theirs(text[None]).logits[0]
+        assert expected.std() > 0.5  # else closeness would say little
+        torch.testing.assert_close(torch.cat(parts), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_sharded_checkpoint_gives_the_same_model(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    theirs = FAMILIES["qwen2"]().float().eval()
+    randomize(theirs)
+    theirs.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    run = PagedRun(load(tmp_path), [torch.arange(20)])
+    run.step([(0, 20)])
+    with torch.no_grad():
+        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
+
+
+def test_a_decoder_in_bfloat16_gives_float32_logits_near_those_in_float32(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    FAMILIES["qwen3"]().bfloat16().save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    hidden = torch.randn(4, 64)
+    wide, narrow = (load_decoder(checkpoint, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    logits = narrow.logits(hidden.bfloat16())
+    assert checkpoint.spec.dtype == "bfloat16"
+    assert logits.dtype == torch.float32
+    assert narrow.num_bytes * 2 == wide.num_bytes
+    torch.testing.assert_close(logits, wide.logits(hidden), atol=0.02, rtol=0.05)

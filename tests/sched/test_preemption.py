@@ -1,0 +1,134 @@
+"""A cache that turns out too small: who gives way, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sched.checking_runner import Driver, make_request
+
+from headrace.sched import SchedulerLimits
+from headrace.steps import Admission
+
+
+def make_driver(num_blocks: int, **options: object) -> Driver:
+    values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "block_size": 4, **options}
+    return Driver(SchedulerLimits(num_blocks=num_blocks, **values))  # type: ignore[arg-type]
+
+
+def admissions(driver: Driver, depth: int = 0) -> list[Admission]:
+    """Drain, and say who moved in."""
+    moved_in: list[Admission] = []
+    while driver.scheduler.has_unfinished:
+        plan = driver.turn(depth)
+        moved_in += plan.admissions if plan else ()
+    return moved_in
+
+
+def add_pair(driver: Driver, **options: object) -> None:
+    """Two that fit together at first (a block each) but not in the end (four each)."""
+    for seed, name in enumerate(("old", "young")):
+        driver.add(make_request(name, range(10 * seed, 10 * seed + 4), max_tokens=13, **options), seeds=(seed,))
+
+
+def test_the_youngest_gives_way() -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver)
+    seeds = [admission.seed for admission in admissions(driver)]
+    assert seeds == [0, 1, 1]
+    driver.check_answers()
+
+
+def test_under_the_priority_policy_the_least_urgent_gives_way() -> None:
+    driver = make_driver(num_blocks=5, queue_policy="priority")
+    driver.add(make_request("old", range(4), max_tokens=13, priority=1), seeds=(0,))
+    driver.add(make_request("young", range(10, 14), max_tokens=13, priority=0), seeds=(1,))
+    seeds = [admission.seed for admission in admissions(driver)]
+    assert sorted(seeds[:2]) == [0, 1]
+    assert seeds[2:] == [0]
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_preempted_sequence_comes_back_with_all_the_tokens_it_had(depth: int) -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver)
+    *_, back = admissions(driver, depth)
+    answer_so_far = back.token_ids[back.prompt_len :].tolist()
+    assert answer_so_far
+    assert answer_so_far == driver.expected("young")[: len(answer_so_far)]
+    driver.check_answers()
+    driver.check_empty()
+
+
+def test_a_preempted_sequence_delivers_no_token_twice() -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver, watched=True, logprobs=1)
+    driver.drain(depth=2)
+    assert driver.scheduler.stats.num_preemptions > 0
+    driver.check_answers()
+    assert driver.answers["young", 0].num_events == 13
+    assert [entry.token_id for entry in driver.answers["young", 0].logprobs] == driver.expected("young")
+
+
+def test_a_preempted_sequence_keeps_its_place_before_those_that_came_later() -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver)
+    driver.add(make_request("later", range(30, 50), max_tokens=1), seeds=(2,))
+    assert [admission.seed for admission in admissions(driver)] == [0, 1, 1, 2]
+
+
+def test_nobody_starts_in_the_step_that_preempts() -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver)
+    driver.add(make_request("tiny", [30], max_tokens=1), seeds=(2,))
+    while driver.scheduler.stats.num_preemptions == 0:
+        plan = driver.turn()
+    assert plan is not None
+    assert plan.admissions == ()
+
+
+def test_tokens_computed_again_are_counted() -> None:
+    driver = make_driver(num_blocks=5, enable_prefix_caching=False)
+    add_pair(driver)
+    *_, back = admissions(driver)
+    stats = driver.scheduler.stats
+    assert (stats.num_preemptions, stats.num_recomputed_tokens) == (1, len(back.token_ids))
+    assert stats.num_generated_tokens == 26
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_again_if_they_are_still_there() -> None:
+    driver = make_driver(num_blocks=7)
+    add_pair(driver)
+    *_, back = admissions(driver)
+    assert driver.scheduler.stats.num_preemptions == 1
+    assert back.num_computed > 0
+    driver.check_answers()
+
+
+def test_guaranteed_no_evict_never_preempts() -> None:
+    driver = make_driver(num_blocks=5, capacity_policy="guaranteed_no_evict")
+    add_pair(driver)
+    assert [admission.seed for admission in admissions(driver)] == [0, 1]
+    assert driver.scheduler.stats.num_preemptions == 0
+    driver.check_answers()
+
+
+def test_a_prompt_still_being_computed_can_give_way() -> None:
+    driver = make_driver(num_blocks=8, max_num_batched_tokens=5)
+    driver.add(make_request("old", range(4), max_tokens=13), seeds=(0,))
+    driver.turn()
+    driver.add(make_request("young", range(10, 34), max_tokens=2), seeds=(1,))
+    seeds = [admission.seed for admission in admissions(driver)]
+    assert seeds == [1, 1]
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("num_blocks", range(6, 12))
+def test_siblings_survive_preemption(num_blocks: int, depth: int) -> None:
+    driver = make_driver(num_blocks=num_blocks)
+    driver.add(make_request("old", range(20, 26), max_tokens=12), seeds=(9,))
+    driver.add(make_request("three", range(6), n=3, max_tokens=12))
+    driver.drain(depth)
+    assert driver.scheduler.stats.num_preemptions > 0
+    driver.check_answers()
+    driver.check_empty()
