@@ -75,7 +75,12 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
         num_new = max(tasks[i].num_tokens_out for i in batch)
         with torch.inference_mode():
             out = model.generate(
-                input_ids=input_ids, attention_mask=mask, do_sample=False, max_new_tokens=num_new, min_new_tokens=num_new, pad_token_id=0
+                input_ids=input_ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=num_new,
+                min_new_tokens=num_new,
+                pad_token_id=0,
             )
         for i, row in zip(batch, out[:, longest:].tolist(), strict=True):
             num_tokens += tasks[i].num_tokens_out
@@ -140,7 +145,9 @@ def run_vllm(tasks: list[ChatTask]) -> dict[str, Any]:
         started = perf_counter()
         llm = LLM(model=directory, dtype="float32", skip_tokenizer_init=True, max_model_len=2048)
         ready = perf_counter()
-        params = [SamplingParams(temperature=0, max_tokens=t.num_tokens_out, ignore_eos=True, detokenize=False) for t in tasks]
+        params = [
+            SamplingParams(temperature=0, max_tokens=t.num_tokens_out, ignore_eos=True, detokenize=False) for t in tasks
+        ]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = perf_counter() - ready
     return {
@@ -167,7 +174,12 @@ def run_llama_cpp(tasks: list[ChatTask]) -> dict[str, Any]:
         )
         texts.append(out["choices"][0]["message"]["content"])
         num_tokens += out["usage"]["completion_tokens"]
-    return {"start_seconds": ready - started, "seconds": perf_counter() - ready, "num_tokens": num_tokens, "texts": texts[:4]}
+    return {
+        "start_seconds": ready - started,
+        "seconds": perf_counter() - ready,
+        "num_tokens": num_tokens,
+        "texts": texts[:4],
+    }
 
 
 ENGINES = {
@@ -203,7 +215,8 @@ def measure(engines: list[str], workload: str, num_rounds: int) -> dict[str, Any
             rounds[engine].append(result)
             print(
                 f"{workload} round {number + 1} {engine:13} {result['tokens_per_second']:8.1f} tok/s "
-                f"{result['seconds']:7.1f} s, start {result['start_seconds']:5.1f} s, peak {result['peak_memory_mb']:6.0f} MB",
+                f"{result['seconds']:7.1f} s, start {result['start_seconds']:5.1f} s, "
+                f"peak {result['peak_memory_mb']:6.0f} MB",
                 flush=True,
             )
     rates = {engine: statistics.median(r["tokens_per_second"] for r in results) for engine, results in rounds.items()}
@@ -257,7 +270,9 @@ def main() -> None:
         "benchmark": "cpu_throughput",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python benchmarks/cpu_throughput.py " + " ".join(sys.argv[1:]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
         "machine": machine(),
         "workloads": {name: measure(engines, name, arguments.rounds) for name in workloads},
     }

@@ -5,7 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-TOPICS = ["rivers", "the French revolution", "black holes", "bread", "chess", "the moon", "cats", "Rome", "steel", "music"]
+TOPICS = [
+    "rivers",
+    "the French revolution",
+    "black holes",
+    "bread",
+    "chess",
+    "the moon",
+    "cats",
+    "Rome",
+    "steel",
+    "music",
+]
 
 
 @dataclass(frozen=True)
@@ -17,7 +28,10 @@ class ChatTask:
 def uniform(num_tasks: int = 128) -> list[ChatTask]:
     """Short questions, 64 tokens out each: the best case for a static batch."""
     return [
-        ChatTask([{"role": "user", "content": f"Write {2 + i % 5} sentences about {TOPICS[i % 10]} for reader number {i}."}], 64)
+        ChatTask(
+            [{"role": "user", "content": f"Write {2 + i % 5} sentences about {TOPICS[i % 10]} for reader number {i}."}],
+            64,
+        )
         for i in range(num_tasks)
     ]
 

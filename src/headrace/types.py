@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, HeadraceError, RequestError, nearest
+from headrace.errors import HeadraceError, RequestError, nearest
 
 T = TypeVar("T")
 TokenIds = npt.NDArray[np.int32]
@@ -38,7 +38,7 @@ def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]]
                     raise error(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
             original(self, *args, **kwargs)
 
-        cls.__init__ = checked  # type: ignore[method-assign]
+        cls.__init__ = checked  # type: ignore[method-assign, assignment]
         return cls
 
     return decorate
@@ -184,3 +184,4 @@ class RequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None  # why the engine gave it up, if it did

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_a_stream_grows_token_by_token_to_the_whole_answer(tiny_directory: Path)
         lengths = [len(output.outputs[0].token_ids) for output in outputs]
         assert lengths == sorted(lengths) and lengths[-1] == 6
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-        for earlier, later in zip(outputs, outputs[1:], strict=False):
+        for earlier, later in itertools.pairwise(outputs):
             assert later.outputs[0].text.startswith(earlier.outputs[0].text)
 
     with_engine(tiny_directory, body)

@@ -24,7 +24,9 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 
 def test_text_and_its_token_ids_give_the_same_answer(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("hello there")
-    assert texts(llm, "hello there", GREEDY) == texts(llm, ids, GREEDY) == texts(llm, [{"prompt_token_ids": ids}], GREEDY)
+    assert (
+        texts(llm, "hello there", GREEDY) == texts(llm, ids, GREEDY) == texts(llm, [{"prompt_token_ids": ids}], GREEDY)
+    )
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
@@ -84,7 +86,9 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (full,) = texts(llm, "go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     stop = full[10:13]
     expected = full[: full.index(stop)]
-    (output,) = llm.generate("go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop]), use_tqdm=False)
+    (output,) = llm.generate(
+        "go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop]), use_tqdm=False
+    )
     answer = output.outputs[0]
     assert (answer.text, answer.finish_reason, answer.stop_reason) == (expected, "stop", stop)
 
@@ -92,9 +96,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
 def test_a_stop_string_can_be_kept_in_the_text(llm: LLM) -> None:
     (full,) = texts(llm, "go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     stop = full[10:13]
-    params = SamplingParams(
-        temperature=0, max_tokens=40, ignore_eos=True, stop=stop, include_stop_str_in_output=True
-    )
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
     assert texts(llm, "go on", params) == [full[: full.index(stop) + len(stop)]]
 
 
@@ -131,7 +133,9 @@ def test_logprobs_come_with_the_chosen_token_and_the_most_likely(llm: LLM) -> No
 
 def test_an_answer_ends_where_the_context_does(tiny_directory: Path) -> None:
     with LLM(str(tiny_directory), max_model_len=32, max_num_seqs=2) as small:
-        (output,) = small.generate([list(range(1, 31))], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
+        (output,) = small.generate(
+            [list(range(1, 31))], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
+        )
     assert len(output.outputs[0].token_ids) == 2
     assert output.outputs[0].finish_reason == "length"
 
@@ -166,7 +170,9 @@ def test_a_misspelt_sampling_parameter_names_the_right_one() -> None:
 def test_the_end_of_sequence_token_ends_an_answer_unless_ignored(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=400, seed=1)
     (ended,) = llm.generate("abc", params, use_tqdm=False)
-    (ignored,) = llm.generate("abc", SamplingParams(temperature=1.0, max_tokens=400, seed=1, ignore_eos=True), use_tqdm=False)
+    (ignored,) = llm.generate(
+        "abc", SamplingParams(temperature=1.0, max_tokens=400, seed=1, ignore_eos=True), use_tqdm=False
+    )
     answer = ended.outputs[0]
     assert EOS in ignored.outputs[0].token_ids, "the seed must draw an end-of-sequence token for this test"
     assert answer.finish_reason == "stop" and answer.stop_reason is None

@@ -18,7 +18,9 @@ def prompts_that_begin_alike() -> list[list[int]]:
     """Lengths around block borders, half of them with a common beginning of 40 tokens."""
     rng = random.Random(3)
     head = [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(40)]
-    tails = [[rng.randrange(1, SHAPE["vocab_size"]) for _ in range(n)] for n in (1, 7, 8, 9, 24, 25, 60, 3, 16, 17, 32, 1)]
+    tails = [
+        [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(n)] for n in (1, 7, 8, 9, 24, 25, 60, 3, 16, 17, 32, 1)
+    ]
     return [head + tail if i % 2 else tail for i, tail in enumerate(tails)]
 
 
@@ -42,16 +44,19 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
     "settings",
     [
         {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112},  # too small for all: preemption
-        {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112, "capacity_policy": "guaranteed_no_evict"},
+        {
+            "num_gpu_blocks_override": 14,
+            "block_size": 8,
+            "max_model_len": 112,
+            "capacity_policy": "guaranteed_no_evict",
+        },
         {"enable_chunked_prefill": False, "max_model_len": 128},
         {"enable_prefix_caching": False},
         {"block_size": 32},
     ],
     ids=["preemption", "no-evict", "whole-prompts", "no-prefix-cache", "larger-blocks"],
 )
-def test_settings_change_the_schedule_and_never_the_answer(
-    settings: dict[str, object], tiny_directory: Path
-) -> None:
+def test_settings_change_the_schedule_and_never_the_answer(settings: dict[str, object], tiny_directory: Path) -> None:
     prompts = prompts_that_begin_alike()
     with LLM(str(tiny_directory), max_num_seqs=6) as plain:
         expected = [o.outputs[0].token_ids for o in plain.generate(prompts, GREEDY, use_tqdm=False)]

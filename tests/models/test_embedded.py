@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.kernels import ops
 from headrace.models import Checkpoint, load_decoder, open_checkpoint
@@ -36,7 +37,8 @@ def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:
         tensor.name: stored_weights(checkpoint.source, tensor)
         for tensor in read_gguf(checkpoint.source).tensors.values()
     }
-    model = LlamaForCausalLM(config)
+    with torch.device("meta"):  # no time for weights that are replaced at once
+        model = LlamaForCausalLM(config)
     state = {}
     for name in model.state_dict():
         stem, _, kind = name.rpartition(".")
@@ -45,8 +47,9 @@ def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:
         if ".attn_q." in key or ".attn_k." in key:
             weight = weight.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2).contiguous()
         state[name] = weight
-    model.load_state_dict(state)
-    return model.float().eval()
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    return model.eval()
 
 
 def stored_weights(path: Path, tensor: GgufTensor) -> np.ndarray:

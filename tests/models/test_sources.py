@@ -85,6 +85,15 @@ def test_an_interrupted_download_ends_pip_and_leaves_nothing(models: Path, monke
     assert list(models.iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_written_says_how_to_choose_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="cannot be written .*HEADRACE_CACHE"):
+        sources.fetch("smollm2")
+
+
 def test_a_file_of_the_wrong_length_is_fetched_again(models: Path) -> None:
     models.mkdir(parents=True)
     (models / cache.EMBEDDED_FILE).write_bytes(b"GGUF")

@@ -1,67 +1,29 @@
-"""Small tokenizers of each kind, built here so that no test needs a file."""
+"""The tokenizers of `builders`, built once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from headrace.text import Tokenizer
-from headrace.text.pieces import BYTE_OF_CHARACTER
-
-SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def build_byte_tokenizer(texts: Sequence[str] = (), decoder: decoders.Decoder | None = None) -> Tokenizer:
-    """Ids 0..255 are the bytes, then </s> and <s>, then a token for each text; no merges, so text gives bytes."""
-    spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-    words = ["".join(spelled[byte] for byte in text.encode()) for text in texts]
-    tokens = [*(spelled[byte] for byte in range(256)), "</s>", "<s>", *words]
-    backend = Backend(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoder or decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("</s>", "<s>")])
-    return Tokenizer(backend, special_tokens=SPECIAL_TOKENS)
-
-
-def build_sentencepiece_tokenizer(decoder: decoders.Decoder) -> Tokenizer:
-    """Ids 0..2 are special, 3..258 the bytes, then pieces with and without a leading space."""
-    pieces = ["▁", "▁▁", "▁the", "a", "é", "日", "▁a", "b▁c", "�", "<0x>"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    backend.decoder = decoder
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens[:3]])
-    return Tokenizer(backend, special_tokens=SPECIAL_TOKENS)
-
-
-def llama_decoder() -> decoders.Decoder:
-    return decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-
-
-def gemma_decoder() -> decoders.Decoder:
-    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+from tests.text import builders
 
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Tokenizer:
-    return build_byte_tokenizer()
+    return builders.byte_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def tokenizers_by_kind() -> dict[str, Tokenizer]:
     """One tokenizer for each way of decoding."""
     return {
-        "bytes": build_byte_tokenizer(["the", " the", "é", "日本", "🙂"]),
-        "llama": build_sentencepiece_tokenizer(llama_decoder()),
-        "gemma": build_sentencepiece_tokenizer(gemma_decoder()),
-        "three spaces": build_sentencepiece_tokenizer(
+        "bytes": builders.byte_tokenizer(["the", " the", "é", "日本", "🙂"]),
+        "llama": builders.sentencepiece_tokenizer(builders.llama_decoder()),
+        "gemma": builders.sentencepiece_tokenizer(builders.gemma_decoder()),
+        "three spaces": builders.sentencepiece_tokenizer(
             decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip("▁", 3, 0)])
         ),
-        "window": build_sentencepiece_tokenizer(decoders.Metaspace()),
-        "nested bytes": build_byte_tokenizer(["é"], decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])),
+        "window": builders.sentencepiece_tokenizer(decoders.Metaspace()),
+        "nested bytes": builders.byte_tokenizer(["é"], decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])),
     }

@@ -26,7 +26,7 @@ def some_ids(tokenizer: Tokenizer, first_byte: int) -> st.SearchStrategy[list[in
 
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @pytest.mark.parametrize("kind", ["bytes", "llama", "gemma", "three spaces"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_pushes_and_flush_together_are_what_decode_gives(
     tokenizers_by_kind: dict[str, Tokenizer], kind: str, skip_special_tokens: bool, data: st.DataObject
@@ -39,7 +39,7 @@ def test_pushes_and_flush_together_are_what_decode_gives(
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(259, 268), max_size=30))
 def test_a_decoder_of_another_kind_streams_the_same_text_too(
     tokenizers_by_kind: dict[str, Tokenizer], ids: list[int]

@@ -142,4 +142,5 @@ class Answers:
             finished=self.is_finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=metrics,
+            error=self.error,
         )

@@ -9,12 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.errors import EngineDeadError, RequestError
 from headrace.sched import SchedulerLimits
 from headrace.types import Request, SequenceEvent, TokenIds
-
-import numpy as np
 
 Deliver = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
@@ -81,7 +81,7 @@ class EngineClient:
                 events += self._core.step()
                 if events:
                     self._deliver(events)
-        except BaseException as error:  # the engine's edge: whatever happened, those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
             self._failure = error
             self._deliver([])
         finally:
@@ -102,5 +102,5 @@ class EngineClient:
     def _shut_down(self) -> None:
         try:
             self._core.close()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  already stopping; the first failure counts
             self._failure = self._failure or error

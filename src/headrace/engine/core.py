@@ -26,7 +26,13 @@ class EngineCore:
     """Owns a scheduler and a runner, and how many steps run ahead of the last result that was looked at."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, eos_token_ids: tuple[int, ...] = (), seed: int = 0, depth: int = 1
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        depth: int = 1,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner

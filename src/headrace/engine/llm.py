@@ -133,9 +133,7 @@ class LLM:
             self._engine.client.submit(request)
         except RequestError as error:
             raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from None
-        tracked[request.request_id] = Answers(
-            request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids
-        )
+        tracked[request.request_id] = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
     def _wait_for_all(self, tracked: dict[str, Answers], progress: GenerateProgress) -> None:
         num_done = sum(answers.is_finished for answers in tracked.values())

@@ -26,7 +26,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a list of integers is one prompt, a list of anything else is many."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    items = list(prompts)
+    items: list[Any] = list(prompts)
     if items and all(isinstance(item, (int, np.integer)) for item in items):
         return [items]
     return items
@@ -34,7 +34,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """One conversation (a list of messages) or many."""
-    items = list(messages)
+    items: list[Any] = list(messages)
     return [items] if items and isinstance(items[0], Mapping) else items
 
 

@@ -1,8 +1,8 @@
 """Who holds which block of the KV cache.
 
-    free ──take──▶ held (count ≥ 1) ──drop to 0──▶ free            nothing findable in it
-                     ▲        └───────drop to 0──▶ idle            still findable by its prefix
-                     └──share (a prefix hit)────────┘ └─take─▶ evicted, least recently used first
+free ──take──▶ held (count ≥ 1) ──drop to 0──▶ free            nothing findable in it
+                 ▲        └───────drop to 0──▶ idle            still findable by its prefix
+                 └──share (a prefix hit)────────┘ └─take─▶ evicted, least recently used first
 """
 
 from __future__ import annotations

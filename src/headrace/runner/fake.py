@@ -48,4 +48,5 @@ class FakeRunner:
         mixed = self._seed[rows] + self._len[rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(31)
-        return (mixed % np.uint64(self.vocab_size)).astype(np.int32)
+        tokens: npt.NDArray[np.int32] = (mixed % np.uint64(self.vocab_size)).astype(np.int32)
+        return tokens

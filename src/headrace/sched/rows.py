@@ -32,7 +32,9 @@ class RowTable:
         self.computed = np.zeros(num_rows, np.int32)
         self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
         self.end = np.zeros(num_rows, np.int32)
-        self.since = np.full(num_rows, NEVER, np.int64)  # first step of the row's owner; earlier results are not its own
+        self.since = np.full(
+            num_rows, NEVER, np.int64
+        )  # first step of the row's owner; earlier results are not its own
         self.is_watched = np.zeros(num_rows, np.bool_)
         self._is_steady = np.zeros(num_rows, np.bool_)
         self._steady: IntArray | None = None

@@ -73,7 +73,7 @@ class Scheduler:
         self.limits.check(request)
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        sequences = []
+        sequences: list[Sequence] = []
         for index, seed in enumerate(seeds):
             leader = sequences[0] if sequences else None
             sequences.append(self._new_sequence(request, index, seed, stop_token_ids, leader))
@@ -219,7 +219,9 @@ class Scheduler:
         if not self._capacity.admits(demand, is_first=self.rows.num_running == 0):
             self._blocked = (sequence, self.tables.pool.num_drops)
             return False
-        table = self.tables.fork(source, sequence.prompt_len) if source else self.tables.open(hit, len(sequence.token_ids))
+        table = (
+            self.tables.fork(source, sequence.prompt_len) if source else self.tables.open(hit, len(sequence.token_ids))
+        )
         copy = self.tables.make_writable(table, num_cached) if writes_shared else None
         sequence.table = table
         self._capacity.opened(sequence, table)
