@@ -90,7 +90,7 @@ def test_a_cache_that_cannot_be_written_says_how_to_choose_another(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot be written .*HEADRACE_CACHE"):
+    with pytest.raises(ModelError, match=r"cannot be written .*HEADRACE_CACHE"):
         sources.fetch("smollm2")
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.sched.checking_runner import Driver, make_request
 
 from headrace.sched import SchedulerLimits
-from headrace.steps import Admission
+from headrace.steps import Admission, StepPlan
 
 
 def make_driver(num_blocks: int, **options: object) -> Driver:
@@ -17,10 +17,20 @@ def make_driver(num_blocks: int, **options: object) -> Driver:
 def admissions(driver: Driver, depth: int = 0) -> list[Admission]:
     """Drain, and say who moved in."""
     moved_in: list[Admission] = []
-    while driver.scheduler.has_unfinished:
+    for _ in range(500):
+        if not driver.scheduler.has_unfinished:
+            return moved_in
         plan = driver.turn(depth)
         moved_in += plan.admissions if plan else ()
-    return moved_in
+    raise AssertionError("not finished after 500 turns")
+
+
+def turn_until_preemption(driver: Driver) -> StepPlan | None:
+    for _ in range(500):
+        plan = driver.turn()
+        if driver.scheduler.stats.num_preemptions:
+            return plan
+    raise AssertionError("nobody gave way in 500 turns")
 
 
 def add_pair(driver: Driver, **options: object) -> None:
@@ -80,8 +90,7 @@ def test_nobody_starts_in_the_step_that_preempts() -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)
     driver.add(make_request("tiny", [30], max_tokens=1), seeds=(2,))
-    while driver.scheduler.stats.num_preemptions == 0:
-        plan = driver.turn()
+    plan = turn_until_preemption(driver)
     assert plan is not None
     assert plan.admissions == ()
 
@@ -130,5 +139,18 @@ def test_siblings_survive_preemption(num_blocks: int, depth: int) -> None:
     driver.add(make_request("three", range(6), n=3, max_tokens=12))
     driver.drain(depth)
     assert driver.scheduler.stats.num_preemptions > 0
+    driver.check_answers()
+    driver.check_empty()
+
+
+def test_siblings_that_come_back_in_one_step_do_not_copy_what_it_is_about_to_compute() -> None:
+    driver = make_driver(num_blocks=5)
+    driver.add(make_request("old", range(20, 24), max_tokens=13), seeds=(9,))
+    driver.add(make_request("two", range(6), n=2, max_tokens=9))
+    for _ in range(6):  # long in flight, so that both siblings give way before a token of theirs is known
+        driver.submit()
+    assert driver.scheduler.stats.num_preemptions == 2
+    returned = [len(admission.token_ids) for admission in admissions(driver, depth=6)]
+    assert returned[:2] == [6, 6]
     driver.check_answers()
     driver.check_empty()

@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.sched.checking_runner import VOCAB_SIZE, Driver, make_request
 
 from headrace.sched import SchedulerLimits
-from headrace.types import Request
 
 MAX_REQUESTS = 12
-MAX_IN_FLIGHT = 4
+MAX_IN_FLIGHT = 6
 
 
 @st.composite
@@ -38,44 +37,54 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
 
 @st.composite
 def prompts(draw: st.DrawFn, limits: SchedulerLimits) -> list[int]:
-    """A beginning of one of two texts, cut near a block's border, with a few tokens changed at its end."""
+    """Blocks of only two kinds, so that equal ones follow different beginnings, cut near a border; perhaps another end."""
+    kinds = draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=5, max_size=5))
+    text = [3 * offset + kind for kind in kinds for offset in range(limits.block_size)]
     near_border = draw(st.integers(0, 4)) * limits.block_size + draw(st.integers(-1, 2))
     prompt_len = min(max(near_border, 1), limits.max_model_len - 1)
-    step = draw(st.sampled_from([7, 7, 11]))
     tail = draw(st.lists(st.integers(0, 2), max_size=2))
-    head_len = max(0, prompt_len - len(tail))
-    return ([position * position * step % VOCAB_SIZE for position in range(head_len)] + tail)[:prompt_len]
+    return ([*text[: max(0, prompt_len - len(tail))], *tail])[:prompt_len]
 
 
 @st.composite
-def requests(draw: st.DrawFn, request_id: str, limits: SchedulerLimits) -> Request:
-    return make_request(
-        request_id,
-        draw(prompts(limits)),
-        n=draw(st.sampled_from([1, 1, 2, 3])),
-        max_tokens=draw(st.sampled_from([1, 2, limits.block_size, limits.block_size + 1, 20, None])),
-        logprobs=draw(st.sampled_from([None, None, 2])),
-        priority=draw(st.integers(0, 2)),
-        cache_salt=draw(st.sampled_from([None, None, "salt"])),
-        watched=draw(st.booleans()),
-    )
+def options(draw: st.DrawFn, limits: SchedulerLimits) -> dict[str, object]:
+    return {
+        "n": draw(st.sampled_from([1, 1, 2, 3])),
+        "max_tokens": draw(st.sampled_from([1, 2, limits.block_size, limits.block_size + 1, 20, None])),
+        "logprobs": draw(st.sampled_from([None, None, 2])),
+        "priority": draw(st.integers(0, 2)),
+        "cache_salt": draw(st.sampled_from([None, None, "salt"])),
+        "watched": draw(st.booleans()),
+    }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     driver: Driver
-    num_requests = 0
 
     @initialize(limits=limits())
     def start(self, limits: SchedulerLimits) -> None:
         self.driver = Driver(limits)
+        self.prompts: list[list[int]] = []
 
-    @precondition(lambda self: self.num_requests < MAX_REQUESTS)
-    @rule(data=st.data(), stop_token_ids=st.sampled_from([(), (3,), (5, 6, 7)]))
-    def add(self, data: st.DataObject, stop_token_ids: tuple[int, ...]) -> None:
-        request = data.draw(requests(f"request {self.num_requests}", self.driver.limits))
+    @precondition(lambda self: len(self.prompts) < MAX_REQUESTS)
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        self._add(data.draw(prompts(self.driver.limits)), data)
+
+    @precondition(lambda self: self.prompts and len(self.prompts) < MAX_REQUESTS)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=1))
+    def follow_up(self, data: st.DataObject, tail: list[int]) -> None:
+        """A prompt that is an earlier one with its answer so far, as in a conversation."""
+        number = data.draw(st.integers(0, len(self.prompts) - 1))
+        prompt = [*self.prompts[number], *self.driver.answers[f"{number}", 0].token_ids, *tail]
+        self._add(prompt[: self.driver.limits.max_model_len - 1], data)
+
+    def _add(self, prompt: list[int], data: st.DataObject) -> None:
+        request = make_request(f"{len(self.prompts)}", prompt, **data.draw(options(self.driver.limits)))
         seeds = tuple(data.draw(st.integers(0, 2)) for _ in range(request.params.n))
+        stop_token_ids = data.draw(st.sampled_from([(), (3,), (5, 6, 7, 8, 9)]))
         self.driver.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
-        self.num_requests += 1
+        self.prompts.append(prompt)
 
     @precondition(lambda self: len(self.driver.in_flight) < MAX_IN_FLIGHT)
     @rule()
@@ -94,11 +103,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.driver.turn(depth)
             self.driver.check_blocks()
 
-    @precondition(lambda self: self.num_requests)
+    @precondition(lambda self: self.prompts)
     @rule(data=st.data(), index=st.sampled_from([None, 0, 1, 2]))
     def abort(self, data: st.DataObject, index: int | None) -> None:
-        number = data.draw(st.integers(0, self.num_requests - 1))
-        self.driver.abort(f"request {number}", index)
+        number = data.draw(st.integers(0, len(self.prompts) - 1))
+        self.driver.abort(f"{number}", index)
 
     @invariant()
     def blocks_are_counted_right(self) -> None:
@@ -112,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.driver.drain(depth=self.num_requests % MAX_IN_FLIGHT, max_turns=self._most_turns())
+        self.driver.drain(depth=len(self.prompts) % MAX_IN_FLIGHT, max_turns=self._most_turns())
         self.nothing_is_preempted_where_that_is_promised()
         self.driver.check_answers()
         self.driver.check_empty()
@@ -124,8 +133,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=120,
-    stateful_step_count=30,
+    max_examples=150,
+    stateful_step_count=40,
     deadline=None,
     derandomize=True,  # a default run fails because of a change, never by chance; the slow one looks further
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -138,4 +147,4 @@ class TestAnyOrderOfEvents(SchedulerMachine.TestCase):
 
 @pytest.mark.slow
 class TestAnyOrderOfEventsAtLength(SchedulerMachine.TestCase):
-    settings = settings(QUICK, max_examples=1200, derandomize=False)
+    settings = settings(QUICK, max_examples=1500, derandomize=False)

@@ -314,6 +314,22 @@ def test_an_answer_can_be_the_prefix_of_the_next_prompt() -> None:
     assert driver.answers["turn two", 0].num_cached_tokens == 16
 
 
+def test_a_block_whose_last_token_ended_an_answer_is_not_taken_for_computed() -> None:
+    driver = make_driver()
+    driver.add(make_request("free", range(8), max_tokens=20))
+    *_, stop = expected = driver.expected("free")[:4]
+    assert stop not in expected[:3]
+    driver.add(make_request("stopped", range(8), max_tokens=20), stop_token_ids=(stop,))
+    driver.drain(depth=3)
+    assert driver.answers["stopped", 0].token_ids == expected
+    driver.scheduler.tables.pool.forget_idle()
+    driver.add(make_request("again", range(8), max_tokens=20), stop_token_ids=(stop,))
+    driver.drain(depth=3)
+    driver.add(make_request("follow-up", [*range(8), *expected, 30], max_tokens=2))
+    finish(driver)
+    assert driver.answers["follow-up", 0].num_cached_tokens == 8
+
+
 def test_prompts_under_different_salts_share_nothing() -> None:
     driver = make_driver()
     for salt in (None, "one", "other"):

@@ -273,7 +273,7 @@ def test_the_embedded_tokenizer_is_built_quickly(embedded_metadata: dict[str, An
 
 
 @pytest.mark.embedded
-def test_the_embedded_tokenizer_gives_the_published_ids(embedded_metadata: dict[str, Any]) -> None:
+def test_the_embedded_tokenizer_keeps_its_ids(embedded_metadata: dict[str, Any]) -> None:
     tokenizer = load(embedded_metadata)
     ids = tokenizer.encode("Hello world 1234 <|im_start|>user\n")
     assert ids == [19556, 905, 216, 33, 34, 35, 36, 216, 1, 4093, 198]
@@ -281,7 +281,7 @@ def test_the_embedded_tokenizer_gives_the_published_ids(embedded_metadata: dict[
 
 
 @pytest.mark.embedded
-def test_the_embedded_template_makes_the_published_prompt(embedded_metadata: dict[str, Any]) -> None:
+def test_the_embedded_template_makes_the_prompt_of_its_model(embedded_metadata: dict[str, Any]) -> None:
     template = load(embedded_metadata).chat_template
     assert template.render([{"role": "user", "content": "Hi"}]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"

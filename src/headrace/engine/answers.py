@@ -75,7 +75,7 @@ class Answer:
             self.text += self._stops.flush()
 
     def _emit(self, text: str) -> None:
-        if self._stops is None:
+        if self._stops is None or len(self.token_ids) < self._params.min_tokens:
             self.text += text
             return
         emitted, matched = self._stops.push(text)

@@ -93,7 +93,9 @@ def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple
             continue
         reason = f" ({_REASONS[name]})" if name in _REASONS else ""
         way_out = f"leave it out or set it to {neutral[0]!r}" if neutral else "leave it out"
-        raise RequestError(f"{name}={value!r} is not supported{reason}; {way_out}", param=name, code="unsupported")
+        raise RequestError(
+            f"{name}={_shown(value)} is not supported{reason}; {way_out}", param=name, code="unsupported"
+        )
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str]) -> None:
@@ -149,3 +151,9 @@ def _join_logprobs(own: dict[str, Any]) -> None:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     elif wanted is not False:
         own["logprobs"] = wanted
+
+
+def _shown(value: object) -> str:
+    """A value in an error message; a list of tools may be long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

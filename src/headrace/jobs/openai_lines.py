@@ -37,7 +37,7 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
         raise _bad_envelope(f"custom_id must be a non-empty text, got {custom_id!r}", "custom_id")
     if method != "POST":
         raise _bad_envelope(f"method must be 'POST', got {method!r}", "method")
-    if url not in _OWN_FIELDS:
+    if url not in list(_OWN_FIELDS):  # a list: what was given may have no hash
         known = " or ".join(_OWN_FIELDS)
         raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), _OWN_FIELDS)}", "url")
     if not isinstance(line.get("body"), dict):

@@ -293,5 +293,6 @@ def _tell(line: str, quiet: bool, stream: TextIO) -> None:
 
 
 def _ready_line(engine: Engine, num_expected: int | None) -> str:
-    settings, many = engine.settings, "lines as they come" if num_expected is None else f"{num_expected:,} lines"
+    settings = engine.settings
+    many = "lines as they come" if num_expected is None else f"{num_expected:,} line{'s' if num_expected != 1 else ''}"
     return f"ready in {engine.start_seconds:.1f} s on {settings.device} in {settings.dtype}; answering {many}"

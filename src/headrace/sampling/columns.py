@@ -5,7 +5,7 @@ On a CPU both are the same memory. Elsewhere the rows that changed are sent toge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ class Columns:
     """Owns the columns of all features. `tensors` are the device's."""
 
     def __init__(
-        self, columns: Iterable[Column], *, max_rows: int, device: torch.device, shares_memory: bool | None = None
+        self, columns: Sequence[Column], *, max_rows: int, device: torch.device, shares_memory: bool | None = None
     ) -> None:
         self._defaults = {column.name: column.default for column in columns}
         self._host = {column.name: _filled(column, max_rows) for column in columns}

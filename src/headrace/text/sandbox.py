@@ -101,12 +101,10 @@ class _Generation(Extension):
 class _PlainNamespace(Namespace):
     """Refuses names with a leading underscore, which could pose as Python's own attributes."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *mappings = args
-        attributes = dict(*mappings, **kwargs)
-        for name in attributes:
+    def __init__(self, /, *mappings: Any, **values: Any) -> None:
+        super().__init__(*mappings, **values)
+        for name in {**dict(*mappings), **values}:
             _check_name(name)
-        Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)

@@ -194,13 +194,13 @@ def total(typing: Any, value: Any) -> Any:
 _LN2_HIGH = 0.693359375  # its product with any exponent of a float32 is exact
 _LN2_LOW = math.log(2.0) - _LN2_HIGH
 _ROUNDER = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the low bits
-_SMALLEST = -87.0  # below, the result is no longer a normal number and is given as 0
+_SMALLEST = -87.0  # beyond these two the result is hardly a normal number any more
 _LARGEST = 88.0
 
 
 @intrinsic
 def exp(typing: Any, value: Any) -> Any:
-    """e**value to about one unit in the last place; 0 below -87, e**88 above 88, NaN of NaN.
+    """e**value to about one unit in the last place; 0 below -87, infinite above 88, NaN of NaN.
 
     value = n * ln2 + rest with |rest| <= ln2 / 2; e**rest is its Taylor series, and n is added to the exponent's bits.
     """
@@ -208,7 +208,7 @@ def exp(typing: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x = args[0]
         too_small = builder.fcmp_ordered("<", x, _constants(_SMALLEST))
-        x = builder.select(builder.fcmp_ordered(">", x, _constants(_LARGEST)), _constants(_LARGEST), x)
+        too_large = builder.fcmp_ordered(">", x, _constants(_LARGEST))
         rounded = _fma(builder, x, _constants(1.0 / math.log(2.0)), _constants(_ROUNDER))
         n = builder.fsub(rounded, _constants(_ROUNDER))
         rest = _fma(builder, n, _constants(-_LN2_HIGH), x)
@@ -218,6 +218,7 @@ def exp(typing: Any, value: Any) -> Any:
             series = _fma(builder, series, rest, _constants(1.0 / math.factorial(power)))
         exponent = builder.shl(builder.bitcast(rounded, _INTS), _integers([23] * LANES))
         scaled = builder.bitcast(builder.add(builder.bitcast(series, _INTS), exponent), _FLOATS)
+        scaled = builder.select(too_large, _constants(math.inf), scaled)
         return builder.select(too_small, _constants(0.0), scaled)
 
     return vector(vector), emit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 
 import torch
 from torch import Tensor
@@ -13,9 +15,11 @@ from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder
 from headrace.models.layers import Attention, GatedMlp, Layer
 from headrace.models.rope import cos_sin_table
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.random_numbers import RandomNumbers
 from headrace.models.weights.source import WeightSource, check_tensors
+
+_MAPPED_FROM_BYTES = 1 << 20
 
 
 def load_decoder(
@@ -102,8 +106,20 @@ class _Reader:
     def tensor(self, *names: str) -> Tensor:
         shapes = [self.source.shape(name) for name in names]
         num_rows = [shape[0] for shape in shapes]
-        out = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        out = _allocate((sum(num_rows), *shapes[0][1:]), self._dtype, self._device)
         for name, part in zip(names, out.split(num_rows), strict=True):
             self.source.fill(name, part)
         self.num_bytes += out.nbytes
         return out
+
+
+def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU each matrix has a mapping of its own: what packing copied goes back to the system at once."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    mapping = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+import pytest
+
+from headrace.cli.engine_flags import add_engine_flags, engine_config, flag_of
+from headrace.cli.parser import CommandParser
+from headrace.cli.sampling_flags import FLAGS, add_sampling_flags, sampling_defaults
+from headrace.config import EngineConfig
+from headrace.types import SamplingParams
+
+FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
+EXAMPLES: dict[str, Any] = {"load_format": "gguf", "dtype": "float32", "device": "cpu", "scheduling_policy": "priority"}
+EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization": 0.5, "enable_chunked_prefill": False}
+EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
+
+
+def parser() -> CommandParser:
+    made = CommandParser(prog="test")
+    add_sampling_flags(made, "sampling")
+    add_engine_flags(made)
+    return made
+
+
+def config_of(*arguments: str) -> EngineConfig:
+    made = parser()
+    return engine_config(made, made.parse_args(arguments))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    made = parser()
+    with pytest.raises(SystemExit) as stopped:
+        given = made.parse_args(arguments)
+        engine_config(made, given)
+        sampling_defaults(made, given)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_no_flag_is_the_default_config() -> None:
+    assert config_of() == EngineConfig()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_the_config_has_a_flag_that_sets_it(name: str) -> None:
+    value = EXAMPLES.get(name, 7)
+    flag = flag_of(name)
+    arguments = ["--no-" + flag.removeprefix("--")] if value is False else [flag, str(value)]
+    assert config_of(*arguments) == EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_flag_has_its_fields_help_and_says_its_default(name: str) -> None:
+    (action,) = (action for action in parser()._actions if action.dest == name)
+    assert action.help is not None
+    assert FIELDS[name].metadata["help"].replace("%", "%%") in action.help
+    assert "default:" in action.help
+    assert FIELDS[name].default is not None or "default: automatic" in action.help or "; default: " in action.help
+
+
+def test_the_help_can_be_formatted() -> None:
+    text = parser().format_help()
+    assert "--max-num-batched-tokens N" in text
+    assert "--dtype {auto,float32,bfloat16,float16}" in text
+    assert "--no-enable-prefix-caching" in text
+
+
+def test_the_nearest_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "--max-num-seq", "4")
+    assert message.startswith("test: error: unknown option --max-num-seq, did you mean '--max-num-seqs'?\n")
+    assert "did you mean '--temperature'?" in refused(capsys, "--temprature=1")
+
+
+def test_underscores_are_corrected_to_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean '--max-model-len'?" in refused(capsys, "--max_model_len", "4")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--max-num-seqs", "many"], "invalid int value: 'many'"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be an integer of at least 1, got 0"),
+        (["--dtype", "int3"], "invalid choice: 'int3'"),
+        (["--gpu-memory-utilization", "2"], "at most 1, got 2.0"),
+        (["--temperature", "-1"], "temperature must be between 0"),
+        (["--top-p", "0"], "top_p must be above 0"),
+    ],
+)
+def test_a_wrong_value_is_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+def test_sampling_flags_are_sampling_parameters_and_only_the_given_ones_count() -> None:
+    assert FLAGS.keys() <= {field.name for field in dataclasses.fields(SamplingParams)}
+    made = parser()
+    given = made.parse_args(["--max-tokens", "5", "--stop", "a", "--stop", "b", "--ignore-eos"])
+    assert sampling_defaults(made, given) == {"max_tokens": 5, "stop": ["a", "b"], "ignore_eos": True}
+    assert sampling_defaults(made, argparse.Namespace()) == {}

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli import main as entry
+from headrace.cli.main import COMMANDS, main
+from headrace.errors import JobError
+from headrace.version import __version__
+
+
+def fail(error: BaseException) -> type:
+    class Failing:
+        @staticmethod
+        def main(arguments: list[str]) -> int:
+            raise error
+
+    return Failing
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["chat", "--help"], ["models", "--help"]]
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom headrace.cli.main import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numba', 'transformers', 'tokenizers', 'huggingface_hub', 'rich', 'jinja2'}\n"
+        "sys.exit(' '.join(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "headrace" in done.stdout
+
+
+def test_the_top_help_does_not_even_import_numpy() -> None:
+    code = "import sys; from headrace.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "sys.exit('numpy' in sys.modules)"], capture_output=True, check=False
+    )
+    assert done.returncode == 0
+
+
+def test_python_dash_m_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "headrace", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"headrace {__version__}\n"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text and command.help in text for name, command in COMMANDS.items())
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown command 'rnu', did you mean 'run'?" in usage_error(capsys, "rnu")
+    assert "unknown option --verison, did you mean '--version'?" in usage_error(capsys, "--verison")
+
+
+def test_an_error_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    monkeypatch.setattr(entry, "_load", lambda name: fail(JobError("no disk")))
+    assert main(["run"]) == 1
+    assert capsys.readouterr().err == "headrace: error: no disk\n"
+
+
+def test_debugging_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_DEBUG", "1")
+    monkeypatch.setattr(entry, "_load", lambda name: fail(JobError("no disk")))
+    with pytest.raises(JobError):
+        main(["run"])
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    monkeypatch.setattr(entry, "_load", lambda name: fail(KeyboardInterrupt()))
+    assert main(["run"]) == 130
+    assert "stopped" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.cli.models import _size
+from headrace.models.cache import EMBEDDED_FILE
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of our own, and no hub."""
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headrace.models.cache._hub_models", list)
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+def test_an_empty_cache_says_how_to_fill_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    assert "headrace models fetch smollm2" in capsys.readouterr().out
+
+
+def test_models_are_listed_with_size_and_path_and_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cache / EMBEDDED_FILE
+    path.write_bytes(bytes(1500))
+    assert main(["models", "list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME          SIZE  PATH",
+        f"smollm2     1.5 kB  {path}",
+    ]
+    assert main(["models", "remove", "smollm2"]) == 0
+    assert capsys.readouterr().out == f"removed smollm2 (1.5 kB) from {path}\n"
+    assert not path.exists()
+
+
+def test_removing_what_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "remove", "smolm2"]) == 1
+    assert capsys.readouterr().err.startswith("headrace: error: no model 'smolm2' is cached")
+
+
+def test_fetch_says_where_the_model_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("headrace.models.sources.fetch", lambda name, **options: Path("/there") / options["revision"])
+    assert main(["models", "fetch", "owner/name", "--revision", "v1"]) == 0
+    assert capsys.readouterr().out == "owner/name is at /there/v1\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["fetsh", "a"], "unknown action 'fetsh', did you mean 'fetch'?"),
+        (["fetch"], "fetch needs a NAME"),
+        (["list", "a"], "list takes no name"),
+        (["--revision", "v1"], "--revision goes with fetch only"),
+    ],
+)
+def test_wrong_usage_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["models", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text",
+    [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (3 * 10**12, "3.0 TB"), (10**16, "10000.0 TB")],
+)
+def test_sizes_are_in_decimal_units(num_bytes: int, text: str) -> None:
+    assert _size(num_bytes) == text

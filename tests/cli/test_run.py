@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.engine.core import EngineStats
+from headrace.engine.settings import Choice
+from headrace.jobs.report import JobReport, Tally
+from headrace.jobs.spec import JobSpec
+from headrace.sched import SchedulerStats
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "Hi"}\n')
+    return path
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """The jobs that would have been run; one line of each fails when its input says so."""
+    seen: list[JobSpec] = []
+
+    def run_job(job: JobSpec, **options: Any) -> JobReport:
+        seen.append(job)
+        errors = Counter({"invalid_json": 1}) if "bad" in Path(job.input).read_text() else Counter[str]()
+        return JobReport(
+            output=job.output,
+            model_name="m",
+            was_stopped="stop" in Path(job.input).read_text(),
+            num_in_flight=0,
+            tally=Tally(num_answered=1, errors=errors),
+            seconds=1.0,
+            start_seconds=1.0,
+            stats=EngineStats(SchedulerStats(), 0.0, 0.0),
+            choices=(Choice("device", "cpu", "the only one"),),
+        )
+
+    monkeypatch.setattr("headrace.jobs.run.run_job", run_job)
+    monkeypatch.setattr("headrace.cli.fetching.fetch_if_missing", lambda model, **options: None)
+    return seen
+
+
+def test_the_command_line_becomes_a_job(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
+    output = str(tmp_path / "out.jsonl")
+    arguments = ["--limit", "5", "--overwrite", "--max-tokens", "9", "--model", "other", "--max-num-seqs", "3"]
+    assert main(["run", str(source), "-o", output, *arguments]) == 0
+    (job,) = jobs
+    assert (job.input, job.output, job.limit, job.overwrite) == (str(source), output, 5, True)
+    assert job.defaults == {"max_tokens": 9}
+    assert (job.config.model, job.config.max_num_seqs) == ("other", 3)
+
+
+@pytest.mark.parametrize("text, code", [("fine", 0), ("bad", 3), ("stop", 130)])
+def test_the_exit_code_says_how_it_went(
+    source: Path, jobs: list[JobSpec], tmp_path: Path, text: str, code: int
+) -> None:
+    source.write_text(text)
+    assert main(["run", str(source), "-o", str(tmp_path / "out.jsonl")]) == code
+
+
+def test_the_summary_goes_to_stderr(
+    source: Path, jobs: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["run", str(source), "-o", str(tmp_path / "out.jsonl")])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "1 of 1 lines answered" in err and "the only one" in err
+
+
+def test_quiet_says_only_what_went_wrong(
+    source: Path, jobs: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--quiet"])
+    assert capsys.readouterr().err == ""
+    source.write_text("bad")
+    main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--quiet"])
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_summary_can_be_had_as_json(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--json-summary", str(summary)])
+    assert json.loads(summary.read_text())["answered"] == 1
+
+
+def test_an_existing_output_is_refused_before_anything_is_fetched(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(model: str, **options: Any) -> None:
+        raise AssertionError("a model was fetched")
+
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    monkeypatch.setattr("headrace.cli.fetching.fetch_if_missing", fetch)
+    output = tmp_path / "out.jsonl"
+    output.touch()
+    assert main(["run", str(source), "-o", str(output)]) == 1
+    assert capsys.readouterr().err.endswith("exists; give another file, or --overwrite to replace it\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["in.jsonl"], ["in.jsonl", "-o", "x", "--limit", "0"]])
+def test_incomplete_commands_are_wrong_usage(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", *arguments])
+    assert stopped.value.code == 2

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.engine.prompts import PromptReader
+from headrace.jobs.lines import BadLine, LineParser
+from headrace.jobs.prepare import LinePreparer, Work
+from headrace.jobs.reader import InputLine
+from headrace.jobs.seen import SeenIds
+from headrace.text import Tokenizer
+
+
+def preparer(tokenizer: Tokenizer | None) -> LinePreparer:
+    parser = LineParser({}, seed=0, model_name="fake")
+    return LinePreparer(parser, PromptReader(tokenizer, 258), num_eos_token_ids=1)
+
+
+def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | BadLine]:
+    numbered = [InputLine(index, 0, json.dumps(line).encode()) for index, line in enumerate(lines)]
+    return preparer(tokenizer).prepare(numbered)
+
+
+def text_of(item: Work | BadLine, tokenizer: Tokenizer) -> str:
+    assert isinstance(item, Work), item
+    return tokenizer.decode(item.prompt.token_ids)
+
+
+def code_of(item: Work | BadLine) -> str:
+    assert isinstance(item, BadLine), item
+    return item.error.code
+
+
+def chat(custom_id: str, **body: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_prompts_and_messages_are_tokenized_in_the_order_of_their_lines(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer,
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"prompt": "b"},
+        chat("c"),
+        {"prompt": [100]},
+    )
+    assert [text_of(item, tokenizer) for item in items] == ["[user]a[reply]", "b", "[user]Hi[reply]", "d"]
+
+
+def test_a_bad_line_does_not_spoil_its_batch(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer,
+        {"prompt": "a"},
+        {"prompt": [9999]},
+        {"messages": [{"role": "user", "content": {"no": "text"}}]},
+        {"prompt": "b"},
+    )
+    assert [isinstance(item, BadLine) for item in items] == [False, True, True, False]
+    assert isinstance(items[1], BadLine)
+    assert "token id 9999 is outside the vocabulary of 258" in str(items[1].error)
+
+
+def test_an_id_used_twice_is_an_error_that_names_the_first_line(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer, chat("a"), chat("b"), chat("a"), chat("b", stream=True), {"prompt": "x", "custom_id": "a"}
+    )
+    assert [isinstance(item, BadLine) for item in items] == [False, False, True, True, False]
+    assert isinstance(items[2], BadLine)
+    assert str(items[2].error).startswith("custom_id 'a' is already that of line 1")
+    assert [code_of(item) for item in items[2:4]] == ["duplicate_custom_id"] * 2
+
+
+def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
+    items = prepare(None, {"prompt": [1, 2]}, {"prompt": "text"}, {"messages": [{"role": "user", "content": "x"}]})
+    assert isinstance(items[0], Work)
+    assert [code_of(item) for item in items[1:]] == ["no_tokenizer"] * 2
+
+
+def test_more_stop_tokens_than_the_device_has_room_for_are_refused(tokenizer: Tokenizer) -> None:
+    many = list(range(16))
+    items = prepare(tokenizer, {"prompt": "a", "stop_token_ids": many[:15]}, {"prompt": "a", "stop_token_ids": many})
+    assert isinstance(items[0], Work)
+    assert isinstance(items[1], BadLine)
+    assert "at most 15" in str(items[1].error)
+
+
+@pytest.mark.parametrize("recent", [1, 3, 8, 1000])
+def test_seen_ids_agree_with_a_dictionary(recent: int) -> None:
+    seen, expected = SeenIds(recent), {}
+    for start in range(1, 200, 5):
+        numbers = list(range(start, start + 5))
+        ids = [str(number * 7919 % 61) for number in numbers]
+        found = seen.add(ids, numbers)
+        for custom_id, number, first in zip(ids, numbers, found, strict=True):
+            assert first == expected.get(custom_id)
+            expected.setdefault(custom_id, number)

@@ -1,0 +1,272 @@
+"""Whole jobs over the real engine loop, a fake runner and a byte tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.progress import GenerateProgress
+from headrace.engine.start import Engine
+from headrace.errors import EngineDeadError, JobError
+from headrace.jobs.feed import MAX_BATCHES_AHEAD
+from headrace.jobs.reader import BATCH_LINES, InputLine
+from headrace.jobs.report import JobReport
+from headrace.jobs.run import SPARE_SEQUENCES, JobRun, run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.writer import ResultWriter
+from headrace.runner.fake import FakeRunner
+from headrace.steps import StepPlan, StepResult
+
+Start = Callable[..., Engine]
+WriteLines = Callable[..., Path]
+
+
+def run(source: Path, start: Start, **options: Any) -> tuple[JobReport, list[dict[str, Any]]]:
+    output = source.parent / "out.jsonl"
+    report = run_job(JobSpec(input=str(source), output=str(output), **options), start=start, quiet=True)
+    return report, read(output)
+
+
+def read(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def chat(custom_id: str, **body: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_every_line_ends_as_one_answer_or_one_error(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(
+        {"prompt": "Hello", "max_tokens": 5, "id": "a"},
+        "",
+        "{broken",
+        chat("b"),
+        chat("b"),
+        {"prompt": "x" * 600},
+        {"prompt": "", "id": "c"},
+    )
+    report, lines = run(source, start)
+    assert report.exit_code == 3
+    assert (report.tally.num_answered, report.tally.num_failed) == (2, 5 - 1)
+    assert dict(report.tally.errors) == {
+        "invalid_json": 1,
+        "duplicate_custom_id": 1,
+        "context_length_exceeded": 1,
+        "empty_prompt": 1,
+    }
+    by_index = {line["index"]: line for line in lines if "index" in line}
+    assert by_index.keys() == {0, 2, 5, 6}
+    assert by_index[0]["id"] == "a" and by_index[0]["usage"]["completion_tokens"] == 5
+    assert by_index[6]["id"] == "c" and by_index[6]["error"]["message"].startswith("line 7: ")
+    assert [line["response"] is None for line in lines if line.get("custom_id") == "b"].count(True) == 1
+
+
+def test_a_job_without_errors_ends_with_zero(write_lines: WriteLines, start: Start) -> None:
+    report, lines = run(write_lines(*[{"prompt": f"line {i}", "max_tokens": 3} for i in range(40)]), start)
+    assert report.exit_code == 0
+    assert sorted(line["index"] for line in lines) == list(range(40))
+    assert report.tally.num_generated_tokens == 120
+    assert report.tally.sample is not None and report.tally.sample.question == "line 0"
+
+
+def test_the_same_job_gives_the_same_answers_in_any_company(write_lines: WriteLines, start: Start) -> None:
+    lines = [{"prompt": f"line {i}", "max_tokens": 6} for i in range(20)]
+    _, answers = run(write_lines(*lines), start)
+    _, other = run(write_lines(*lines), start, config=EngineConfig(max_num_seqs=2), overwrite=True)
+    assert {a["index"]: a["text"] for a in answers} == {a["index"]: a["text"] for a in other}
+    _, reseeded = run(write_lines(*lines), start, config=EngineConfig(seed=1), overwrite=True)
+    assert {a["index"]: a["text"] for a in answers} != {a["index"]: a["text"] for a in reseeded}
+
+
+def test_several_answers_and_stop_strings(write_lines: WriteLines, start: Start) -> None:
+    vowels = [chr(code) for code in range(128)]  # each answer stops at its first character
+    source = write_lines(
+        {"prompt": "a", "n": 3, "max_tokens": 4},
+        {"prompt": "a", "stop": vowels, "max_tokens": 400},
+        chat("b", n=2),
+    )
+    report, lines = run(source, start)
+    assert report.exit_code == 0
+    plain = {line["index"]: line for line in lines if "index" in line}
+    assert len(plain[0]["outputs"]) == 3
+    assert (plain[1]["text"], plain[1]["finish_reason"]) == ("", "stop")
+    (openai,) = (line for line in lines if "custom_id" in line)
+    assert len(openai["response"]["body"]["choices"]) == 2
+
+
+def test_defaults_and_the_limit_apply(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*[{"prompt": "a"}] * 10)
+    report, lines = run(source, start, defaults={"max_tokens": 2}, limit=3)
+    assert [line["usage"]["completion_tokens"] for line in lines] == [2, 2, 2]
+    assert report.tally.num_done == 3
+
+
+def test_an_empty_input_is_an_empty_output(write_lines: WriteLines, start: Start) -> None:
+    report, lines = run(write_lines("", "  "), start)
+    assert (report.exit_code, lines) == (0, [])
+
+
+def test_notes_are_counted(write_lines: WriteLines, start: Start) -> None:
+    report, _ = run(write_lines(chat("a", model="gpt"), chat("b", model="gpt")), start)
+    assert dict(report.tally.notes) == {"model 'gpt' was asked for, 'fake' answered": 2}
+
+
+def test_progress_and_phases_are_told_on_the_stream(write_lines: WriteLines, start: Start) -> None:
+    told = io.StringIO()
+    source = write_lines({"prompt": "a", "max_tokens": 1})
+    run_job(JobSpec(input=str(source), output=str(source.parent / "out.jsonl")), start=start, stream=told)
+    assert told.getvalue().splitlines() == [
+        "headrace: loading smollm2 ...",
+        "headrace: ready in 0.5 s on cpu in float32; answering 1 line",
+    ]
+
+
+# Bounds.
+
+
+def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    engine = start(EngineConfig(max_num_seqs=4), inbox.put)
+    num_batches, ahead = 40, []
+
+    def lines(writer: ResultWriter) -> Iterator[list[InputLine]]:
+        for batch in range(num_batches):
+            ahead.append(batch * BATCH_LINES - writer.num_written)
+            data = b'{"prompt": "some words", "max_tokens": 2}'
+            yield [InputLine(batch * BATCH_LINES + place, 0, data) for place in range(BATCH_LINES)]
+
+    job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
+    with ResultWriter.open(job.output) as writer, GenerateProgress(None, enabled=False) as progress:
+        report = JobRun(job, engine, inbox, lines=lines(writer), writer=writer, progress=progress).run()
+    engine.close()
+    assert report.tally.num_answered == num_batches * BATCH_LINES
+    in_flight = 2 * 4 + SPARE_SEQUENCES
+    assert max(ahead) <= in_flight + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
+
+
+class WatchedRunner(FakeRunner):
+    """Calls `at_step` before each step."""
+
+    def __init__(self, at_step: Callable[[int], None], *, max_num_seqs: int = 8) -> None:
+        super().__init__(max_num_seqs=max_num_seqs, vocab_size=128)
+        self._at_step = at_step
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        self._at_step(plan.step)
+        return super().submit(plan)
+
+
+# Ends before the end.
+
+
+def test_ctrl_c_keeps_what_was_written_and_says_so(write_lines: WriteLines, start: Start) -> None:
+    def interrupt_once(step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    short = [{"prompt": "a", "max_tokens": 2}] * 4
+    long = [{"prompt": "a", "max_tokens": 500, "ignore_eos": True}] * 400
+    runner = WatchedRunner(interrupt_once)
+    report, lines = run(write_lines(*short, *long), functools.partial(start, runner=runner))
+    assert report.was_stopped
+    assert report.exit_code == 130
+    assert report.num_in_flight > 0
+    assert {0, 1, 2, 3} <= {line["index"] for line in lines}
+    assert len(lines) == report.tally.num_done < 404
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLines, start: Start) -> None:
+    def break_down(step: int) -> None:
+        if step == 30:
+            raise RuntimeError("the device is gone")
+
+    source = write_lines(*[{"prompt": "a", "max_tokens": 2}] * 4, *[{"prompt": "a", "max_tokens": 500}] * 4)
+    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl, 4 were in"):
+        run(source, functools.partial(start, runner=WatchedRunner(break_down)))
+    assert len(read(source.parent / "out.jsonl")) == 4
+
+
+def test_answers_can_be_read_while_the_job_runs(write_lines: WriteLines, start: Start, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def look(step: int) -> None:
+        if step == 200:
+            seen.append(len(read(tmp_path / "out.jsonl")))
+
+    source = write_lines({"prompt": "a", "max_tokens": 2}, {"prompt": "a", "max_tokens": 400})
+    run(source, functools.partial(start, runner=WatchedRunner(look)))
+    assert seen == [1]
+
+
+def test_a_full_disk_is_an_error(write_lines: WriteLines, start: Start) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    source = write_lines({"prompt": "a", "max_tokens": 2})
+    with pytest.raises(JobError, match="cannot write to /dev/full: No space left on device; 0 lines were written"):
+        run_job(JobSpec(input=str(source), output="/dev/full"), start=start, quiet=True)
+
+
+# Refused before the model is loaded.
+
+
+def never(*arguments: Any, **options: Any) -> Engine:
+    raise AssertionError("the model was loaded")
+
+
+def test_an_existing_output_is_kept(write_lines: WriteLines) -> None:
+    source = write_lines({"prompt": "a"})
+    output = source.parent / "out.jsonl"
+    output.write_text("earlier answers\n")
+    with pytest.raises(JobError, match="exists; give another file, or --overwrite"):
+        run(source, never)
+    assert output.read_text() == "earlier answers\n"
+
+
+def test_a_failed_start_leaves_the_output_to_be_overwritten_as_it_was(write_lines: WriteLines) -> None:
+    source = write_lines({"prompt": "a"})
+    output = source.parent / "out.jsonl"
+    output.write_text("earlier answers\n")
+    with pytest.raises(AssertionError, match="the model was loaded"):
+        run(source, never, overwrite=True)
+    assert output.read_text() == "earlier answers\n"
+
+
+@pytest.mark.parametrize(
+    "given, output, message",
+    [
+        ("in.jsonl", "in.jsonl", "is the input itself"),
+        ("in.jsonl", "./in.jsonl", "is the input itself"),
+        ("in.jsonl", ".", "is a directory"),
+        ("in.jsonl", "missing/out.jsonl", "missing does not exist"),
+        ("nothing.jsonl", "out.jsonl", "there is no input nothing.jsonl"),
+        (".", "out.jsonl", "is a directory; name a file of JSON lines"),
+    ],
+)
+def test_paths_that_cannot_work_are_refused(
+    write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch, given: str, output: str, message: str
+) -> None:
+    monkeypatch.chdir(write_lines({"prompt": "a"}).parent)
+    with pytest.raises(JobError, match=message):
+        run_job(JobSpec(input=given, output=output), start=never)
+
+
+def test_a_directory_that_cannot_be_written_is_refused(
+    write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_lines({"prompt": "a"})
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(JobError, match="cannot be written: permission denied"):
+        run(source, never)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections import Counter
+
+from headrace.engine.core import EngineStats
+from headrace.engine.settings import Choice
+from headrace.jobs.report import JobReport, Sample, Tally
+from headrace.jobs.summary import headline, plain_summary, print_summary
+from headrace.sched import SchedulerStats
+
+STATS = SchedulerStats(
+    num_steps=10,
+    num_batched_tokens=200,
+    num_preemptions=2,
+    num_prefix_queried_tokens=1000,
+    num_prefix_hit_tokens=400,
+    most_blocks_held=50,
+    sum_blocks_held=100,
+    sum_unused_slots=32,
+    num_blocks=200,
+    block_size=16,
+)
+
+
+def report(**changes: object) -> JobReport:
+    tally = Tally(
+        num_answered=20,
+        num_prompt_tokens=1000,
+        num_generated_tokens=500,
+        errors=Counter(invalid_json=1),
+        first_errors=["line 3: invalid JSON"],
+        notes=Counter({"model 'a' was asked for": 2}),
+        sample=Sample(0, "Why?", "Because. " * 100),
+    )
+    made = JobReport(
+        output="out.jsonl",
+        model_name="m",
+        was_stopped=False,
+        num_in_flight=0,
+        tally=tally,
+        seconds=10.0,
+        start_seconds=1.5,
+        stats=EngineStats(STATS, host_seconds=0.02, wait_seconds=1.0),
+        choices=(Choice("max_num_seqs", "64", "what a CPU does best"),),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_the_plain_summary_says_everything() -> None:
+    text = plain_summary(report())
+    for part in (
+        "20 of 21 lines answered in 10.0 s, 1 error line",
+        "1,000 · 100/s",
+        "500 · 50/s",
+        "after 1.5 s to start",
+        "40.0% of prompt tokens",
+        "25.0% used at most, 2.0% of it without a token",
+        "preemptions   2",
+        "2.00 ms a step",
+        "invalid_json 1",
+        "! line 3: invalid JSON",
+        "! model 'a' was asked for (2 lines)",
+        "what a CPU does best",
+        "> Why?",
+        "the answers are in out.jsonl",
+    ):
+        assert part in text
+    assert max(len(line) for line in text.splitlines()) < 260
+
+
+def test_a_stopped_job_says_so() -> None:
+    assert headline(report(was_stopped=True, num_in_flight=7)).startswith("stopped: 20 of 21 lines")
+    assert "the answers so far are in out.jsonl" in plain_summary(report(was_stopped=True))
+
+
+def test_exit_codes_follow_the_outcome() -> None:
+    assert report().exit_code == 3
+    assert report(was_stopped=True).exit_code == 130
+    assert report(tally=Tally(num_answered=1)).exit_code == 0
+
+
+def test_the_json_summary_has_the_same_figures() -> None:
+    summary = json.loads(json.dumps(report().as_json()))
+    assert (summary["requests"], summary["answered"], summary["errors"]) == (21, 20, 1)
+    assert summary["completion_tokens_per_second"] == 50
+    assert summary["prefix_hit_share"] == 0.4
+    assert summary["settings"]["max_num_seqs"] == {"value": "64", "reason": "what a CPU does best"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_panels_with_the_same_rows() -> None:
+    terminal = Terminal()
+    print_summary(report(), terminal)
+    text = terminal.getvalue()
+    assert (
+        "╭" in text and "20 of 21 lines answered" in text and "prefix cache" in text and "what a CPU does best" in text
+    )
