@@ -78,7 +78,9 @@ def _linear_speed(linears: list[ops.PackedLinear], num_tokens: int, num_out: int
 
 def _print_elementwise(seconds: float) -> None:
     _print_heading("microseconds at this many tokens")
-    weight, cos_sin = torch.randn(HIDDEN), torch.randn(2048, HEAD_DIM)
+    weight = torch.randn(HIDDEN)
+    angles = torch.outer(torch.arange(2048.0), 1e4 ** -torch.linspace(0, 1, HEAD_DIM // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)  # true rotations: qkv is turned in place over and over
     table = torch.randn(VOCAB, HIDDEN)
     rows: dict[str, list[float]] = {}
     for num_tokens in NUM_TOKENS:

@@ -25,7 +25,7 @@ from headrace.sched import Scheduler
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams
 
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -110,8 +110,8 @@ def test_an_answer_comes_in_pieces_and_stays_in_the_history(conversation: Conver
 
 
 def test_the_second_turn_takes_the_first_from_the_cache(conversation: Conversation) -> None:
-    assert " 0 of 6 prompt tokens from the cache" in conversation.ask("hi", lambda piece: None).figures
-    assert " 12 of 16 prompt tokens from the cache" in conversation.ask("go", lambda piece: None).figures
+    assert " 0 of 7 prompt tokens from the cache" in conversation.ask("hi", lambda piece: None).figures
+    assert " 12 of 17 prompt tokens from the cache" in conversation.ask("go", lambda piece: None).figures
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_said(conversation: Conversation) -> None:

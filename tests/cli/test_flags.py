@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import argparse
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,17 +25,19 @@ def parser() -> CommandParser:
     return made
 
 
-def config_of(*arguments: str) -> EngineConfig:
+def read(*arguments: str) -> tuple[EngineConfig, Mapping[str, Any]]:
     made = parser()
-    return engine_config(made, made.parse_args(arguments))
+    given = made.parse_args(arguments)
+    return engine_config(made, given), sampling_defaults(made, given)
+
+
+def config_of(*arguments: str) -> EngineConfig:
+    return read(*arguments)[0]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    made = parser()
     with pytest.raises(SystemExit) as stopped:
-        given = made.parse_args(arguments)
-        engine_config(made, given)
-        sampling_defaults(made, given)
+        read(*arguments)
     assert stopped.value.code == 2
     return capsys.readouterr().err
 
@@ -95,7 +97,6 @@ def test_a_wrong_value_is_wrong_usage(capsys: pytest.CaptureFixture[str], argume
 
 def test_sampling_flags_are_sampling_parameters_and_only_the_given_ones_count() -> None:
     assert FLAGS.keys() <= {field.name for field in dataclasses.fields(SamplingParams)}
-    made = parser()
-    given = made.parse_args(["--max-tokens", "5", "--stop", "a", "--stop", "b", "--ignore-eos"])
-    assert sampling_defaults(made, given) == {"max_tokens": 5, "stop": ["a", "b"], "ignore_eos": True}
-    assert sampling_defaults(made, argparse.Namespace()) == {}
+    _, defaults = read("--max-tokens", "5", "--stop", "a", "--stop", "b", "--ignore-eos")
+    assert defaults == {"max_tokens": 5, "stop": ["a", "b"], "ignore_eos": True}
+    assert read()[1] == {}

@@ -71,7 +71,7 @@ def test_the_summary_goes_to_stderr(
     main(["run", str(source), "-o", str(tmp_path / "out.jsonl")])
     out, err = capsys.readouterr()
     assert out == ""
-    assert "1 of 1 lines answered" in err and "the only one" in err
+    assert "1 of 1 line answered" in err and "the only one" in err
 
 
 def test_quiet_says_only_what_went_wrong(
@@ -104,8 +104,11 @@ def test_an_existing_output_is_refused_before_anything_is_fetched(
     assert capsys.readouterr().err.endswith("exists; give another file, or --overwrite to replace it\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["in.jsonl"], ["in.jsonl", "-o", "x", "--limit", "0"]])
-def test_incomplete_commands_are_wrong_usage(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["in.jsonl"], ["in.jsonl", "-o", "x", "--limit", "0"], ["in.jsonl", "-o", "x", "--json-summary", "no/x.json"]],
+)
+def test_commands_that_cannot_work_are_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["run", *arguments])
     assert stopped.value.code == 2

@@ -72,7 +72,8 @@ def test_the_plain_summary_says_everything() -> None:
 
 
 def test_a_stopped_job_says_so() -> None:
-    assert headline(report(was_stopped=True, num_in_flight=7)).startswith("stopped: 20 of 21 lines")
+    stopped = headline(report(was_stopped=True, num_in_flight=7))
+    assert stopped == "stopped after 10.0 s: 20 lines answered, 1 error line, 7 given up"
     assert "the answers so far are in out.jsonl" in plain_summary(report(was_stopped=True))
 
 
@@ -88,6 +89,11 @@ def test_the_json_summary_has_the_same_figures() -> None:
     assert summary["completion_tokens_per_second"] == 50
     assert summary["prefix_hit_share"] == 0.4
     assert summary["settings"]["max_num_seqs"] == {"value": "64", "reason": "what a CPU does best"}
+
+
+def test_an_answer_cannot_send_codes_to_the_terminal() -> None:
+    tally = Tally(num_answered=1, sample=Sample(0, "Why?", "a\x1b[31mb\x07"))
+    assert "< a�[31mb�" in plain_summary(report(tally=tally))
 
 
 class Terminal(io.StringIO):

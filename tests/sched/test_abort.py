@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.sched.checking_runner import Driver, make_request
-
 from headrace.sched import SchedulerLimits
+from tests.sched.checking_runner import Driver, make_request
 
 
 def make_driver(**options: object) -> Driver:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.sched.checking_runner import Driver, logprobs_of, make_request
 
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import BROKEN, GOES_ON, StepResult
+from tests.sched.checking_runner import Driver, logprobs_of, make_request
 
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=64, block_size=4)
 

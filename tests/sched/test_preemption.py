@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.sched.checking_runner import Driver, make_request
 
 from headrace.sched import SchedulerLimits
 from headrace.steps import Admission, StepPlan
+from tests.sched.checking_runner import Driver, make_request
 
 
 def make_driver(num_blocks: int, **options: object) -> Driver:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.sched.checking_runner import VOCAB_SIZE, Driver, make_request
 
 from headrace.sched import SchedulerLimits
+from tests.sched.checking_runner import Driver, make_request
 
 MAX_REQUESTS = 12
 MAX_IN_FLIGHT = 6
@@ -37,7 +37,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
 
 @st.composite
 def prompts(draw: st.DrawFn, limits: SchedulerLimits) -> list[int]:
-    """Blocks of only two kinds, so that equal ones follow different beginnings, cut near a border; perhaps another end."""
+    """Blocks of two kinds, so that equal ones follow different beginnings; cut near a border, maybe another end."""
     kinds = draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=5, max_size=5))
     text = [3 * offset + kind for kind in kinds for offset in range(limits.block_size)]
     near_border = draw(st.integers(0, 4)) * limits.block_size + draw(st.integers(-1, 2))

@@ -116,13 +116,17 @@ def _answer(question: str, conversation: Conversation, *, show_figures: bool) ->
     from headrace.errors import RequestError
 
     try:
-        turn = conversation.ask(question, lambda piece: print(piece, end="", flush=True))
+        turn = conversation.ask(question, _show)
     except RequestError as error:
         print(f"headrace: error: {error}; /clear starts anew", file=sys.stderr)
         return
     print(" [stopped]" if turn.was_stopped else "")
     if show_figures:
         print(_dim(turn.figures), file=sys.stderr)
+
+
+def _show(piece: str) -> None:
+    print(piece.replace("\x1b", "�"), end="", flush=True)  # a model may not steer the terminal
 
 
 def _dim(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
-    parser.add_argument("--json-summary", metavar="PATH", help="write the summary as JSON too")
+    parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
     add_sampling_flags(
         parser,
         "for lines that do not say otherwise",
@@ -83,15 +84,21 @@ def _at_least_one(text: str) -> int:
     return value
 
 
+def _in_a_directory(path: str) -> str:
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise argparse.ArgumentTypeError(f"the directory of {path} does not exist")
+    return path
+
+
 def _tell(report: JobReport, given: argparse.Namespace) -> None:
     from headrace.jobs.summary import headline, print_summary, whereabouts
 
-    if given.json_summary:
-        _write_json(report, given.json_summary)
     if not given.quiet:
         print_summary(report, sys.stderr)
     elif report.exit_code:
         print(f"headrace: {headline(report)}; {whereabouts(report)}", file=sys.stderr)
+    if given.json_summary is not None:
+        _write_json(report, given.json_summary)
 
 
 def _write_json(report: JobReport, path: str) -> None:

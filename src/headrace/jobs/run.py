@@ -143,10 +143,12 @@ class JobRun:
                 self._writer.flush()
                 self._show_progress()
         except EngineDeadError as error:
+            self._take_last_events()
             raise self._engine_death(error) from error
         finally:
             self._feed.stop()
-            self._abort_all()
+            for request_id in self._in_flight:
+                self._abort(request_id)
         self._progress.update(self._tally.num_done, self._engine.stats, num_failed=self._tally.num_failed)
         return self._report()
 
@@ -157,12 +159,11 @@ class JobRun:
     # What the inbox brings.
 
     def _take(self, message: Message) -> None:
-        if self._engine.client.failure is not None:
-            raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
         match message:
+            case []:  # the engine's last word
+                raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
             case list():
-                for event in message:
-                    self._take_event(event)
+                self._take_events(message)
             case Prepared(items):
                 self._ready.append(deque(items))
             case InputEnded(num_lines):
@@ -173,15 +174,23 @@ class JobRun:
             case Stop():
                 self._is_stopped = True
 
-    def _take_event(self, event: SequenceEvent) -> None:
-        entry = self._in_flight.get(event.request_id)
-        if entry is None:
-            return
-        progress = entry.answers.take(event)
-        if progress.stopped_index is not None:
-            self._engine.client.abort(event.request_id, progress.stopped_index)
-        if progress.is_finished:
-            self._finish(entry)
+    def _take_events(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            entry = self._in_flight.get(event.request_id)
+            if entry is None:
+                continue
+            progress = entry.answers.take(event)
+            if progress.stopped_index is not None:
+                self._abort(event.request_id, progress.stopped_index)
+            if progress.is_finished:
+                self._finish(entry)
+
+    def _take_last_events(self) -> None:
+        """What the engine had finished before it died."""
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, list):
+                self._take_events(message)
 
     # What goes to the engine.
 
@@ -221,10 +230,9 @@ class JobRun:
         self._in_flight[request.request_id] = InFlight(line, answers)
         self._num_sequences += line.params.n
 
-    def _abort_all(self) -> None:
+    def _abort(self, request_id: str, index: int | None = None) -> None:
         if self._engine.client.failure is None:
-            for request_id in self._in_flight:
-                self._engine.client.abort(request_id)
+            self._engine.client.abort(request_id, index)
 
     # What goes to the output: every line comes here once.
 
@@ -233,7 +241,7 @@ class JobRun:
         del self._in_flight[answers.request.request_id]
         self._num_sequences -= line.params.n
         if answers.error is not None:
-            self._engine.client.abort(answers.request.request_id)  # its other sequences, if any still run
+            self._abort(answers.request.request_id)  # its other sequences, if any still run
             self._fail(line.reply, RequestError(answers.error, code=ENGINE_ERROR))
             return
         output = answers.output()

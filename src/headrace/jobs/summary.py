@@ -25,11 +25,11 @@ def print_summary(report: JobReport, stream: TextIO) -> None:
 
 
 def headline(report: JobReport) -> str:
-    tally = report.tally
-    done = f"{tally.num_answered:,} of {tally.num_done:,} lines answered in {_seconds(report.seconds)}"
-    if tally.num_failed:
-        done += f", {_many(tally.num_failed, 'error line')}"
-    return f"stopped: {done}, {report.num_in_flight:,} left in flight" if report.was_stopped else done
+    tally, time = report.tally, _seconds(report.seconds)
+    errors = f", {_many(tally.num_failed, 'error line')}" if tally.num_failed else ""
+    if report.was_stopped:
+        return f"stopped after {time}: {_many(tally.num_answered, 'line')} answered{errors}, {report.num_in_flight:,} given up"
+    return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}"
 
 
 def result_rows(report: JobReport) -> list[Row]:
@@ -117,7 +117,7 @@ def _rich_choices(choices: tuple[Choice, ...]) -> Table:
 
 
 def _short(text: str) -> str:
-    joined = " ".join(text.split())
+    joined = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     return joined if len(joined) <= SAMPLE_LEN else joined[: SAMPLE_LEN - 1].rstrip() + "…"
 
 

@@ -43,7 +43,7 @@ ROWS = 4  # with two registers of columns each, eight sums in flight: enough to 
 PAIR = 2 * LANES
 KEYS = 128  # positions between two looks at the running maximum
 TILE_ROWS = 48  # rows a task aims at: few enough for its scratch to stay in the first-level cache
-PREFETCH_ROWS = 8
+PREFETCH_ROWS = 8  # up to so many rows the cache is read once, from memory; with more the products take the time
 CACHE_LINE = 16  # floats
 _NO_WINDOW = 2**62
 

@@ -1,8 +1,8 @@
 """Compiles kernels with numba and runs them on the threads of torch's own OpenMP pool.
 
 A kernel is a C function of one pointer, to a struct of its arguments. Every thread of the team calls it with the same
-struct and claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. One pool
-for torch and for us: two pools of spinning threads on the same cores slow each other several times over.
+struct and claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. There is
+one pool for torch and for us, because two pools of spinning threads take the cores from each other.
 """
 
 from __future__ import annotations
