@@ -79,7 +79,7 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
                 attention_mask=mask,
                 do_sample=False,
                 max_new_tokens=num_new,
-                min_new_tokens=num_new,
+                eos_token_id=None,
                 pad_token_id=0,
             )
         for i, row in zip(batch, out[:, longest:].tolist(), strict=True):
@@ -119,6 +119,7 @@ def _transformers_model() -> tuple[Any, Callable[..., list[int]], Callable[[list
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to_empty(device="cpu").eval()
+    model.generation_config.eos_token_id = None  # ignored, as everywhere here
     weights = {name: tensor.float() for name, tensor in checkpoint.tensors()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.types import SamplingParams, TokenIds
 
-IntArray = npt.NDArray[np.int32]
+IntArray = npt.NDArray[np.int64]  # what numpy and torch index with, so nothing is converted on the way
 BoolArray = npt.NDArray[np.bool_]
 
 GOES_ON, STOPPED, FULL, BROKEN = 0, 1, 2, 3  # how a row stands after its token: `StepResult.finished`

@@ -131,6 +131,10 @@ class Request:
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
     watched: bool = False  # deliver tokens as they come, not once at the end
 
+    def __post_init__(self) -> None:
+        # The prefix cache compares the bytes of token ids, so they have one type.
+        object.__setattr__(self, "prompt_token_ids", np.ascontiguousarray(self.prompt_token_ids, np.int32))
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -61,7 +61,7 @@ def build_conversation(params: SamplingParams, *, can_chat: bool = True, system:
     events: SimpleQueue[Any] = SimpleQueue()
     core = EngineCore(Scheduler(settings.limits), FakeRunner(max_num_seqs=2, vocab_size=len(LETTERS)))
     engine = Engine(
-        client=EngineClient(core, settings.limits, events.put),
+        client=EngineClient(core, events.put),
         settings=settings,
         spec=cast(Any, SimpleNamespace(vocab_size=len(LETTERS))),
         tokenizer=build_tokenizer(can_chat=can_chat),

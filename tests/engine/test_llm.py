@@ -104,7 +104,7 @@ def test_min_tokens_holds_a_stop_string_off(llm: LLM) -> None:
     (full,) = texts(llm, "go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     params = SamplingParams(temperature=0, max_tokens=40, min_tokens=12, ignore_eos=True, stop=list(full[:8]))
     (output,) = llm.generate("go on", params, use_tqdm=False)
-    assert 12 <= len(output.outputs[0].token_ids)
+    assert len(output.outputs[0].token_ids) >= 12
 
 
 def test_a_stop_token_ends_the_answer_and_is_its_last_token(llm: LLM) -> None:

@@ -52,7 +52,7 @@ def start(tokenizer: Tokenizer) -> Callable[..., Engine]:
         runner = runner or FakeRunner(max_num_seqs=settings.max_num_seqs, vocab_size=ASCII)
         core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=(EOS_TOKEN_ID,), seed=config.seed)
         return Engine(
-            client=EngineClient(core, settings.limits, deliver),
+            client=EngineClient(core, deliver),
             settings=settings,
             spec=cast(ModelSpec, SimpleNamespace(vocab_size=VOCAB_SIZE)),
             tokenizer=tokenizer,

@@ -15,7 +15,7 @@ from headrace.text import Tokenizer
 
 def preparer(tokenizer: Tokenizer | None) -> LinePreparer:
     parser = LineParser({}, seed=0, model_name="fake")
-    return LinePreparer(parser, PromptReader(tokenizer, 258), num_eos_token_ids=1)
+    return LinePreparer(parser, PromptReader(tokenizer, 258))
 
 
 def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | BadLine]:
@@ -76,14 +76,6 @@ def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
     items = prepare(None, {"prompt": [1, 2]}, {"prompt": "text"}, {"messages": [{"role": "user", "content": "x"}]})
     assert isinstance(items[0], Work)
     assert [code_of(item) for item in items[1:]] == ["no_tokenizer"] * 2
-
-
-def test_more_stop_tokens_than_the_device_has_room_for_are_refused(tokenizer: Tokenizer) -> None:
-    many = list(range(16))
-    items = prepare(tokenizer, {"prompt": "a", "stop_token_ids": many[:15]}, {"prompt": "a", "stop_token_ids": many})
-    assert isinstance(items[0], Work)
-    assert isinstance(items[1], BadLine)
-    assert "at most 15" in str(items[1].error)
 
 
 @pytest.mark.parametrize("recent", [1, 3, 8, 1000])

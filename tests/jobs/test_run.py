@@ -55,18 +55,20 @@ def test_every_line_ends_as_one_answer_or_one_error(write_lines: WriteLines, sta
         chat("b"),
         {"prompt": "x" * 600},
         {"prompt": "", "id": "c"},
+        {"prompt": "a", "stop_token_ids": list(range(16))},
     )
     report, lines = run(source, start)
     assert report.exit_code == 3
-    assert (report.tally.num_answered, report.tally.num_failed) == (2, 5 - 1)
+    assert (report.tally.num_answered, report.tally.num_failed) == (2, 5)
     assert dict(report.tally.errors) == {
         "invalid_json": 1,
+        "invalid_request": 1,
         "duplicate_custom_id": 1,
         "context_length_exceeded": 1,
         "empty_prompt": 1,
     }
     by_index = {line["index"]: line for line in lines if "index" in line}
-    assert by_index.keys() == {0, 2, 5, 6}
+    assert by_index.keys() == {0, 2, 5, 6, 7}
     assert by_index[0]["id"] == "a" and by_index[0]["usage"]["completion_tokens"] == 5
     assert by_index[6]["id"] == "c" and by_index[6]["error"]["message"].startswith("line 7: ")
     assert [line["response"] is None for line in lines if line.get("custom_id") == "b"].count(True) == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.kernels.cpu import draw as kernel
-from headrace.sampling import Sampler, sequence_seed
+from headrace.sampling import Sampler
 from headrace.sampling.philox import philox, uniform
 from headrace.types import SamplingParams
 
@@ -69,13 +69,3 @@ def test_a_negative_seed_is_its_64_bit_pattern():
 
 def test_positions_have_their_own_random_numbers():
     assert len(set(drawn(0))) > 30  # 40 draws among 1,000
-
-
-def test_the_first_sequence_of_a_request_has_the_seed_of_the_request():
-    assert [sequence_seed(seed, 0) for seed in (0, 17, -4)] == [0, 17, -4]
-
-
-def test_sequence_seeds_do_not_meet_across_near_requests():
-    seeds = {sequence_seed(seed, index) for seed in range(-50, 50) for index in range(20)}
-    assert len(seeds) == 100 * 20
-    assert all(-50 <= seed < 2**64 for seed in seeds)

@@ -13,7 +13,6 @@ import numpy as np
 
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.errors import EngineDeadError, RequestError
-from headrace.sched import SchedulerLimits
 from headrace.types import Request, SequenceEvent, TokenIds
 
 Deliver = Callable[[list[SequenceEvent]], None]
@@ -25,9 +24,8 @@ _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 class EngineClient:
     """Owns the engine's thread. `deliver` is called on it, with the news of each step; it must not block."""
 
-    def __init__(self, core: EngineCore, limits: SchedulerLimits, deliver: Deliver) -> None:
+    def __init__(self, core: EngineCore, deliver: Deliver) -> None:
         self._core = core
-        self._limits = limits
         self._deliver = deliver
         self._inbox: deque[Command] = deque()
         self._has_news = threading.Condition()
@@ -46,7 +44,7 @@ class EngineClient:
 
     def submit(self, request: Request) -> None:
         """Queue a request. What could never run is refused here and now."""
-        self._limits.check(request)
+        self._core.check(request)
         self._send(lambda: self._add(request))
 
     def abort(self, request_id: str, index: int | None = None) -> None:

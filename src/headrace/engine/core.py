@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from headrace.errors import RequestError
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import Runner
-from headrace.types import Request, SequenceEvent
+from headrace.types import MAX_STOP_TOKEN_IDS, Request, SequenceEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,28 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return EngineStats(self._scheduler.stats, self._host_seconds, self._wait_seconds)
 
+    def check(self, request: Request) -> None:
+        """Refuse what could never run. Changes nothing, so any thread may ask."""
+        self._scheduler.limits.check(request)
+        num_stops = len(self._stop_token_ids(request))
+        if num_stops > MAX_STOP_TOKEN_IDS:
+            raise RequestError(
+                f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
+                "row holds; use stop strings for the rest",
+                param="stop_token_ids",
+            )
+
     def add(self, request: Request) -> None:
+        self.check(request)
         params = request.params
         seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
-        stops = params.stop_token_ids if params.ignore_eos else (*self._eos_token_ids, *params.stop_token_ids)
         seeds = tuple(sequence_seed(seed, index) for index in range(params.n))
-        self._scheduler.add(request, seeds=seeds, stop_token_ids=tuple(dict.fromkeys(stops)))
+        self._scheduler.add(request, seeds=seeds, stop_token_ids=self._stop_token_ids(request))
+
+    def _stop_token_ids(self, request: Request) -> tuple[int, ...]:
+        """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
+        eos = () if request.params.ignore_eos else self._eos_token_ids
+        return tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._scheduler.abort(request_id, index)

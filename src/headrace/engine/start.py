@@ -55,7 +55,7 @@ def start_engine(config: EngineConfig, deliver: Deliver, *, fetching: Fetching |
     eos_token_ids = checkpoint.spec.eos_token_ids
     core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=eos_token_ids, seed=config.seed)
     return Engine(
-        client=EngineClient(core, settings.limits, deliver),
+        client=EngineClient(core, deliver),
         settings=settings,
         spec=checkpoint.spec,
         tokenizer=loaded_tokenizer,
@@ -79,6 +79,7 @@ def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:
         device=torch.device(settings.device),
         load_format=settings.load_format,
         seed=settings.seed,
+        max_len=settings.max_model_len,
     )
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,

@@ -11,7 +11,6 @@ from headrace.jobs.lines import BadLine, LineParser, LineRequest
 from headrace.jobs.openai_lines import OpenAIReply
 from headrace.jobs.reader import InputLine
 from headrace.jobs.seen import SeenIds
-from headrace.types import MAX_STOP_TOKEN_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,9 @@ class _Rendered:
 class LinePreparer:
     """Used by one thread. Remembers the ids it has seen, and nothing else of a line."""
 
-    def __init__(self, parser: LineParser, prompts: PromptReader, *, num_eos_token_ids: int) -> None:
+    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
         self._parser = parser
         self._prompts = prompts
-        self._num_eos_token_ids = num_eos_token_ids
         self._seen = SeenIds()
 
     def prepare(self, lines: Sequence[InputLine]) -> list[Work | BadLine]:
@@ -62,21 +60,12 @@ class LinePreparer:
 
     def _render(self, request: LineRequest) -> _Rendered | BadLine:
         try:
-            self._check_stop_token_ids(request)
             if request.messages is not None:
                 return _Rendered(request, self._prompts.render(request.messages, **request.template_options), False)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
         assert request.prompt is not None
         return _Rendered(request, request.prompt, True)
-
-    def _check_stop_token_ids(self, request: LineRequest) -> None:
-        num_own = len(request.params.stop_token_ids)
-        most = MAX_STOP_TOKEN_IDS - (0 if request.params.ignore_eos else self._num_eos_token_ids)
-        if num_own > most:
-            raise RequestError(
-                f"stop_token_ids can be at most {most} with this model, got {num_own}", param="stop_token_ids"
-            )
 
     def _tokenize(
         self, rendered: Sequence[_Rendered | BadLine], *, add_special_tokens: bool

@@ -259,7 +259,7 @@ class JobRun:
 
     def _show_progress(self) -> None:
         now = perf_counter()
-        if now - self._shown_at >= PROGRESS_SECONDS:
+        if now - self._shown_at >= PROGRESS_SECONDS or not self._in_flight:
             self._shown_at = now
             self._progress.update(self._tally.num_done, self._engine.stats, num_failed=self._tally.num_failed)
 
@@ -285,8 +285,7 @@ class JobRun:
 
 def _preparer(job: JobSpec, engine: Engine) -> LinePreparer:
     parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name)
-    prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size)
-    return LinePreparer(parser, prompts, num_eos_token_ids=len(engine.eos_token_ids))
+    return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size))
 
 
 def _num_expected(job: JobSpec) -> int | None:

@@ -28,7 +28,8 @@ def headline(report: JobReport) -> str:
     tally, time = report.tally, _seconds(report.seconds)
     errors = f", {_many(tally.num_failed, 'error line')}" if tally.num_failed else ""
     if report.was_stopped:
-        return f"stopped after {time}: {_many(tally.num_answered, 'line')} answered{errors}, {report.num_in_flight:,} given up"
+        answered = f"{_many(tally.num_answered, 'line')} answered"
+        return f"stopped after {time}: {answered}{errors}, {report.num_in_flight:,} given up"
     return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}"
 
 

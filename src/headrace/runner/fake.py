@@ -4,7 +4,6 @@ what the host costs; no torch."""
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, StepPlan, StepResult
 
@@ -44,9 +43,9 @@ class FakeRunner:
     def close(self) -> None:
         pass
 
-    def _next_tokens(self, rows: IntArray) -> npt.NDArray[np.int32]:
+    def _next_tokens(self, rows: IntArray) -> IntArray:
         mixed = self._seed[rows] + self._len[rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(31)
-        tokens: npt.NDArray[np.int32] = (mixed % np.uint64(self.vocab_size)).astype(np.int32)
+        tokens: IntArray = (mixed % np.uint64(self.vocab_size)).astype(np.int64)
         return tokens

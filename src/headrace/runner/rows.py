@@ -36,7 +36,7 @@ class DeviceRows:
     def _write_tables(self, writes: TableWrites) -> None:
         device = self.block_tables.device
         rows, indexes = torch.from_numpy(writes.rows).to(device), torch.from_numpy(writes.indexes).to(device)
-        self.block_tables[rows.long(), indexes.long()] = torch.from_numpy(writes.blocks).to(device)
+        self.block_tables[rows, indexes] = torch.from_numpy(writes.blocks).to(device, torch.int32)
 
     def layout(self, rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
         """The token ids [T] of a step that computes `num_tokens` of each of `rows`, and where they lie."""

@@ -15,7 +15,7 @@ from headrace.models.decoder import Decoder
 from headrace.runner.rows import DeviceRows
 from headrace.runner.threads import use_threads
 from headrace.sampling import Sampled, Sampler
-from headrace.steps import StepLogprobs, StepPlan, StepResult
+from headrace.steps import BoolArray, IntArray, StepLogprobs, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class TorchRunner:
             for _ in range(spec.num_layers)
         ]
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
+        self._stream.submit(ops.warm_up, device, dtype)
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         return self._stream.submit(self._execute, plan)
@@ -88,16 +89,15 @@ class TorchRunner:
             sources, targets = torch.tensor(plan.copies, device=self._device).unbind(1)
             ops.copy_blocks(self._caches, sources, targets)
 
-    def _unfinished(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
         """Rows that ended in a step the scheduler had not seen when it planned this one need nothing more."""
-        rows = plan.rows.astype(np.int64)
-        goes_on = ~self._rows.is_finished.numpy()[rows]
+        goes_on = ~self._rows.is_finished.numpy()[plan.rows]
         if goes_on.all():
-            return rows, plan.num_tokens.astype(np.int64), plan.samples
-        return rows[goes_on], plan.num_tokens[goes_on].astype(np.int64), plan.samples[goes_on]
+            return plan.rows, plan.num_tokens, plan.samples
+        return plan.rows[goes_on], plan.num_tokens[goes_on], plan.samples[goes_on]
 
 
-_NOTHING = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8))
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
 def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
@@ -105,16 +105,16 @@ def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
     if sampled.logprobs is not None:
         asked = sampled.logprobs
         logprobs = StepLogprobs(
-            rows=asked.rows.int().cpu().numpy(),
+            rows=asked.rows.cpu().numpy(),
             chosen=asked.chosen.float().cpu().numpy(),
-            ranks=asked.ranks.int().cpu().numpy(),
-            top_ids=asked.top_ids.int().cpu().numpy(),
+            ranks=asked.ranks.cpu().numpy(),
+            top_ids=asked.top_ids.cpu().numpy(),
             top_values=asked.top_values.float().cpu().numpy(),
         )
     return StepResult(
         step=step,
-        rows=rows.int().cpu().numpy(),
-        tokens=sampled.tokens.int().cpu().numpy(),
+        rows=rows.cpu().numpy(),
+        tokens=sampled.tokens.cpu().numpy(),
         finished=sampled.finished.cpu().numpy(),
         logprobs=logprobs,
     )

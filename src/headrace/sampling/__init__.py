@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.sampling.sampler import Sampled, Sampler
-from headrace.sampling.seed import sequence_seed
 
-__all__ = ["Sampled", "SampledLogprobs", "Sampler", "sequence_seed"]
+__all__ = ["Sampled", "SampledLogprobs", "Sampler"]

@@ -20,13 +20,3 @@ class Seed:
     def settings(self, terms: Terms) -> Mapping[str, int]:
         word = terms.seed & _WORD
         return {"seed": word - 2**64 if word >= 2**63 else word}
-
-
-def sequence_seed(seed: int, index: int) -> int:
-    """The seed of a request's `index`-th sequence: the request's own for the first, a well mixed one for the others."""
-    if index == 0:
-        return seed
-    word = (seed + index * 0x9E3779B97F4A7C15) & _WORD  # splitmix64
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)

@@ -7,7 +7,7 @@ import numpy as np
 from headrace.kv import BlockCopy
 from headrace.steps import Admission, IntArray, StepPlan, TableWrites
 
-_NO_ROWS: IntArray = np.empty(0, np.int32)
+_NO_ROWS: IntArray = np.empty(0, np.int64)
 
 
 class PlanDraft:
@@ -43,8 +43,8 @@ class PlanDraft:
     def admit(self, admission: Admission, blocks: list[int], copy: BlockCopy | None) -> None:
         self._admissions.append(admission)
         num_blocks = len(blocks)
-        rows = np.full(num_blocks, admission.row, np.int32)
-        self.write_tables(rows, np.arange(num_blocks, dtype=np.int32), np.array(blocks, np.int32))
+        rows = np.full(num_blocks, admission.row, np.int64)
+        self.write_tables(rows, np.arange(num_blocks, dtype=np.int64), np.array(blocks, np.int64))
         if copy is not None:
             self._copies.append(copy)
 
@@ -55,7 +55,7 @@ class PlanDraft:
         return StepPlan(
             step=self.step,
             rows=self._joined(self._steady, self._rows),
-            num_tokens=self._joined(np.ones(len(self._steady), np.int32), self._num_tokens),
+            num_tokens=self._joined(np.ones(len(self._steady), np.int64), self._num_tokens),
             samples=np.concatenate([np.ones(len(self._steady), np.bool_), np.array(self._samples, np.bool_)]),
             num_batched_tokens=len(self._steady) + sum(self._num_tokens),
             admissions=tuple(self._admissions),
@@ -68,4 +68,4 @@ class PlanDraft:
 
     @staticmethod
     def _joined(steady: IntArray, others: list[int]) -> IntArray:
-        return np.concatenate([steady, np.array(others, np.int32)]) if others else steady
+        return np.concatenate([steady, np.array(others, np.int64)]) if others else steady

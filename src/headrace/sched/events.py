@@ -44,6 +44,12 @@ class EventWriter:
                 )
             )
 
+    def take_back_last(self, sequence: Sequence) -> None:
+        """The last token was not drawn from anything: it never was."""
+        self._rows.known[sequence.row] -= 1
+        if sequence.logprobs:
+            sequence.logprobs.pop()
+
     def _event(self, sequence: Sequence, reason: FinishReason | None, error: str | None) -> SequenceEvent:
         answer = self._answer(sequence)
         new = answer[sequence.num_delivered :].copy()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.sched.sequence import Sequence
 from headrace.steps import IntArray
@@ -27,11 +26,11 @@ class RowTable:
     def __init__(self, num_rows: int, max_model_len: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.tokens = np.empty((num_rows, max_model_len), np.int32)  # memory is used as far as it is written
-        self.known = np.zeros(num_rows, np.int32)
-        self.total = np.zeros(num_rows, np.int32)
-        self.computed = np.zeros(num_rows, np.int32)
-        self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
-        self.end = np.zeros(num_rows, np.int32)
+        self.known = np.zeros(num_rows, np.int64)
+        self.total = np.zeros(num_rows, np.int64)
+        self.computed = np.zeros(num_rows, np.int64)
+        self.capacity = np.zeros(num_rows, np.int64)  # tokens that the row's blocks can hold
+        self.end = np.zeros(num_rows, np.int64)
         self.since = np.full(
             num_rows, NEVER, np.int64
         )  # first step of the row's owner; earlier results are not its own
@@ -54,7 +53,7 @@ class RowTable:
     def steady(self) -> IntArray:
         """The steady rows, ascending; the same array object as long as nothing changed."""
         if self._steady is None:
-            self._steady = np.flatnonzero(self._is_steady).astype(np.int32)
+            self._steady = np.flatnonzero(self._is_steady)
         return self._steady
 
     def occupy(self, sequence: Sequence, *, step: int, num_computed: int, capacity: int) -> int:
@@ -99,7 +98,7 @@ class RowTable:
             self._is_steady[ended] = False
             self._steady = None
 
-    def record(self, rows: IntArray, tokens: npt.NDArray[np.int32]) -> None:
+    def record(self, rows: IntArray, tokens: IntArray) -> None:
         self.tokens[rows, self.known[rows]] = tokens
         self.known[rows] += 1
 

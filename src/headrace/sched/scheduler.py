@@ -149,7 +149,7 @@ class Scheduler:
             for row, block in zip(needy.tolist(), blocks, strict=True):
                 self._table_of(row).blocks.append(block)
             indexes = self.rows.capacity[needy] // self.limits.block_size
-            draft.write_tables(needy, indexes, np.array(blocks, np.int32))
+            draft.write_tables(needy, indexes, np.array(blocks, np.int64))
             self.rows.capacity[needy] += self.limits.block_size
             self._capacity.grew(len(needy))
         return rows
@@ -338,6 +338,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
         self._stats.num_finished += 1
         if finished == BROKEN:
+            self._events.take_back_last(sequence)
             return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 

@@ -9,6 +9,7 @@ from headrace.kernels.cpu import disk_cache
 
 disk_cache.choose_directory()  # before numba is first imported
 
+from headrace.kernels.cpu import draw  # noqa: E402
 from headrace.kernels.cpu.activation import silu_and_mul  # noqa: E402
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
@@ -22,6 +23,7 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "copy_blocks",
+    "draw",
     "embed",
     "pack_linear",
     "paged_attention",
