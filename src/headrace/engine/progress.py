@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_INTERVAL_SECONDS = 10.0
+NARROW_COLUMNS = 120
 
 
 class GenerateProgress:
@@ -89,14 +90,10 @@ def _live_bar(num_requests: int | None, stream: TextIO) -> tuple[Progress, TaskI
         TimeRemainingColumn,
     )
 
-    bar = Progress(
-        TextColumn("[bold]headrace"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[details]}"),
-        console=Console(file=stream),
-        refresh_per_second=4,
-    )
+    console = Console(file=stream)
+    details = TextColumn("{task.fields[details]}")
+    columns = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    if console.width < NARROW_COLUMNS:  # the numbers say more than a bar does
+        columns = [MofNCompleteColumn(), TimeRemainingColumn()]
+    bar = Progress(TextColumn("[bold]headrace"), *columns, details, console=console, refresh_per_second=4)
     return bar, bar.add_task("requests", total=num_requests, details="starting")

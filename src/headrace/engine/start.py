@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.sched import Scheduler
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
-
-Fetching = Callable[[str], None]  # told, in words, when a download starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Engine:
         self.client.close()
 
 
-def start_engine(config: EngineConfig, deliver: Deliver, *, fetching: Fetching | None = None) -> Engine:
+def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)

@@ -26,6 +26,9 @@ class StepLayout:
     block_tables: Tensor  # [num_rows, max_blocks] int32, the device's own table, neither copied nor gathered
     max_query_len: int
     max_context_len: int
+    num_single: int = 0  # leading sequences that are known to have one token; a GPU has a kernel of its own for them
+    num_splits: int = 1  # parts into which the contexts of those are cut, so that few sequences use the whole GPU
+    tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
 
     def __post_init__(self) -> None:
         # Kernels read raw memory: a wrong type would be garbage, not an error.
