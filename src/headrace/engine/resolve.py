@@ -11,8 +11,8 @@ from headrace.models.spec import ModelSpec
 GIB = 2**30
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# On a CPU the matrix products reach their full rate at about this many rows (benchmarks/kernels_cpu.py).
-CPU_FULL_RATE_SEQS = 64
+# On a CPU a step reads all weights from memory; with this many rows that is a small part of its time.
+CPU_FULL_RATE_SEQS = 128
 CPU_BATCHED_TOKENS = 512
 CPU_MEMORY_SHARE = 0.5
 
@@ -88,7 +88,11 @@ class _Resolver:
         if limit is not None and limit < value:
             self._note("max_num_seqs", limit, "max_num_batched_tokens: each running sequence needs one token a step")
             return limit
-        self._note("max_num_seqs", value, "a CPU's matrix products are at full rate here; more would only use memory")
+        self._note(
+            "max_num_seqs",
+            value,
+            "a CPU multiplies at nearly its full rate with so many rows; more would mostly use memory",
+        )
         return value
 
     def _num_blocks(self, dtype: str, max_num_seqs: int) -> int:

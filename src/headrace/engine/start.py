@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
@@ -13,7 +14,7 @@ from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ModelError
-from headrace.hardware import read_facts
+from headrace.hardware import read_facts, release_unused
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.sched import Scheduler
 from headrace.steps import Runner
@@ -40,26 +41,39 @@ class Engine:
         self.client.close()
 
 
+class _Loaded(NamedTuple):
+    """What stays of a checkpoint once it is closed."""
+
+    settings: Settings
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    runner: Runner
+
+
 def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
+    settings, spec, tokenizer, runner = _load(config)
+    release_unused()
+    core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=spec.eos_token_ids, seed=config.seed)
+    return Engine(
+        client=EngineClient(core, deliver),
+        settings=settings,
+        spec=spec,
+        tokenizer=tokenizer,
+        eos_token_ids=spec.eos_token_ids,
+        model_name=config.model,
+        start_seconds=perf_counter() - started,
+    )
+
+
+def _load(config: EngineConfig) -> _Loaded:
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
     settings = resolve(config, checkpoint.spec, read_facts())
     with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
         tokenizer = beside.submit(_tokenizer, config, checkpoint)
         runner = _start_runner(checkpoint, settings)
-        loaded_tokenizer = tokenizer.result()
-    eos_token_ids = checkpoint.spec.eos_token_ids
-    core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=eos_token_ids, seed=config.seed)
-    return Engine(
-        client=EngineClient(core, deliver),
-        settings=settings,
-        spec=checkpoint.spec,
-        tokenizer=loaded_tokenizer,
-        eos_token_ids=eos_token_ids,
-        model_name=config.model,
-        start_seconds=perf_counter() - started,
-    )
+        return _Loaded(settings, checkpoint.spec, tokenizer.result(), runner)
 
 
 def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.models.embeddings import Embeddings
 from headrace.models.layers import Layer
 from headrace.models.spec import ModelSpec
 
@@ -18,7 +20,9 @@ from headrace.models.spec import ModelSpec
 @dataclass(frozen=True, slots=True)
 class Decoder:
     spec: ModelSpec
-    embeddings: Tensor  # [V, H]
+    dtype: torch.dtype  # of the weights and the cache
+    device: torch.device
+    embeddings: Embeddings
     layers: tuple[Layer, ...]
     norm: Tensor  # [H]
     head: ops.PackedLinear  # [V, H]; of the embeddings themselves when they are tied
@@ -28,7 +32,7 @@ class Decoder:
     def hidden(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
         """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values."""
         eps = self.spec.norm_eps
-        residual = ops.embed(token_ids, self.embeddings)
+        residual = self.embeddings(token_ids)
         x = ops.rms_norm(residual, self.layers[0].attention_norm, eps)
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             if index > 0:

@@ -33,7 +33,7 @@ class TorchRunner:
     """Owns the tensors: weights, cache, rows. Only its own thread touches them."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
-        spec, device, dtype = decoder.spec, decoder.embeddings.device, decoder.embeddings.dtype
+        spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
         self._rows = DeviceRows(

@@ -61,6 +61,15 @@ class Sampler:
         self._columns.write(row, settings)
         self._users[:, row] = used
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """The rows' settings on the device."""
+        return self._columns.tensors
+
+    def send(self) -> None:
+        """Brings admitted rows' settings to the device."""
+        self._columns.send()
+
     def release(self, row: int) -> None:
         """The row is empty: its features cost nothing any more."""
         self._columns.write(row, {})

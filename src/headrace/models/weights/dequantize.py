@@ -29,6 +29,11 @@ def dequantize(raw: Bytes, type_name: str, out: Floats) -> None:
         out[...] = (raw.view(plain) if plain else _by_package(raw, type_name)).reshape(out.shape)
 
 
+def is_block_type(type_name: str) -> bool:
+    """Whether it is one of the quantized types that are read here."""
+    return type_name in _BLOCKS and type_name != "BF16"
+
+
 def _by_package(raw: Bytes, type_name: str) -> Floats:
     from gguf import GGMLQuantizationType, quants
 

@@ -15,7 +15,8 @@ import numpy as np
 from headrace.errors import ModelError
 from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.dequantize import Bytes, dequantize
+from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
+from headrace.models.weights.source import StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +64,12 @@ class GgufTensors:
         # Array operations leave the interpreter's lock, and threads with a piece each never wait for one another.
         with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
             list(pool.map(self._fill_rows, repeat(tensor), starts, pieces))  # raises what a thread raised
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        tensor = self._tensors[name]
+        if not is_block_type(tensor.type_name):
+            return None
+        return StoredRows(self._read_rows(tensor, 0, tensor.shape[0]), tensor.type_name)
 
     def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor) -> None:
         import torch

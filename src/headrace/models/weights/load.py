@@ -13,6 +13,7 @@ from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder
+from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings
 from headrace.models.layers import Attention, GatedMlp, Layer
 from headrace.models.rope import cos_sin_table
 from headrace.models.spec import ModelSpec, Shape
@@ -20,6 +21,7 @@ from headrace.models.weights.random_numbers import RandomNumbers
 from headrace.models.weights.source import WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
+_EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def load_decoder(
@@ -36,10 +38,11 @@ def load_decoder(
     reader = _Reader(_source(checkpoint, load_format, seed), dtype, device)
     check_tensors(reader.source, spec, where=checkpoint.source)
     # The largest matrices first: packing may copy them, and little else is there yet.
-    embeddings = reader.tensor("model.embed_tokens.weight")
-    head = ops.pack_linear(embeddings if spec.tie_embeddings else reader.tensor("lm_head.weight"))
+    embeddings, head = _both_ends(reader, spec)
     return Decoder(
         spec=spec,
+        dtype=dtype,
+        device=device,
         embeddings=embeddings,
         head=head,
         layers=tuple(_layer(reader, spec, index) for index in range(spec.num_layers)),
@@ -60,6 +63,21 @@ def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource
     if checkpoint.weights is None:
         raise ModelError(f"{checkpoint.source} was opened without weights; load it with load_format='random'")
     return checkpoint.weights
+
+
+def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
+    """The embeddings and the head. Where they are tied, one read serves both."""
+    stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu else None
+    if not spec.tie_embeddings:
+        head = ops.pack_linear(reader.tensor("lm_head.weight"))
+        if stored is None:
+            return DenseEmbeddings(reader.tensor(_EMBEDDINGS)), head
+    else:
+        table = reader.tensor(_EMBEDDINGS)
+        head = ops.pack_linear(table)
+        if stored is None:
+            return DenseEmbeddings(table), head
+    return QuantizedEmbeddings(stored, spec.hidden_size), head
 
 
 def _layer(reader: _Reader, spec: ModelSpec, index: int) -> Layer:
@@ -97,6 +115,10 @@ class _Reader:
         self.num_bytes = 0
         self._dtype = dtype
         self._device = device
+
+    @property
+    def is_plain_cpu(self) -> bool:
+        return self._device.type == "cpu" and self._dtype == torch.float32
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """One product for several matrices that share their input: their rows stand under each other."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.spec import ModelSpec, Shape
+from headrace.models.weights.source import StoredRows
 
 _STANDARD_DEVIATION = 0.02
 _POOL_LEN = 4_194_301  # a prime: rows of any length start at ever other places of the pool
@@ -39,6 +40,9 @@ class RandomNumbers:
         else:
             generator = torch.Generator(device=out.device).manual_seed(self._seed + zlib.crc32(name.encode()))
             out.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        return None
 
     def _fill_from_pool(self, start: int, out: Tensor) -> None:
         if self._pool is None:

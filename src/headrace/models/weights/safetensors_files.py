@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.spec import Shape
+from headrace.models.weights.source import StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,9 @@ class SafetensorsFiles:
         self._bytes_read += tensor.nbytes
         if self._bytes_read > _REMAP_AFTER_BYTES:
             self._close()
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        return None
 
     @cached_property
     def _files(self) -> dict[str, Path]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
@@ -12,6 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """A matrix as its file has it: quantized, each row on its own."""
+
+    raw: npt.NDArray[np.uint8]  # [rows, bytes]
+    type_name: str
 
 
 class WeightSource(Protocol):
@@ -23,6 +35,9 @@ class WeightSource(Protocol):
 
     def fill(self, name: str, out: Tensor) -> None:
         """Writes the tensor into `out`, in the type and on the device of `out`."""
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """The matrix in its quantized form, or None where it has none."""
 
 
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:

@@ -1,0 +1,50 @@
+"""Token ids to the vectors that the first layer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels import ops
+from headrace.models.weights.dequantize import dequantize
+from headrace.models.weights.source import StoredRows
+
+
+class Embeddings(Protocol):
+    def __call__(self, token_ids: Tensor) -> Tensor: ...  # [T] -> [T, H]
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEmbeddings:
+    table: Tensor  # [V, H]
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return ops.embed(token_ids, self.table)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.table.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedEmbeddings:
+    """The table as its file has it; a step dequantizes the rows it needs. Exact, and a sixth of the memory."""
+
+    rows: StoredRows
+    hidden_size: int
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        out = np.empty((len(token_ids), self.hidden_size), np.float32)
+        dequantize(self.rows.raw[token_ids.numpy()], self.rows.type_name, out)
+        return torch.from_numpy(out)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.raw.nbytes

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.resolve import GIB, resolve
+from headrace.engine.settings import Settings
+from headrace.errors import ConfigError
+from headrace.hardware import MachineFacts
+from headrace.models import ModelSpec, RopeSpec
+
+SPEC = ModelSpec(
+    family="llama",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_model_len=4096,
+    norm_eps=1e-5,
+    rope=RopeSpec(),
+    windows=(None, None),
+)
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 16  # keys and values, layers, kv heads, head_dim, float32, tokens
+
+
+def facts(free_memory: int = 4 * GIB) -> MachineFacts:
+    return MachineFacts(cpu_model="a cpu", num_cores=6, total_memory=8 * GIB, free_memory=free_memory)
+
+
+def settings(*, free_memory: int = 4 * GIB, **config: object) -> Settings:
+    return resolve(EngineConfig(**config), SPEC, facts(free_memory))  # type: ignore[arg-type]
+
+
+def reason(resolved: Settings, name: str) -> str:
+    return next(choice.reason for choice in resolved.choices if choice.name == name)
+
+
+def test_nothing_set_gives_the_models_context_all_cores_and_a_reason_for_each_choice() -> None:
+    resolved = settings()
+    assert (resolved.max_model_len, resolved.num_threads, resolved.dtype) == (4096, 6, "float32")
+    names = [choice.name for choice in resolved.choices]
+    assert names == [
+        "device",
+        "dtype",
+        "num_threads",
+        "max_num_seqs",
+        "num_blocks",
+        "max_model_len",
+        "max_num_batched_tokens",
+    ]
+    assert all(choice.reason for choice in resolved.choices)
+
+
+def test_what_is_set_is_kept_and_said_to_be() -> None:
+    resolved = settings(max_num_seqs=7, max_model_len=100, max_num_batched_tokens=64, num_threads=2)
+    assert (resolved.max_num_seqs, resolved.max_model_len, resolved.max_num_batched_tokens) == (7, 100, 64)
+    assert reason(resolved, "max_num_seqs") == reason(resolved, "max_model_len") == "as set"
+
+
+def test_the_cache_is_no_larger_than_all_sequences_at_full_length() -> None:
+    resolved = settings(max_num_seqs=2)
+    assert resolved.num_blocks == 2 * 4096 // 16
+    assert "more is never needed" in reason(resolved, "num_blocks")
+
+
+def test_the_cache_takes_its_share_of_free_memory_less_the_weights() -> None:
+    resolved = settings(free_memory=64 * 1024 * 1024, gpu_memory_utilization=0.25)
+    assert resolved.num_blocks == (16 * 1024 * 1024 - SPEC.num_params * 4) // BLOCK_BYTES
+
+
+def test_a_cache_smaller_than_the_context_shortens_the_context() -> None:
+    resolved = settings(num_gpu_blocks_override=10)
+    assert resolved.max_model_len == 161
+    assert reason(resolved, "max_model_len") == "what the KV cache can hold"
+
+
+def test_kv_cache_memory_in_bytes_is_honoured() -> None:
+    assert settings(kv_cache_memory_bytes=100 * BLOCK_BYTES + 5).num_blocks == 100
+
+
+def test_a_cache_below_one_block_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=f"less than one block of 16 tokens, which takes {BLOCK_BYTES:,} bytes"):
+        settings(kv_cache_memory_bytes=BLOCK_BYTES - 1)
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"weights take .* GiB as float32, but only .* may be used"):
+        settings(free_memory=SPEC.num_params)
+
+
+def test_a_context_beyond_the_models_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len=5,000 is more than the model's own context of 4,096"):
+        settings(max_model_len=5000)
+
+
+def test_a_context_beyond_the_cache_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="max_model_len=1,000 needs 999 tokens of KV cache, and there is room for 160"
+    ):
+        settings(max_model_len=1000, num_gpu_blocks_override=10)
+
+
+def test_a_budget_below_the_number_of_sequences_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=8 must be at least max_num_seqs=16"):
+        settings(max_num_seqs=16, max_num_batched_tokens=8)
+
+
+def test_a_small_budget_alone_lowers_the_number_of_sequences() -> None:
+    assert settings(max_num_batched_tokens=9).max_num_seqs == 9
+
+
+def test_without_chunks_the_budget_holds_the_longest_prompt() -> None:
+    assert settings(enable_chunked_prefill=False).max_num_batched_tokens == 4096
+    with pytest.raises(ConfigError, match="without chunks a prompt must fit in one step"):
+        settings(enable_chunked_prefill=False, max_num_batched_tokens=1024)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"device": "cuda"}, "not supported by this version"),
+        ({"dtype": "bfloat16"}, "computes in float32"),
+        ({"dtype": "int3"}, "dtype must be one of auto, float32"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1"),
+        ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
+        ({"block_sise": 8}, "did you mean 'block_size'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(config: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**config)
