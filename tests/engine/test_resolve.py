@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.resolve import GIB, resolve
+from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
-from headrace.hardware import MachineFacts
+from headrace.hardware import GpuFacts, MachineFacts
 from headrace.models import ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
@@ -28,6 +30,13 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 16  # keys and values, layers, kv heads, head
 
 def facts(free_memory: int = 4 * GIB) -> MachineFacts:
     return MachineFacts(cpu_model="a cpu", num_cores=6, total_memory=8 * GIB, free_memory=free_memory)
+
+
+GPU = GpuFacts(name="a gpu", total_memory=100 * GIB, free_memory=99 * GIB, step_memory=2 * GIB)
+
+
+def on_gpu(gpu: GpuFacts = GPU, **config: object) -> Settings:
+    return resolve(EngineConfig(**config), SPEC, replace(facts(), gpu=gpu))  # type: ignore[arg-type]
 
 
 def settings(*, free_memory: int = 4 * GIB, **config: object) -> Settings:
@@ -87,7 +96,9 @@ def test_a_cache_below_one_block_is_refused_with_the_numbers() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"weights take .* GiB as float32, but only .* may be used"):
+    with pytest.raises(
+        ConfigError, match=r"weights of .* GiB as float32 .* leave no room for a KV cache: .* may be used"
+    ):
         settings(free_memory=SPEC.num_params)
 
 
@@ -121,7 +132,7 @@ def test_without_chunks_the_budget_holds_the_longest_prompt() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"device": "cuda"}, "not supported by this version"),
+        ({"device": "cuda"}, "torch sees no CUDA GPU"),
         ({"dtype": "bfloat16"}, "computes in float32"),
         ({"dtype": "int3"}, "dtype must be one of auto, float32"),
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1"),
@@ -132,3 +143,26 @@ def test_without_chunks_the_budget_holds_the_longest_prompt() -> None:
 def test_what_cannot_be_honoured_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(**config)
+
+
+def test_a_gpu_is_taken_when_there_is_one_unless_the_cpu_is_asked_for() -> None:
+    assert (on_gpu().device, on_gpu(device="cpu").device) == ("cuda", "cpu")
+    assert on_gpu().dtype == "bfloat16"
+
+
+def test_a_gpus_cache_is_its_share_less_weights_and_the_measured_step() -> None:
+    resolved = on_gpu(gpu_memory_utilization=0.5, max_model_len=4096, max_num_seqs=1024)
+    room = 50 * GIB - SPEC.num_params * 2 - 2 * GIB - GPU_RUNTIME_BYTES
+    assert resolved.num_blocks == min(room // (BLOCK_BYTES // 2), 1024 * 4096 // 16)
+
+
+def test_what_others_hold_of_a_gpu_is_not_taken() -> None:
+    small = replace(GPU, total_memory=8 * GIB, free_memory=4 * GIB)
+    resolved = on_gpu(small, max_num_seqs=100_000, max_num_batched_tokens=100_000)
+    assert resolved.num_blocks == (4 * GIB - SPEC.num_params * 2 - 2 * GIB - GPU_RUNTIME_BYTES) // (BLOCK_BYTES // 2)
+    assert "others have left" in reason(resolved, "num_blocks")
+
+
+def test_prompts_join_a_full_gpu_several_at_a_time() -> None:
+    assert on_gpu().admit_at_once == 32
+    assert settings().admit_at_once == 1

@@ -51,6 +51,10 @@ class EngineClient:
         """End a request or one of its sequences; its last event says `abort`."""
         self._send(lambda: self._core.abort(request_id, index))
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, but for what running sequences hold."""
+        self._send(self._core.forget_prefixes)
+
     def close(self) -> None:
         """Stop after the step in flight. What is unfinished stays so."""
         with self._has_news:

@@ -78,6 +78,10 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._scheduler.abort(request_id, index)
 
+    def forget_prefixes(self) -> list[SequenceEvent]:
+        self._scheduler.tables.pool.forget_idle()
+        return []
+
     def step(self) -> list[SequenceEvent]:
         """Submit the next step, then look at the one before it while the device works."""
         started = perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -82,6 +83,10 @@ class LLM:
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
         return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: what follows finds nothing that came before. For measuring."""
+        self._engine.client.forget_prefixes()
+
     def close(self) -> None:
         self._engine.close()
 
@@ -105,16 +110,20 @@ class LLM:
         params = _one_each("sampling_params", sampling_params, SamplingParams(), len(prompts))
         priorities = _one_each("priority", priority, 0, len(prompts))
         with self._is_busy, GenerateProgress(len(prompts), enabled=use_tqdm) as progress:
+            order = longest_first(params)
             tracked: dict[str, Answers] = {}
             try:
-                for index, prompt in enumerate(self._tokenized(prompts, is_chat=is_chat)):
+                for index, prompt in zip(
+                    order, self._tokenized([prompts[i] for i in order], is_chat=is_chat), strict=True
+                ):
                     self._submit(index, prompt, params[index], priorities[index], tracked)
                     self._take_events(tracked, wait=False)
                 self._wait_for_all(tracked, progress)
             except BaseException:
                 self._abandon(tracked)
                 raise
-        return [answers.output() for answers in tracked.values()]
+        in_order = sorted(zip(order, tracked.values(), strict=True), key=lambda pair: pair[0])
+        return [answers.output() for _, answers in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
         for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
@@ -165,6 +174,12 @@ class LLM:
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
+
+
+def longest_first(params: Sequence[SamplingParams]) -> list[int]:
+    """The order in which to start: answers that may become long first, so that none of them is left running alone."""
+    limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
+    return sorted(range(len(params)), key=lambda index: -limits[index])
 
 
 def _one_each(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:

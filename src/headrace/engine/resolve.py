@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from headrace.config import EngineConfig
 from headrace.engine.settings import Choice, Settings
 from headrace.errors import ConfigError
@@ -16,9 +18,22 @@ CPU_FULL_RATE_SEQS = 128
 CPU_BATCHED_TOKENS = 512
 CPU_MEMORY_SHARE = 0.5
 
+GPU_SEQS = 1024  # matrix products are at full rate from here on, and no step is longer than a stream's reader likes
+GPU_BATCHED_TOKENS = 8192
+GPU_MEMORY_SHARE = 0.92
+GPU_RUNTIME_BYTES = 1 << 30  # graphs, library workspaces, what the allocator cannot reuse
+GPU_ADMISSIONS = 32  # with a full house, a prompt joins when 1/32 of the rows are free
+
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
     return _Resolver(config, spec, facts).settings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    allowed: int  # bytes that the engine may use
+    for_steps: int  # bytes of them that steps need
+    source: str  # where `allowed` comes from
 
 
 class _Resolver:
@@ -29,6 +44,7 @@ class _Resolver:
         self._spec = spec
         self._facts = facts
         self._choices: list[Choice] = []
+        self._on_gpu = False  # until `_device` says so
 
     def settings(self) -> Settings:
         config = self._config
@@ -52,6 +68,7 @@ class _Resolver:
             enable_prefix_caching=config.enable_prefix_caching,
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
+            admit_at_once=max(1, max_num_seqs // GPU_ADMISSIONS) if self._on_gpu else 1,
             seed=config.seed,
             choices=tuple(self._choices),
         )
@@ -60,16 +77,33 @@ class _Resolver:
         self._choices.append(Choice(name, f"{value:,}" if isinstance(value, int) else str(value), reason))
 
     def _device(self) -> str:
-        if self._config.device == "cuda":
-            raise ConfigError("device='cuda' is not supported by this version; use device='cpu'")
-        self._note("device", "cpu", self._facts.cpu_model)
-        return "cpu"
+        gpu = self._facts.gpu
+        if self._config.device == "cuda" and gpu is None:
+            raise ConfigError("device='cuda' was asked for, but torch sees no CUDA GPU; use device='cpu' or 'auto'")
+        if self._config.device == "cpu" or gpu is None:
+            self._note("device", "cpu", self._facts.cpu_model)
+            return "cpu"
+        self._on_gpu = True
+        self._note("device", "cuda", gpu.name)
+        return "cuda"
 
     def _dtype(self) -> str:
+        if self._on_gpu:
+            return self._gpu_dtype()
         if self._config.dtype not in ("auto", "float32"):
             raise ConfigError(f"dtype={self._config.dtype!r} is not supported on a CPU, which computes in float32")
         self._note("dtype", "float32", "what a CPU multiplies fastest, and exact for every checkpoint type")
         return "float32"
+
+    def _gpu_dtype(self) -> str:
+        if self._config.dtype == "float32":
+            raise ConfigError("dtype='float32' is not supported on a GPU; use 'bfloat16' or 'float16'")
+        if self._config.dtype != "auto":
+            self._note("dtype", self._config.dtype, "as set")
+            return self._config.dtype
+        value = "float16" if self._spec.dtype == "float16" else "bfloat16"
+        self._note("dtype", value, f"the checkpoint has {self._spec.dtype}")
+        return value
 
     def _num_threads(self) -> int:
         if self._config.num_threads is not None:
@@ -83,16 +117,14 @@ class _Resolver:
         if given is not None:
             self._note("max_num_seqs", given, "as set")
             return given
-        value = CPU_FULL_RATE_SEQS
+        value = GPU_SEQS if self._on_gpu else CPU_FULL_RATE_SEQS
         limit = self._config.max_num_batched_tokens
         if limit is not None and limit < value:
             self._note("max_num_seqs", limit, "max_num_batched_tokens: each running sequence needs one token a step")
             return limit
-        self._note(
-            "max_num_seqs",
-            value,
-            "a CPU multiplies at nearly its full rate with so many rows; more would mostly use memory",
-        )
+        device = "GPU" if self._on_gpu else "CPU"
+        reason = f"a {device} multiplies at nearly its full rate with so many rows; more would mostly use memory"
+        self._note("max_num_seqs", value, reason)
         return value
 
     def _num_blocks(self, dtype: str, max_num_seqs: int) -> int:
@@ -112,28 +144,47 @@ class _Resolver:
         return self._num_blocks_in_memory(dtype, block_bytes, max_num_seqs)
 
     def _num_blocks_in_memory(self, dtype: str, block_bytes: int, max_num_seqs: int) -> int:
-        share = self._config.gpu_memory_utilization or CPU_MEMORY_SHARE
-        allowed = int(self._facts.free_memory * share)
+        memory = self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
         weights = self._spec.num_params * BYTES_OF[dtype]
-        room = (allowed - weights) // block_bytes
+        room = (memory.allowed - weights - memory.for_steps) // block_bytes
         if room < 1:
             raise ConfigError(
-                f"the weights take {weights / GIB:.2f} GiB as {dtype}, but only {allowed / GIB:.2f} GiB may be used "
-                f"({share:.0%} of {self._facts.free_memory / GIB:.2f} GiB free); "
-                "raise gpu_memory_utilization, free memory, or take a smaller model"
+                f"weights of {weights / GIB:.2f} GiB as {dtype} and steps of {memory.for_steps / GIB:.2f} GiB leave no "
+                f"room for a KV cache: {memory.allowed / GIB:.2f} GiB may be used ({memory.source}); "
+                "raise gpu_memory_utilization, free memory, lower max_num_batched_tokens, or take a smaller model"
             )
         context = self._config.max_model_len or self._spec.max_model_len
         most = max_num_seqs * -(-context // self._config.block_size)
         if most <= room:
             self._note("num_blocks", most, f"{max_num_seqs} sequences of {context:,} tokens: more is never needed")
             return most
-        self._note(
-            "num_blocks",
-            room,
-            f"{room * block_bytes / GIB:.2f} GiB: {share:.0%} of {self._facts.free_memory / GIB:.1f} GiB free memory, "
-            f"less {weights / GIB:.2f} GiB of weights; taken only as it is used",
-        )
+        less = f"{weights / GIB:.2f} GiB of weights"
+        if memory.for_steps:
+            less += f" and {memory.for_steps / GIB:.2f} GiB for steps"
+        self._note("num_blocks", room, f"{room * block_bytes / GIB:.2f} GiB: {memory.source}, less {less}")
         return room
+
+    def _cpu_memory(self) -> _Memory:
+        share, free = self._config.gpu_memory_utilization or CPU_MEMORY_SHARE, self._facts.free_memory
+        return _Memory(int(free * share), 0, f"{share:.0%} of {free / GIB:.1f} GiB free memory, taken as it is used")
+
+    def _gpu_memory(self, max_num_seqs: int) -> _Memory:
+        """The share is of the whole GPU, so that engines that share one can add theirs up; what others hold counts."""
+        gpu = self._facts.gpu
+        assert gpu is not None
+        share = self._config.gpu_memory_utilization or GPU_MEMORY_SHARE
+        allowed = min(int(gpu.total_memory * share), gpu.free_memory)
+        source = f"{share:.0%} of {gpu.total_memory / GIB:.1f} GiB"
+        if allowed == gpu.free_memory:
+            source = f"the {allowed / GIB:.1f} GiB that others have left"
+        for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
+        return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
+
+    def _step_memory(self, max_num_seqs: int) -> int:
+        """A first estimate, before a step was measured: the widest activations and two sets of logits."""
+        spec, num_tokens = self._spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
+        activations = num_tokens * (3 * spec.intermediate_size + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
+        return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _block_bytes(self, dtype: str) -> int:
         return self._spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size
@@ -165,10 +216,9 @@ class _Resolver:
                 raise ConfigError(f"max_num_batched_tokens={given} must be at least {why}")
             self._note("max_num_batched_tokens", given, "as set")
             return given
-        if least > CPU_BATCHED_TOKENS:
+        value = GPU_BATCHED_TOKENS if self._on_gpu else CPU_BATCHED_TOKENS
+        if least > value:
             self._note("max_num_batched_tokens", least, why)
             return least
-        self._note(
-            "max_num_batched_tokens", CPU_BATCHED_TOKENS, "full rate for prompts, and steps short enough for streams"
-        )
-        return CPU_BATCHED_TOKENS
+        self._note("max_num_batched_tokens", value, "full rate for prompts, and steps short enough for streams")
+        return value

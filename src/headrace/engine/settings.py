@@ -34,6 +34,7 @@ class Settings:
     enable_prefix_caching: bool
     queue_policy: QueuePolicy
     capacity_policy: CapacityPolicy
+    admit_at_once: int
     seed: int
     choices: tuple[Choice, ...]
 
@@ -49,4 +50,5 @@ class Settings:
             enable_prefix_caching=self.enable_prefix_caching,
             queue_policy=self.queue_policy,
             capacity_policy=self.capacity_policy,
+            admit_at_once=self.admit_at_once,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ModelError
-from headrace.hardware import read_facts, release_unused
-from headrace.models import Checkpoint, ModelSpec, open_checkpoint
+from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused
+from headrace.models import Checkpoint, Decoder, ModelSpec, open_checkpoint
 from headrace.sched import Scheduler
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
@@ -69,22 +69,36 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
 
 def _load(config: EngineConfig) -> _Loaded:
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
-    settings = resolve(config, checkpoint.spec, read_facts())
+    facts = read_facts()
+    if config.device != "cpu":
+        facts = replace(facts, gpu=read_gpu())
+    settings = resolve(config, checkpoint.spec, facts)
     with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
         tokenizer = beside.submit(_tokenizer, config, checkpoint)
-        runner = _start_runner(checkpoint, settings)
+        decoder = _load_decoder(checkpoint, settings)
+        if facts.gpu is not None and settings.device == "cuda":
+            settings = resolve(config, checkpoint.spec, _with_measured_step(facts, decoder, settings))
+        runner = _start_runner(decoder, settings)
         return _Loaded(settings, checkpoint.spec, tokenizer.result(), runner)
 
 
-def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:
+def _with_measured_step(facts: MachineFacts, decoder: Decoder, settings: Settings) -> MachineFacts:
+    """The facts, with what the largest step needs as it was seen, not estimated."""
+    from headrace.runner.gpu_memory import measure_step
+
+    assert facts.gpu is not None
+    measured = measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
+    return replace(facts, gpu=replace(facts.gpu, step_memory=measured))
+
+
+def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
     import torch
 
     from headrace.models import load_decoder
     from headrace.runner.threads import use_threads
-    from headrace.runner.torch_runner import RunnerShape, TorchRunner
 
     use_threads(settings.num_threads)
-    decoder = load_decoder(
+    return load_decoder(
         checkpoint,
         dtype=getattr(torch, settings.dtype),
         device=torch.device(settings.device),
@@ -92,6 +106,11 @@ def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:
         seed=settings.seed,
         max_len=settings.max_model_len,
     )
+
+
+def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
+    from headrace.runner.shape import RunnerShape
+
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -99,6 +118,12 @@ def _start_runner(checkpoint: Checkpoint, settings: Settings) -> Runner:
         block_size=settings.block_size,
         num_threads=settings.num_threads,
     )
+    if settings.device == "cuda":
+        from headrace.runner.gpu_runner import GpuRunner
+
+        return GpuRunner(decoder, shape)
+    from headrace.runner.torch_runner import TorchRunner
+
     return TorchRunner(decoder, shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.hardware.facts import MachineFacts, read_facts
+from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu
 from headrace.hardware.memory import release_unused
 
-__all__ = ["MachineFacts", "read_facts", "release_unused"]
+__all__ = ["GpuFacts", "MachineFacts", "read_facts", "read_gpu", "release_unused"]

@@ -11,11 +11,30 @@ import psutil
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    name: str
+    total_memory: int  # bytes
+    free_memory: int  # bytes, before anything of ours is there
+    step_memory: int | None = None  # bytes that the largest step was seen to need beside weights and cache
+
+
+@dataclass(frozen=True, slots=True)
 class MachineFacts:
     cpu_model: str
     num_cores: int  # that this process may use
     total_memory: int  # bytes; the container's limit where there is one
     free_memory: int  # bytes available now
+    gpu: GpuFacts | None = None
+
+
+def read_gpu() -> GpuFacts | None:
+    """The first GPU that torch sees, if any."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return GpuFacts(torch.cuda.get_device_name(), total, free)
 
 
 def read_facts() -> MachineFacts:

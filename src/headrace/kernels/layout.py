@@ -9,6 +9,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Which of a step's single-token sequences begin with the same blocks, so that these are read once for all of them.
+
+    A tile is up to SEQS sequences with one common beginning; places and lengths past the last tile are -1 and 0.
+    """
+
+    lens: Tensor  # [num_single] int32, tokens at the beginning of each sequence that its tile takes care of
+    tile_seqs: Tensor  # [num_tiles, SEQS] int32, the sequences of each tile
+    tile_lens: Tensor  # [num_tiles] int32
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """Where the tokens of a step lie. The runner builds one a step; every layer reads it.
 
@@ -28,6 +40,7 @@ class StepLayout:
     max_context_len: int
     num_single: int = 0  # leading sequences that are known to have one token; a GPU has a kernel of its own for them
     num_splits: int = 1  # parts into which the contexts of those are cut, so that few sequences use the whole GPU
+    shared: SharedPrefixes | None = None  # of the single-token sequences
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
 
     def __post_init__(self) -> None:

@@ -119,6 +119,10 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
         from headrace.kernels import cpu  # not before it is needed: numba takes a while to import
 
         return cpu
+    if device.type == "cuda":
+        from headrace.kernels import gpu
+
+        return gpu
     return twins
 
 

@@ -43,5 +43,5 @@ class Decoder:
         return residual.add_(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, H] -> [S, V] float32. Give it only the tokens that will be sampled from."""
-        return self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps)).float()
+        """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
+        return self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps))

@@ -4,7 +4,6 @@ returns at once, and what the host does meanwhile costs the device nothing."""
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,21 +11,12 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
+from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
+from headrace.runner.shape import RunnerShape
 from headrace.runner.threads import use_threads
 from headrace.sampling import Sampled, Sampler
-from headrace.steps import BoolArray, IntArray, StepLogprobs, StepPlan, StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerShape:
-    """How much the runner must hold."""
-
-    max_num_seqs: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    num_threads: int
+from headrace.steps import BoolArray, IntArray, StepPlan, StepResult
 
 
 class TorchRunner:
@@ -101,20 +91,10 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
 def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
-    logprobs = None
-    if sampled.logprobs is not None:
-        asked = sampled.logprobs
-        logprobs = StepLogprobs(
-            rows=asked.rows.cpu().numpy(),
-            chosen=asked.chosen.float().cpu().numpy(),
-            ranks=asked.ranks.cpu().numpy(),
-            top_ids=asked.top_ids.cpu().numpy(),
-            top_values=asked.top_values.float().cpu().numpy(),
-        )
     return StepResult(
         step=step,
-        rows=rows.cpu().numpy(),
-        tokens=sampled.tokens.cpu().numpy(),
-        finished=sampled.finished.cpu().numpy(),
-        logprobs=logprobs,
+        rows=rows.numpy(),
+        tokens=sampled.tokens.numpy(),
+        finished=sampled.finished.numpy(),
+        logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
     )

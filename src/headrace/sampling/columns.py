@@ -45,9 +45,14 @@ class Columns:
         if self._changed and not self._shares_memory:
             rows = np.fromiter(self._changed, np.int64)
             for name, tensor in self.tensors.items():
-                places = torch.from_numpy(rows).to(tensor.device)
-                tensor.index_copy_(0, places, torch.from_numpy(self._host[name][rows]).to(tensor.device))
+                tensor.index_copy_(0, _sent(rows, tensor.device), _sent(self._host[name][rows], tensor.device))
         self._changed.clear()
+
+
+def _sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """On its way to the device: from pinned memory, so that nobody waits."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _filled(column: Column, max_rows: int) -> npt.NDArray[Any]:

@@ -21,8 +21,10 @@ from headrace.sampling.top_p import TopP
 
 LOGPROBS = Logprobs()
 MASKS: tuple[LogitsFeature, ...] = (MinTokens(),)
-FILTERS: tuple[LogitsFeature, ...] = (Temperature(), MinP(), TopK(), TopP())
+TEMPERATURE = Temperature()
+FILTERS: tuple[LogitsFeature, ...] = (TEMPERATURE, MinP(), TopK(), TopP())
 SEED = Seed()
 FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
 
 FEATURES: tuple[Feature, ...] = (LOGPROBS, *MASKS, *FILTERS, SEED, *FINISHES)
+PLAIN: frozenset[Feature] = frozenset((TEMPERATURE, SEED, *FINISHES))  # what a draw without filters knows

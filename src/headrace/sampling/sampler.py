@@ -13,9 +13,9 @@ from torch import Tensor
 from headrace.sampling.columns import Columns
 from headrace.sampling.draw import draw
 from headrace.sampling.feature import Batch, Feature, Terms
-from headrace.sampling.features import FEATURES, FILTERS, FINISHES, LOGPROBS, MASKS
+from headrace.sampling.features import FEATURES, FILTERS, FINISHES, LOGPROBS, MASKS, PLAIN
 from headrace.sampling.logprobs import SampledLogprobs
-from headrace.steps import BROKEN
+from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
 
 
@@ -40,6 +40,7 @@ class Sampler:
         columns = [column for feature in FEATURES for column in feature.columns]
         self._columns = Columns(columns, max_rows=max_rows, device=self._device)
         self._users = np.zeros((len(FEATURES), max_rows), dtype=np.bool_)
+        self._users_of_more = np.zeros(max_rows, dtype=np.bool_)  # than PLAIN
 
     def admit(
         self,
@@ -60,6 +61,7 @@ class Sampler:
             settings.update(feature.settings(terms) if is_used else {})
         self._columns.write(row, settings)
         self._users[:, row] = used
+        self._users_of_more[row] = any(is_used and f not in PLAIN for f, is_used in zip(FEATURES, used, strict=True))
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -74,16 +76,22 @@ class Sampler:
         """The row is empty: its features cost nothing any more."""
         self._columns.write(row, {})
         self._users[:, row] = False
+        self._users_of_more[row] = False
 
-    def sample(self, logits: Tensor, rows: Tensor, lens: Tensor) -> Sampled:
+    def is_plain(self, rows: IntArray) -> bool:
+        """Whether these rows need no more than temperature, seed and the checks for their end."""
+        return not (self._users_of_more.any() and self._users_of_more[rows].any())
+
+    def sample(self, logits: Tensor, rows: Tensor, lens: Tensor, *, host_rows: IntArray | None = None) -> Sampled:
         """Draws the next token of each row.
 
         logits [R, V] may be overwritten; rows [R] int64; lens [R] int64, the tokens each sequence has before this one.
+        `host_rows` are the rows as the host knows them; off the CPU, without them, each feature in use applies to all.
         """
         assert rows.dtype == lens.dtype == torch.int64
         self._columns.send()
         batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors)
-        users = self._find_users(rows)
+        users = self._find_users(rows, host_rows)
         captured = LOGPROBS.capture(batch, users[LOGPROBS]) if LOGPROBS in users else None
         for mask in MASKS:
             if mask in users:
@@ -98,18 +106,16 @@ class Sampler:
             return Sampled(tokens, finished, None)
         return Sampled(tokens, finished, self._collect_logprobs(captured, rows, tokens, users[LOGPROBS]))
 
-    def _find_users(self, rows: Tensor) -> dict[Feature, Tensor]:
-        """For each feature in use, where in the batch its users stand.
-
-        Off the CPU, row numbers are not waited for: a feature that any admitted row uses is applied to the whole batch,
-        and changes nothing for rows with its default settings.
-        """
-        if self._device.type != "cpu":
+    def _find_users(self, rows: Tensor, host_rows: IntArray | None) -> dict[Feature, Tensor]:
+        """For each feature in use, where in the batch its users stand. The device's rows are not waited for."""
+        if host_rows is None and self._device.type == "cpu":
+            host_rows = rows.numpy()
+        if host_rows is None:
             everyone = torch.arange(rows.shape[0], device=self._device)
             return {feature: everyone for feature, users in zip(FEATURES, self._users, strict=True) if users.any()}
-        uses = self._users[:, rows.numpy()]  # [features, R]
+        uses = self._users[:, host_rows]  # [features, R]
         places = {feature: np.flatnonzero(users) for feature, users in zip(FEATURES, uses, strict=True)}
-        return {feature: torch.from_numpy(users) for feature, users in places.items() if users.size}
+        return {feature: torch.from_numpy(users).to(self._device) for feature, users in places.items() if users.size}
 
     def _collect_logprobs(self, captured: Tensor, rows: Tensor, tokens: Tensor, users: Tensor) -> SampledLogprobs:
         num_asked = self._columns.host("num_logprobs")

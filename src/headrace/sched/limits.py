@@ -20,6 +20,7 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     queue_policy: QueuePolicy = "fcfs"
     capacity_policy: CapacityPolicy = "max_utilization"
+    admit_at_once: int = 1  # with a full house, wait until so many rows are free: few steps with prompts, not all
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"

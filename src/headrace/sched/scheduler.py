@@ -186,6 +186,8 @@ class Scheduler:
     # ---- admission
 
     def _admit(self, draft: PlanDraft) -> None:
+        if self.rows.num_free < min(self.limits.admit_at_once, self._num_waiting):
+            return
         while draft.budget and self.rows.num_free and not draft.has_preempted:
             sequence = self._next_waiting()
             if sequence is None or not self._start(sequence, draft):

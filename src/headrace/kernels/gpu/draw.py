@@ -1,0 +1,136 @@
+"""The draw without filters: temperature and one uniform number a row, in one pass over the logits and one chunk more.
+
+    weigh    each chunk of a row: its largest logit (and where), and the sum of e**(logit / T - that)
+    choose   the chunk by the sums of all, then the token inside the chunk
+
+The numbers are Philox's for the row's seed and length, so a row draws the same whatever it is batched with. They are
+used otherwise than on a CPU, where the same seed gives another answer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 4096
+
+
+def draw(
+    logits: Tensor,  # [R, V]
+    rows: Tensor,  # [R] int32 or int64
+    lens: Tensor,  # [num_rows] int64, tokens of each row before this one
+    temperature: Tensor,  # [num_rows] float64; 0 is greedy
+    seed: Tensor,  # [num_rows] int64
+    drawn: Tensor,  # [R] int64, out
+    flags: Tensor,  # [R] uint8, out: 3 where the logits were not fit to choose from
+) -> None:
+    num_rows, vocab_size = logits.shape
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    weights = torch.empty((num_rows, num_chunks, 3), dtype=torch.float32, device=logits.device)
+    _weigh[(num_rows, num_chunks)](
+        logits, rows, temperature, weights, vocab_size, logits.stride(0), num_chunks, CHUNK=CHUNK, num_warps=8
+    )
+    _choose[(num_rows,)](
+        logits,
+        rows,
+        lens,
+        temperature,
+        seed,
+        weights,
+        drawn,
+        flags,
+        vocab_size,
+        logits.stride(0),
+        num_chunks,
+        CHUNK=CHUNK,
+        CHUNKS_BLOCK=triton.next_power_of_2(num_chunks),
+        num_warps=8,
+    )
+
+
+@triton.jit
+def _inverse(temperature):
+    return tl.where(temperature > 0.0, 1.0 / tl.where(temperature > 0.0, temperature, 1.0), 1.0)
+
+
+@triton.jit
+def _weigh(logits, rows, temperature, weights, vocab_size, stride, num_chunks, CHUNK: tl.constexpr):
+    place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + place).to(tl.int64)
+    scale = _inverse(tl.load(temperature + row).to(tl.float32)) * 1.4426950408889634
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = tokens < vocab_size
+    logit = tl.load(logits + place * stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    broken = tl.sum((logit != logit).to(tl.int32))
+    top, where = tl.max(logit, axis=0, return_indices=True)
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2((logit - floor) * scale))
+    at = weights + (place * num_chunks + chunk) * 3
+    tl.store(at, tl.where(broken > 0, float("nan"), top))
+    tl.store(at + 1, total)
+    tl.store(at + 2, (chunk * CHUNK + where).to(tl.float32))
+
+
+@triton.jit
+def _uniforms(seed, position):
+    """Two numbers in [0, 1) from Philox-4x32-10 with the seed as key and the position as counter."""
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low * 0
+    first, _, third, _ = tl.philox(seed, low, high, zero, zero)
+    one = (first >> 8).to(tl.float32) * 5.9604644775390625e-08
+    two = (third >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return one, two
+
+
+@triton.jit
+def _choose(
+    logits,
+    rows,
+    lens,
+    temperature,
+    seed,
+    weights,
+    drawn,
+    flags,
+    vocab_size,
+    stride,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS_BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    heat = tl.load(temperature + row).to(tl.float32)
+    scale = _inverse(heat) * 1.4426950408889634
+    chunks = tl.arange(0, CHUNKS_BLOCK)
+    inside = chunks < num_chunks
+    at = weights + (place * num_chunks + chunks) * 3
+    tops = tl.load(at, mask=inside, other=float("-inf"))
+    totals = tl.load(at + 1, mask=inside, other=0.0)
+    broken = tl.sum((tops != tops).to(tl.int32))
+    best, best_chunk = tl.max(tops, axis=0, return_indices=True)
+    broken += (tl.abs(best) == float("inf")).to(tl.int32)
+    tl.store(flags + place, tl.where(broken > 0, 3, 0).to(tl.uint8))
+    if (heat == 0.0) | (broken > 0):
+        winner = tl.load(weights + (place * num_chunks + best_chunk) * 3 + 2).to(tl.int64)
+        tl.store(drawn + place, tl.where(broken > 0, 0, winner))
+    else:
+        one, two = _uniforms(tl.load(seed + row), tl.load(lens + row))
+        masses = tl.where(inside, totals * tl.exp2((tops - best) * scale), 0.0)
+        running = tl.cumsum(masses, axis=0)
+        goal = one * tl.sum(masses)
+        chunk = tl.sum(((running <= goal) & inside).to(tl.int32))
+        last = tl.max(tl.where(masses > 0.0, chunks, 0))
+        chunk = tl.minimum(chunk, last)
+        tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+        known = tokens < vocab_size
+        logit = tl.load(logits + place * stride + tokens, mask=known, other=float("-inf")).to(tl.float32)
+        weight = tl.exp2((logit - tl.max(logit)) * scale)
+        inner = tl.cumsum(weight, axis=0)
+        goal = two * tl.sum(weight)
+        token = tl.sum((inner <= goal).to(tl.int32))
+        last = tl.max(tl.where(weight > 0.0, tl.arange(0, CHUNK), 0))
+        tl.store(drawn + place, (chunk * CHUNK + tl.minimum(token, last)).to(tl.int64))

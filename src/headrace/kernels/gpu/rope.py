@@ -1,0 +1,117 @@
+"""Rotary embedding of queries and keys, and the write of keys and values to the paged cache, in one pass over QKV."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.layout import LayerCache, StepLayout
+
+
+def rope_and_store(
+    qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, D] float32
+    cache: LayerCache,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:  # [T, Hq, D], a view of qkv
+    num_tokens = qkv.shape[0]
+    head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    if num_tokens:
+        _rope_and_store[(num_tokens,)](
+            qkv,
+            layout.positions,
+            layout.slots,
+            cos_sin,
+            cache.keys,
+            cache.values,
+            qkv if q_norm is None else q_norm,
+            qkv if k_norm is None else k_norm,
+            eps,
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=cache.block_size,
+            Q_BLOCK=triton.next_power_of_2(num_heads),
+            KV_BLOCK=triton.next_power_of_2(num_kv_heads),
+            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            HAS_Q_NORM=q_norm is not None,
+            HAS_K_NORM=k_norm is not None,
+            num_warps=4,
+        )
+    return qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
+
+
+@triton.jit
+def _rotated(
+    heads, norm, cos, sin, dims, eps, NUM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Both halves of NUM heads of one token, normed if asked and rotated, [BLOCK, D / 2] each."""
+    lines = tl.arange(0, BLOCK)
+    inside = (lines[:, None] < NUM) & (dims[None, :] < DIM // 2)
+    at = heads + lines[:, None] * DIM + dims[None, :]
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        power = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM
+        scale = tl.rsqrt(power + eps)[:, None]
+        gain_first = tl.load(norm + dims, mask=dims < DIM // 2, other=0.0).to(tl.float32)
+        gain_second = tl.load(norm + DIM // 2 + dims, mask=dims < DIM // 2, other=0.0).to(tl.float32)
+        first = (first * scale * gain_first[None, :]).to(heads.dtype.element_ty).to(tl.float32)
+        second = (second * scale * gain_second[None, :]).to(heads.dtype.element_ty).to(tl.float32)
+    return first * cos[None, :] - second * sin[None, :], second * cos[None, :] + first * sin[None, :], inside
+
+
+@triton.jit
+def _rope_and_store(
+    qkv,
+    positions,
+    slots,
+    cos_sin,
+    keys,
+    values,
+    q_norm,
+    k_norm,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    Q_BLOCK: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HAS_Q_NORM: tl.constexpr,
+    HAS_K_NORM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, HALF_BLOCK)
+    half: tl.constexpr = HEAD_DIM // 2
+    angles = cos_sin + tl.load(positions + token) * HEAD_DIM
+    cos = tl.load(angles + dims, mask=dims < half, other=0.0)
+    sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
+
+    query = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    first, second, inside = _rotated(query, q_norm, cos, sin, dims, eps, NUM_HEADS, Q_BLOCK, HEAD_DIM, HAS_Q_NORM)
+    at = query + tl.arange(0, Q_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
+
+    # Cache places of this token: [block, head, offset, dim].
+    slot = tl.load(slots + token)
+    place = (slot // BLOCK_SIZE) * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + (slot % BLOCK_SIZE) * HEAD_DIM
+    place += tl.arange(0, KV_BLOCK)[:, None] * BLOCK_SIZE * HEAD_DIM + dims[None, :]
+    key = query + NUM_HEADS * HEAD_DIM
+    first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, NUM_KV_HEADS, KV_BLOCK, HEAD_DIM, HAS_K_NORM)
+    tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
+    tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
+
+    value = key + NUM_KV_HEADS * HEAD_DIM + tl.arange(0, KV_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(values + place, tl.load(value, mask=inside, other=0.0).to(values.dtype.element_ty), mask=inside)
+    tl.store(
+        values + place + half, tl.load(value + half, mask=inside, other=0.0).to(values.dtype.element_ty), mask=inside
+    )

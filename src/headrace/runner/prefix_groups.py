@@ -1,0 +1,67 @@
+"""Which running sequences begin with the same blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.steps import IntArray, TableWrites
+
+MIN_SEQS = 4  # fewer read their beginnings faster on their own
+MIN_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroups:
+    """As `kernels.layout.SharedPrefixes`, on the host."""
+
+    lens: IntArray  # [S]
+    tile_seqs: IntArray  # [tiles, SEQS]
+    tile_lens: IntArray  # [tiles]
+
+
+class BlockTableMirror:
+    """The device's block tables as the host last wrote them, for finding what rows have in common."""
+
+    def __init__(self, num_rows: int, max_blocks: int) -> None:
+        self._tables = np.zeros((num_rows, max_blocks), np.int32)
+        self._num_blocks = np.zeros(num_rows, np.int64)
+
+    def write(self, writes: TableWrites) -> None:
+        self._tables[writes.rows, writes.indexes] = writes.blocks
+        starts = writes.rows[writes.indexes == 0]
+        self._num_blocks[starts] = 0  # a new owner
+        np.maximum.at(self._num_blocks, writes.rows, writes.indexes + 1)
+
+    def groups(self, rows: IntArray, *, block_size: int, seqs_per_tile: int) -> PrefixGroups | None:
+        """Rows that share their first block, each such set with the blocks that all of it has in common."""
+        firsts = self._tables[rows, 0]
+        order = np.argsort(firsts, kind="stable")
+        borders = np.flatnonzero(np.diff(firsts[order], prepend=-1, append=-1))
+        lens = np.zeros(len(rows), np.int64)
+        tiles: list[IntArray] = []
+        tile_lens: list[int] = []
+        for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            if end - begin < MIN_SEQS:
+                continue
+            members = order[begin:end]
+            num_blocks = self._num_common(rows[members])
+            if num_blocks < MIN_BLOCKS:
+                continue
+            lens[members] = num_blocks * block_size
+            for first in range(0, len(members), seqs_per_tile):
+                part = members[first : first + seqs_per_tile]
+                tiles.append(np.pad(part, (0, seqs_per_tile - len(part)), constant_values=-1))
+                tile_lens.append(num_blocks * block_size)
+        if not tiles:
+            return None
+        return PrefixGroups(lens, np.stack(tiles), np.array(tile_lens, np.int64))
+
+    def _num_common(self, rows: IntArray) -> int:
+        num_own = int(self._num_blocks[rows].min()) - 1  # the last block is being written
+        if num_own < MIN_BLOCKS:
+            return 0
+        tables = self._tables[rows, :num_own]
+        is_common = (tables == tables[0]).all(axis=0)
+        return num_own if is_common.all() else int(is_common.argmin())

@@ -1,0 +1,14 @@
+"""How much a runner must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerShape:
+    max_num_seqs: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    num_threads: int

@@ -1,0 +1,72 @@
+"""Small integers for the GPU: one pinned buffer a step, one copy, no wait."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_NUM_SLOTS = 4
+_FIRST_CAPACITY = 1 << 18
+
+
+class Upload:
+    """What one step sends: arrays are put one after the other, and `send` brings them over in one copy."""
+
+    def __init__(self, host: Tensor, device: Tensor) -> None:
+        self._host = host.numpy()
+        self._pinned = host
+        self._device = device
+        self._end = 0
+
+    def put(self, values: npt.ArrayLike) -> slice:
+        array = np.asarray(values)
+        place = slice(self._end, self._end + array.size)
+        self._host[place] = array.reshape(-1)
+        self._end = place.stop + (-place.stop) % 4  # keeps every array aligned to 16 bytes
+        return place
+
+    def send(self) -> None:
+        if self._end:
+            self._device[: self._end].copy_(self._pinned[: self._end], non_blocking=True)
+
+    def get(self, place: slice) -> Tensor:
+        """The device's copy of what was put there; valid once sent."""
+        return self._device[place]
+
+
+class UploadRing:
+    """Owns the buffers. A buffer is used again only after the step that read it is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._target = device
+        self._slots: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
+        self._next = 0
+        self._capacity = _FIRST_CAPACITY
+        self._allocate()
+
+    def begin(self, num_values: int) -> Upload:
+        """A free buffer with room for `num_values` int32 values."""
+        if num_values > self._capacity:
+            torch.cuda.synchronize(self._target)
+            self._capacity = 2 * num_values
+            self._allocate()
+        host, device, used = self._slots[self._next]
+        used.synchronize()
+        return Upload(host, device)
+
+    def end(self) -> None:
+        """The step that uses the buffer is queued."""
+        self._slots[self._next][2].record()
+        self._next = (self._next + 1) % _NUM_SLOTS
+
+    def _allocate(self) -> None:
+        self._slots = [
+            (
+                torch.empty(self._capacity, dtype=torch.int32, pin_memory=True),
+                torch.empty(self._capacity, dtype=torch.int32, device=self._target),
+                torch.cuda.Event(),
+            )
+            for _ in range(_NUM_SLOTS)
+        ]

@@ -1,0 +1,84 @@
+"""The whole engine on a GPU: its greedy choices judged by transformers in float32 on the same weights."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from headrace import LLM, SamplingParams
+from tests.engine.tiny import SHAPE, save_model
+
+pytestmark = pytest.mark.gpu
+
+NUM_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+def prompts_with_shared_beginnings() -> list[list[int]]:
+    rng = random.Random(5)
+    head = [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(150)]
+    tails = [[rng.randrange(1, SHAPE["vocab_size"]) for _ in range(rng.randrange(1, 70))] for _ in range(40)]
+    return [head + tail if i % 3 else tail for i, tail in enumerate(tails)]
+
+
+def shortfalls(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """How far each chosen token's logit lies below the largest, in units of the logits' spread."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
+    return (logits.amax(1) - chosen) / logits.std(1)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3", "mistral"])
+def test_greedy_choices_are_the_best_within_the_rounding_of_bfloat16(family: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path, family).to(torch.bfloat16).float().cuda()
+    prompts = prompts_with_shared_beginnings()
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
+        first = llm.generate(prompts, GREEDY, use_tqdm=False)
+        again = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert llm.stats.scheduler.num_prefix_hit_tokens > 0
+    for outputs in (first, again):
+        worst = [
+            shortfalls(model, prompt, list(output.outputs[0].token_ids)).max()
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+        assert max(worst) < 0.1
+        exact = sum(float(value) == 0.0 for value in worst)
+        assert exact > 0.8 * len(worst)
+
+
+def test_sampling_features_work_together_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    params = [
+        SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, ignore_eos=True, seed=1),
+        SamplingParams(temperature=1.0, top_k=5, max_tokens=12, ignore_eos=True, seed=2, logprobs=3),
+        SamplingParams(temperature=0, max_tokens=12, min_tokens=4),
+        SamplingParams(temperature=1.0, min_p=0.2, max_tokens=12, ignore_eos=True, seed=3, n=3),
+    ]
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=8, num_gpu_blocks_override=100) as llm:
+        together = llm.generate(prompts, params, use_tqdm=False)
+        alone = llm.generate(prompts[0], params[0], use_tqdm=False)
+    assert together[0].outputs[0].token_ids == alone[0].outputs[0].token_ids
+    logprobs = together[1].outputs[0].logprobs
+    assert logprobs is not None and len(logprobs) == 12 and all(entry.rank <= 5 for entry in logprobs)
+    assert len(together[2].outputs[0].token_ids) >= 4
+    assert len({answer.token_ids for answer in together[3].outputs}) > 1
+
+
+def test_abort_and_preemption_leave_nothing_behind_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    prompts = prompts_with_shared_beginnings()
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=16) as roomy:
+        expected = [o.outputs[0].token_ids for o in roomy.generate(prompts, GREEDY, use_tqdm=False)]
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=16, num_gpu_blocks_override=40, max_model_len=256) as tight:
+        found = [o.outputs[0].token_ids for o in tight.generate(prompts, GREEDY, use_tqdm=False)]
+        stats = tight.stats.scheduler
+    assert stats.num_preemptions > 0 and stats.num_blocks_held == 0
+    same = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert same > 0.8 * len(prompts)  # the others part where rounding decides between near-equal tokens
