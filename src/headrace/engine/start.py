@@ -41,6 +41,9 @@ class Engine:
         self.client.close()
 
 
+GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slow turn of the host costs nothing
+
+
 class _Loaded(NamedTuple):
     """What stays of a checkpoint once it is closed."""
 
@@ -55,7 +58,13 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     started = perf_counter()
     settings, spec, tokenizer, runner = _load(config)
     release_unused()
-    core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=spec.eos_token_ids, seed=config.seed)
+    core = EngineCore(
+        Scheduler(settings.limits),
+        runner,
+        eos_token_ids=spec.eos_token_ids,
+        seed=config.seed,
+        depth=GPU_DEPTH if settings.device == "cuda" else 1,
+    )
     return Engine(
         client=EngineClient(core, deliver),
         settings=settings,

@@ -142,7 +142,7 @@ class GpuRunner:
     def _write_admissions(self, admissions: tuple[Admission, ...], places: list[slice], upload: Upload) -> None:
         rows, lens, computed = upload.get(places[0]).view(3, -1).long()
         self._lens[rows], self._computed[rows] = lens, computed
-        self._is_finished[rows] = False
+        self._is_finished.index_fill_(0, rows, 0)  # an assignment would copy the scalar, and wait for it
         for admission, place in zip(admissions, places[1:], strict=True):
             self._tokens[admission.row, : len(admission.token_ids)] = upload.get(place)
             self._sampler.admit(

@@ -17,4 +17,4 @@ def tiles_of(num_tokens: IntArray, num_single: int) -> IntArray:
     counts = -(-num_tokens[num_single:] // TILE_ROWS)
     seqs = np.repeat(np.arange(num_single, len(num_tokens)), counts)
     firsts = np.arange(len(seqs)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.ascontiguousarray(np.stack([seqs, firsts * TILE_ROWS], axis=1)[::-1])
+    return np.stack([seqs, firsts * TILE_ROWS], axis=1)[::-1].copy()

@@ -23,7 +23,7 @@ def rope_and_store(
     num_tokens = qkv.shape[0]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     if num_tokens:
-        _rope_and_store[(num_tokens,)](
+        _rope_and_store[(num_tokens, num_kv_heads)](
             qkv,
             layout.positions,
             layout.slots,
@@ -37,12 +37,11 @@ def rope_and_store(
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=cache.block_size,
-            Q_BLOCK=triton.next_power_of_2(num_heads),
-            KV_BLOCK=triton.next_power_of_2(num_kv_heads),
+            GROUP_BLOCK=triton.next_power_of_2(num_heads // num_kv_heads),
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
-            num_warps=4,
+            num_warps=1,
         )
     return qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
 
@@ -82,36 +81,36 @@ def _rope_and_store(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    Q_BLOCK: tl.constexpr,
-    KV_BLOCK: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
+    """One kv head of one token, and the query heads that share it."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, HALF_BLOCK)
     half: tl.constexpr = HEAD_DIM // 2
+    group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     angles = cos_sin + tl.load(positions + token) * HEAD_DIM
     cos = tl.load(angles + dims, mask=dims < half, other=0.0)
     sin = tl.load(angles + half + dims, mask=dims < half, other=0.0)
 
-    query = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
-    first, second, inside = _rotated(query, q_norm, cos, sin, dims, eps, NUM_HEADS, Q_BLOCK, HEAD_DIM, HAS_Q_NORM)
-    at = query + tl.arange(0, Q_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    line = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    query = line + head * group * HEAD_DIM
+    first, second, inside = _rotated(query, q_norm, cos, sin, dims, eps, group, GROUP_BLOCK, HEAD_DIM, HAS_Q_NORM)
+    at = query + tl.arange(0, GROUP_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
-    # Cache places of this token: [block, head, offset, dim].
+    # The place of this token and head in the cache: [block, head, offset, dim].
     slot = tl.load(slots + token)
-    place = (slot // BLOCK_SIZE) * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + (slot % BLOCK_SIZE) * HEAD_DIM
-    place += tl.arange(0, KV_BLOCK)[:, None] * BLOCK_SIZE * HEAD_DIM + dims[None, :]
-    key = query + NUM_HEADS * HEAD_DIM
-    first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, NUM_KV_HEADS, KV_BLOCK, HEAD_DIM, HAS_K_NORM)
+    place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
+    key = line + (NUM_HEADS + head) * HEAD_DIM
+    first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
     tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
     tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
 
-    value = key + NUM_KV_HEADS * HEAD_DIM + tl.arange(0, KV_BLOCK)[:, None] * HEAD_DIM + dims[None, :]
+    value = key + NUM_KV_HEADS * HEAD_DIM + dims[None, :]
     tl.store(values + place, tl.load(value, mask=inside, other=0.0).to(values.dtype.element_ty), mask=inside)
-    tl.store(
-        values + place + half, tl.load(value + half, mask=inside, other=0.0).to(values.dtype.element_ty), mask=inside
-    )
+    second = tl.load(value + half, mask=inside, other=0.0)
+    tl.store(values + place + half, second.to(values.dtype.element_ty), mask=inside)
