@@ -33,23 +33,34 @@ def shortfalls(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> 
     return (logits.amax(1) - chosen) / logits.std(1)
 
 
+def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """Its own greedy answer, in bfloat16, the plainest way there is."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(NUM_TOKENS):
+            tokens.append(int(model(torch.tensor([tokens], device="cuda")).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3", "mistral"])
-def test_greedy_choices_are_the_best_within_the_rounding_of_bfloat16(family: str, tmp_path: Path) -> None:
-    model = save_model(tmp_path, family).to(torch.bfloat16).float().cuda()
+def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat16(family: str, tmp_path: Path) -> None:
+    """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best."""
+    in_bf16 = save_model(tmp_path, family).to(torch.bfloat16).cuda()
+    judge = save_model(tmp_path, family).to(torch.bfloat16).float().cuda()
     prompts = prompts_with_shared_beginnings()
+    theirs = [shortfalls(judge, prompt, transformers_answer(in_bf16, prompt)) for prompt in prompts]
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
         first = llm.generate(prompts, GREEDY, use_tqdm=False)
         again = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert llm.stats.scheduler.num_prefix_hit_tokens > 0
     for outputs in (first, again):
-        worst = [
-            shortfalls(model, prompt, list(output.outputs[0].token_ids)).max()
+        ours = [
+            shortfalls(judge, prompt, list(output.outputs[0].token_ids))
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
-        assert max(worst) < 0.1
-        exact = sum(float(value) == 0.0 for value in worst)
-        assert exact > 0.8 * len(worst)
+        assert torch.cat(ours).mean() < 1.5 * torch.cat(theirs).mean() + 0.005
+        assert torch.cat(ours).max() < 1.5 * torch.cat(theirs).max() + 0.05
 
 
 def test_sampling_features_work_together_on_a_gpu(tmp_path: Path) -> None:
