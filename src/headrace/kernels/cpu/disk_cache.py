@@ -18,8 +18,9 @@ def choose_directory() -> None:
 
 
 def _first_writable() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    for directory in (home / "headrace" / "numba", Path(tempfile.gettempdir()) / f"headrace-numba-{os.getuid()}"):
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
+    own = Path(os.environ.get("HEADRACE_CACHE") or home).expanduser()
+    for directory in (own / "numba", Path(tempfile.gettempdir()) / f"headrace-numba-{os.getuid()}"):
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
