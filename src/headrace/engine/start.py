@@ -11,12 +11,13 @@ from typing import NamedTuple
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
-from headrace.engine.resolve import resolve
+from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused
 from headrace.models import Checkpoint, Decoder, ModelSpec, open_checkpoint
 from headrace.sched import Scheduler
+from headrace.runner.shape import RunnerShape
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
 
@@ -118,8 +119,6 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
 
 
 def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
-    from headrace.runner.shape import RunnerShape
-
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -128,12 +127,26 @@ def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
         num_threads=settings.num_threads,
     )
     if settings.device == "cuda":
-        from headrace.runner.gpu_runner import GpuRunner
-
-        return GpuRunner(decoder, shape)
+        return _start_gpu_runner(decoder, shape)
     from headrace.runner.torch_runner import TorchRunner
 
     return TorchRunner(decoder, shape)
+
+
+def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
+    import torch
+
+    from headrace.runner.gpu_runner import GpuRunner
+
+    try:
+        return GpuRunner(decoder, shape)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise ConfigError(
+            f"the GPU has no room for {shape.num_blocks:,} cache blocks and the graphs of {shape.max_num_seqs:,} sequences: "
+            f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, max_num_seqs or "
+            "max_num_batched_tokens, or stop what else uses the GPU"
+        ) from error
 
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:

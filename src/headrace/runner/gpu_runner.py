@@ -89,7 +89,7 @@ class GpuRunner:
     def submit(self, plan: StepPlan) -> Ticket:
         upload = self._upload.begin(self._num_values(plan))
         self._take_in(plan, upload)
-        if plan.num_batched_tokens == len(plan.rows):
+        if plan.num_batched_tokens == len(plan.rows) and plan.samples.all():
             logits, rows = self._decode(plan, upload)
             advances = self._computed
         else:
