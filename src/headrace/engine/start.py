@@ -16,8 +16,8 @@ from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused
 from headrace.models import Checkpoint, Decoder, ModelSpec, open_checkpoint
-from headrace.sched import Scheduler
 from headrace.runner.shape import RunnerShape
+from headrace.sched import Scheduler
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
 
@@ -143,7 +143,7 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(
-            f"the GPU has no room for {shape.num_blocks:,} cache blocks and the graphs of {shape.max_num_seqs:,} sequences: "
+            f"the GPU has no room for {shape.num_blocks:,} cache blocks and graphs of {shape.max_num_seqs:,} sequences: "
             f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, max_num_seqs or "
             "max_num_batched_tokens, or stop what else uses the GPU"
         ) from error
