@@ -55,8 +55,8 @@ def test_nothing_set_gives_the_models_context_all_cores_and_a_reason_for_each_ch
         "device",
         "dtype",
         "num_threads",
-        "max_num_seqs",
         "num_blocks",
+        "max_num_seqs",
         "max_model_len",
         "max_num_batched_tokens",
     ]
@@ -84,6 +84,12 @@ def test_a_cache_smaller_than_the_context_shortens_the_context() -> None:
     resolved = settings(num_gpu_blocks_override=10)
     assert resolved.max_model_len == 161
     assert reason(resolved, "max_model_len") == "what the KV cache can hold"
+
+
+def test_a_small_cache_lowers_the_number_of_sequences() -> None:
+    resolved = settings(num_gpu_blocks_override=40)
+    assert resolved.max_num_seqs == 10
+    assert reason(resolved, "max_num_seqs") == "the KV cache holds so many sequences of 64 tokens"
 
 
 def test_kv_cache_memory_in_bytes_is_honoured() -> None:

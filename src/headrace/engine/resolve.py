@@ -13,6 +13,8 @@ from headrace.models.spec import ModelSpec
 GIB = 2**30
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+LEAST_TOKENS = 64  # a sequence is hardly ever shorter; a cache for fewer of these than rows would only preempt
+
 # On a CPU a step reads all weights from memory; with this many rows that is a small part of its time.
 CPU_FULL_RATE_SEQS = 128
 CPU_BATCHED_TOKENS = 512
@@ -51,8 +53,8 @@ class _Resolver:
         device = self._device()
         dtype = self._dtype()
         num_threads = self._num_threads()
-        max_num_seqs = self._max_num_seqs()
-        num_blocks = self._num_blocks(dtype, max_num_seqs)
+        num_blocks = self._num_blocks(dtype, self._config.max_num_seqs or self._most_seqs())
+        max_num_seqs = self._max_num_seqs(num_blocks)
         max_model_len = self._max_model_len(num_blocks)
         return Settings(
             device=device,
@@ -112,18 +114,26 @@ class _Resolver:
         self._note("num_threads", self._facts.num_cores, "all cores that this process may use")
         return self._facts.num_cores
 
-    def _max_num_seqs(self) -> int:
+    def _most_seqs(self) -> int:
+        return GPU_SEQS if self._on_gpu else CPU_FULL_RATE_SEQS
+
+    def _max_num_seqs(self, num_blocks: int) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
             return given
-        value = GPU_SEQS if self._on_gpu else CPU_FULL_RATE_SEQS
-        limit = self._config.max_num_batched_tokens
-        if limit is not None and limit < value:
-            self._note("max_num_seqs", limit, "max_num_batched_tokens: each running sequence needs one token a step")
-            return limit
         device = "GPU" if self._on_gpu else "CPU"
-        reason = f"a {device} multiplies at nearly its full rate with so many rows; more would mostly use memory"
+        full_rate = f"a {device} multiplies at nearly its full rate with so many rows; more would mostly use memory"
+        in_cache = max(1, num_blocks * self._config.block_size // LEAST_TOKENS)
+        limits = [
+            (self._most_seqs(), full_rate),
+            (in_cache, f"the KV cache holds so many sequences of {LEAST_TOKENS} tokens"),
+            (
+                self._config.max_num_batched_tokens or in_cache,
+                "max_num_batched_tokens: each running sequence needs one token a step",
+            ),
+        ]
+        value, reason = min(limits, key=lambda limit: limit[0])
         self._note("max_num_seqs", value, reason)
         return value
 

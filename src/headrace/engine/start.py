@@ -144,8 +144,8 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(
             f"the GPU has no room for {shape.num_blocks:,} cache blocks and the graphs of {shape.max_num_seqs:,} "
-            f"sequences: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, max_num_seqs or "
-            "max_num_batched_tokens, or stop what else uses the GPU"
+            f"sequences: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, "
+            "max_num_seqs or max_num_batched_tokens, or stop what else uses the GPU"
         ) from error
 
 
