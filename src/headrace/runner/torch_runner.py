@@ -35,7 +35,7 @@ class TorchRunner:
             for _ in range(spec.num_layers)
         ]
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
-        self._stream.submit(ops.warm_up, device, dtype)
+        self._stream.submit(ops.warm_up, device, dtype).result()  # no request waits for a compiler
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         return self._stream.submit(self._execute, plan)
