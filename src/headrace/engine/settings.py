@@ -34,9 +34,9 @@ class Settings:
     enable_prefix_caching: bool
     queue_policy: QueuePolicy
     capacity_policy: CapacityPolicy
-    admit_at_once: int
     seed: int
     choices: tuple[Choice, ...]
+    admit_at_once: int = 1  # see SchedulerLimits
 
     @property
     def limits(self) -> SchedulerLimits:
