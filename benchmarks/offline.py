@@ -26,9 +26,6 @@ from gpu_workloads import SHAPES, WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
 
-GEMM_FLOPS = 700e12  # what cuBLAS sustains in bf16 on an H200, and what copies and prefill attention reach there:
-COPY_BYTES = 4.27e12  # the ceilings that `limit_seconds` is made of
-ATTENTION_FLOPS = 550e12
 VLLM_BEST_SECONDS = {  # vLLM 0.26.0 on one H200, its best settings of those tried
     ("llama-3.2-1b", "chat"): 17.5,
     ("llama-3.2-1b", "decode"): 31.0,
@@ -41,7 +38,7 @@ VLLM_BEST_SECONDS = {  # vLLM 0.26.0 on one H200, its best settings of those tri
     ("llama-3.1-8b", "prefill"): 55.5,
     ("llama-3.1-8b", "prefix"): 27.9,
 }
-LIMIT_SECONDS = {  # an engine that wastes nothing and does one thing after the other, at the ceilings above
+LIMIT_SECONDS = {  # an engine that wastes nothing and does one thing after the other: see docs/performance.md
     ("llama-3.2-1b", "chat"): 4.2,
     ("llama-3.2-1b", "decode"): 9.0,
     ("llama-3.2-1b", "prefix"): 2.2,

@@ -136,7 +136,8 @@ def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any]) -> No
 
 
 def test_features_that_are_switched_off_are_fine() -> None:
-    spec(QWEN2, use_mrope=False, rope_scaling=None, attn_logit_softcapping=None, partial_rotary_factor=1.0)
+    off = {"use_mrope": False, "rope_scaling": None, "attn_logit_softcapping": None, "partial_rotary_factor": 1.0}
+    assert spec(QWEN2, **off) == spec(QWEN2)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class _Memory:
 
 
 class _Resolver:
-    """Decides in dependency order; each `_decide` notes the value with its reason."""
+    """Decides in dependency order, and notes each value with its reason."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> None:
         self._config = config

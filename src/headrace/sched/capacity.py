@@ -43,9 +43,6 @@ class Capacity:
             return self._num_reserved + demand.num_to_end <= num_available
         return demand.num_now + (0 if is_first else self._num_watermark) <= num_available
 
-    def most_blocks(self, sequence: Sequence) -> int:
-        return self._num_blocks_at_end(sequence)
-
     def opened(self, sequence: Sequence, table: BlockTable) -> None:
         self._num_reserved += self._num_blocks_at_end(sequence) - len(table.blocks)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
 from headrace.steps import BoolArray, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
-
-_NO_TOKENS: TokenIds = np.empty(0, np.int32)
 
 
 class EventWriter:
