@@ -14,7 +14,7 @@ from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
-from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused
+from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused, return_large_buffers
 from headrace.models import Checkpoint, Decoder, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
@@ -57,6 +57,7 @@ class _Loaded(NamedTuple):
 def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
+    return_large_buffers()
     settings, spec, tokenizer, runner = _load(config)
     release_unused()
     core = EngineCore(

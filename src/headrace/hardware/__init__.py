@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu
-from headrace.hardware.memory import release_unused
+from headrace.hardware.memory import release_unused, return_large_buffers
 
-__all__ = ["GpuFacts", "MachineFacts", "read_facts", "read_gpu", "release_unused"]
+__all__ = ["GpuFacts", "MachineFacts", "read_facts", "read_gpu", "release_unused", "return_large_buffers"]

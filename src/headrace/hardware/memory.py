@@ -6,9 +6,22 @@ import ctypes
 import gc
 import platform
 
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_LARGE_BYTES = 4 << 20
+
+
+def return_large_buffers() -> None:
+    """Let large buffers go back to the system when they are freed, instead of leaving holes in the heap."""
+    if _has_glibc():
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
 
 def release_unused() -> None:
     """Return freed memory to the system: loading a model leaves tens of megabytes of it behind."""
     gc.collect()
-    if platform.libc_ver()[0] == "glibc":
+    if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _has_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
