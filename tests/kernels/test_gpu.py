@@ -1,37 +1,68 @@
-"""The Triton kernels against their twins, on fresh random inputs."""
+"""The Triton kernels against their twins, on fresh random inputs.
+
+Each test has cases for a GPU, and smaller ones for Triton's interpreter, which runs the same kernels on a CPU.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from headrace.kernels import twins
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
 
-pytestmark = pytest.mark.gpu
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the kernels run, in which type, and how far from their twins they may be there."""
+
+    name: str
+    device: str
+    dtype: torch.dtype
+    error: float
+    attention_error: float
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+
+GPU = Place("gpu", "cuda", torch.bfloat16, error=5e-3, attention_error=1e-2)
+INTERPRETERS = [  # no bfloat16: the interpreter keeps it as integers, and multiplies these in a `tl.dot`
+    Place("interpreted_float16", "cpu", torch.float16, error=1e-3, attention_error=1e-3),
+    Place("interpreted_float32", "cpu", torch.float32, error=1e-5, attention_error=1e-5),
+]
+
+
+def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """`place` and the named values: some on a GPU, some, small because it is slow, in each type of the interpreter."""
+    params = [pytest.param(GPU, *values, marks=pytest.mark.gpu) for values in gpu]
+    for place in INTERPRETERS:
+        params += [pytest.param(place, *values, marks=pytest.mark.interpreted) for values in interpreted]
+    return pytest.mark.parametrize(
+        ["place", *names.split()], params, ids=lambda value: value.name if isinstance(value, Place) else None
+    )
+
 
 SHAPES = [(32, 8, 128), (24, 8, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256)]  # Hq, Hkv, D
-
-
-def device() -> torch.device:
-    return torch.device("cuda")
+SMALL_SHAPES = [(4, 2, 16), (3, 1, 24)]
+everywhere = cases("", gpu=[()], interpreted=[()])
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def make_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> LayerCache:
+def make_cache(place: Place, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> LayerCache:
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
-    return LayerCache(
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16), torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    )
+    return LayerCache(place.randn(*shape), place.randn(*shape))
 
 
 def make_layout(
-    query_lens: list[int], context_lens: list[int], block_size: int, num_splits: int = 1
+    place: Place, query_lens: list[int], context_lens: list[int], block_size: int, num_splits: int = 1
 ) -> tuple[StepLayout, int]:
     """Sequences with scattered blocks, those of one token first; the layout and the number of blocks."""
     from headrace.runner.tiles import tiles_of
@@ -55,99 +86,161 @@ def make_layout(
     num_single = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
     tiles = torch.from_numpy(tiles_of(lens, num_single).copy()).int() if num_single < num_seqs else None
     return StepLayout(
-        positions=positions.cuda(),
-        slots=slots.cuda(),
-        query_starts=starts.cuda(),
-        context_lens=torch.tensor(context_lens, dtype=torch.int32).cuda(),
-        rows=rows.cuda(),
-        block_tables=shuffled.cuda(),
+        positions=positions.to(place.device),
+        slots=slots.to(place.device),
+        query_starts=starts.to(place.device),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32).to(place.device),
+        rows=rows.to(place.device),
+        block_tables=shuffled.to(place.device),
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
         num_single=num_single,
         num_splits=num_splits,
-        tiles=None if tiles is None else tiles.cuda(),
+        tiles=None if tiles is None else tiles.to(place.device),
     ), sum(counts)
 
 
-@pytest.mark.parametrize("hidden_size", [576, 2048, 4096])
-def test_norms_equal_their_twins(hidden_size: int) -> None:
+@cases("hidden_size", gpu=[(576,), (2048,), (4096,)], interpreted=[(64,), (200,)])
+def test_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
     from headrace.kernels import gpu
 
-    x = torch.randn(37, hidden_size, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(hidden_size, device="cuda", dtype=torch.bfloat16)
-    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < 5e-3
+    x = place.randn(37, hidden_size)
+    weight = place.randn(hidden_size)
+    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < place.error
     residual = torch.randn_like(x)
     other = residual.clone()
-    assert (
-        relative_error(gpu.add_rms_norm(x, residual, weight, 1e-5), twins.add_rms_norm(x, other, weight, 1e-5)) < 5e-3
-    )
+    found = gpu.add_rms_norm(x, residual, weight, 1e-5)
+    assert relative_error(found, twins.add_rms_norm(x, other, weight, 1e-5)) < place.error
     assert torch.equal(residual, other)
 
 
-def test_the_gated_activation_equals_its_twin() -> None:
+@everywhere
+def test_the_gated_activation_equals_its_twin(place: Place) -> None:
     from headrace.kernels import gpu
 
-    x = torch.randn(19, 2 * 3000, device="cuda", dtype=torch.bfloat16)
-    assert relative_error(gpu.silu_and_mul(x), twins.silu_and_mul(x)) < 5e-3
+    x = place.randn(19, 2 * 3000)
+    assert relative_error(gpu.silu_and_mul(x), twins.silu_and_mul(x)) < place.error
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@cases(
+    "num_heads num_kv_heads head_dim query_lens",
+    gpu=[(*shape, [1, 1, 40, 7]) for shape in SHAPES],
+    interpreted=[(*shape, [1, 1, 20, 3]) for shape in SMALL_SHAPES],
+)
 @pytest.mark.parametrize("has_norms", [False, True])
-def test_rope_and_store_equals_its_twin(num_heads: int, num_kv_heads: int, head_dim: int, has_norms: bool) -> None:
+def test_rope_and_store_equals_its_twin(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, query_lens: list[int], has_norms: bool
+) -> None:
     from headrace.kernels import gpu
 
-    layout, num_blocks = make_layout([1, 1, 40, 7], [33, 1, 64, 100], 16)
-    num_tokens = layout.num_tokens
-    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, device="cuda", dtype=torch.bfloat16)
-    cos_sin = torch.randn(128, head_dim, device="cuda")
-    norms = [torch.randn(head_dim, device="cuda", dtype=torch.bfloat16) if has_norms else None for _ in range(2)]
-    ours, theirs = (
-        make_cache(num_blocks, 16, num_kv_heads, head_dim),
-        make_cache(num_blocks, 16, num_kv_heads, head_dim),
-    )
+    layout, num_blocks = make_layout(place, query_lens, [33, 1, 64, 100], 16)
+    qkv = place.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(128, head_dim, device=place.device)
+    norms = [place.randn(head_dim) if has_norms else None for _ in range(2)]
+    ours, theirs = (make_cache(place, num_blocks, 16, num_kv_heads, head_dim) for _ in range(2))
     theirs.keys.copy_(ours.keys)
     theirs.values.copy_(ours.values)
     expected = twins.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, *norms, 1e-6)
     found = gpu.rope_and_store(qkv.clone(), layout, cos_sin, ours, num_heads, num_kv_heads, *norms, 1e-6)
-    assert relative_error(found, expected) < 5e-3
-    assert relative_error(ours.keys, theirs.keys) < 5e-3
+    assert relative_error(found, expected) < place.error
+    assert relative_error(ours.keys, theirs.keys) < place.error
     assert torch.equal(ours.values, theirs.values)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@cases(
+    "num_heads num_kv_heads head_dim query_lens context_lens",
+    gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
+    interpreted=[(*shape, [1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150]) for shape in SMALL_SHAPES],
+)
 @pytest.mark.parametrize("num_splits", [1, 5])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, None), (None, 20.0)])
 def test_attention_equals_its_twin(
-    num_heads: int, num_kv_heads: int, head_dim: int, num_splits: int, window: int | None, softcap: float | None
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_splits: int,
+    window: int | None,
+    softcap: float | None,
 ) -> None:
     from headrace.kernels import gpu
 
-    layout, num_blocks = make_layout([1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129], 16, num_splits)
-    cache = make_cache(num_blocks, 16, num_kv_heads, head_dim)
-    q = torch.randn(layout.num_tokens, num_heads, head_dim, device="cuda", dtype=torch.bfloat16)
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, num_splits)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
     expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
     found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
-    assert relative_error(found, expected) < 1e-2
+    assert relative_error(found, expected) < place.attention_error
 
 
-@pytest.mark.parametrize("vocab_size", [1000, 49_152, 128_256])
-def test_the_draw_follows_the_probabilities(vocab_size: int) -> None:
+@cases(
+    "num_heads num_kv_heads head_dim block_size context_lens",
+    gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],
+    interpreted=[(*shape, 4, [75] * 18 + [125, 5, 65] + [103] * 5) for shape in [(3, 1, 24), (8, 1, 16)]],
+)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_attention_over_shared_beginnings_equals_its_twin(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    context_lens: list[int],
+    num_splits: int,
+) -> None:
+    from headrace.kernels import gpu
+    from headrace.kernels.gpu.attention import SHARED_ROWS
+    from headrace.kernels.layout import SharedPrefixes
+    from headrace.runner.prefix_groups import BlockTableMirror
+    from headrace.steps import TableWrites
+
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, num_splits)
+    tables, rows = layout.block_tables, layout.rows.long()
+    tables[rows[1:-8], :10] = tables[rows[0], :10].clone()  # all up to the last eight share ten blocks
+    tables[rows[-4:], :21] = tables[rows[-5], :21].clone()  # the last five share 21
+    mirror = BlockTableMirror(len(rows), tables.shape[1])
+    counts = [-(-n // block_size) for n in context_lens]
+    for row, count in zip(rows.tolist(), counts, strict=True):
+        indexes = torch.arange(count)
+        mirror.write(
+            TableWrites(torch.full((count,), row).numpy(), indexes.numpy(), tables[row, :count].long().cpu().numpy())
+        )
+    seqs_per_tile = SHARED_ROWS // (1 << (num_heads // num_kv_heads - 1).bit_length())
+    groups = mirror.groups(rows.cpu().numpy(), block_size=block_size, seqs_per_tile=seqs_per_tile)
+    assert groups is not None and set(groups.tile_lens.tolist()) == {10 * block_size, 21 * block_size}
+    shared = SharedPrefixes(
+        *(torch.from_numpy(a).int().to(place.device) for a in (groups.lens, groups.tile_seqs, groups.tile_lens))
+    )
+    cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    found = gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), head_dim**-0.5)
+    assert relative_error(found, expected) < place.attention_error
+
+
+@cases(
+    "vocab_size num_rows tolerance",
+    gpu=[(1000, 4096, 0.04), (49_152, 4096, 0.04), (128_256, 4096, 0.04)],
+    interpreted=[(1000, 40, 0.2), (9000, 40, 0.2)],
+)
+def test_the_draw_follows_the_probabilities(place: Place, vocab_size: int, num_rows: int, tolerance: float) -> None:
     from headrace.kernels.gpu.draw import draw
 
-    num_rows = 4096
-    logits = torch.full((num_rows, vocab_size), -80.0, device="cuda", dtype=torch.bfloat16)
-    chosen = torch.tensor([3, vocab_size // 2, vocab_size - 1], device="cuda")
-    wanted = torch.tensor([0.2, 0.5, 0.3], device="cuda")
-    logits[:, chosen] = (wanted.log() * 2.0).bfloat16()  # temperature 2 brings them back
-    rows = torch.arange(num_rows, device="cuda", dtype=torch.int32)
-    drawn = torch.empty(num_rows, device="cuda", dtype=torch.int64)
-    flags = torch.empty(num_rows, device="cuda", dtype=torch.uint8)
-    lens = torch.full((num_rows,), 7, device="cuda", dtype=torch.int64)
-    temperature = torch.full((num_rows,), 2.0, device="cuda", dtype=torch.float64)
-    seed = torch.arange(num_rows, device="cuda", dtype=torch.int64)
+    logits = torch.full((num_rows, vocab_size), -80.0, device=place.device, dtype=place.dtype)
+    chosen = torch.tensor([3, vocab_size // 2, vocab_size - 1], device=place.device)
+    wanted = torch.tensor([0.2, 0.5, 0.3], device=place.device)
+    logits[:, chosen] = (wanted.log() * 2.0).to(place.dtype)  # temperature 2 brings them back
+    rows = torch.arange(num_rows, device=place.device, dtype=torch.int32)
+    drawn = torch.empty(num_rows, device=place.device, dtype=torch.int64)
+    flags = torch.empty(num_rows, device=place.device, dtype=torch.uint8)
+    lens = torch.full((num_rows,), 7, device=place.device, dtype=torch.int64)
+    temperature = torch.full((num_rows,), 2.0, device=place.device, dtype=torch.float64)
+    seed = torch.arange(num_rows, device=place.device, dtype=torch.int64)
     draw(logits, rows, lens, temperature, seed, drawn, flags)
     shares = torch.stack([(drawn == token).float().mean() for token in chosen])
-    assert (shares - (logits[0, chosen].float() / 2.0).softmax(0)).abs().max() < 0.04
+    assert (shares - (logits[0, chosen].float() / 2.0).softmax(0)).abs().max() < tolerance
     assert not flags.any()
     draw(logits, rows, lens, torch.zeros_like(temperature), seed, drawn, flags)
     assert (drawn == vocab_size // 2).all()
@@ -156,37 +249,119 @@ def test_the_draw_follows_the_probabilities(vocab_size: int) -> None:
     assert flags.nonzero().flatten().tolist() == [5]
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_attention_over_shared_beginnings_equals_its_twin(
-    num_heads: int, num_kv_heads: int, head_dim: int, num_splits: int
-) -> None:
-    from headrace.kernels import gpu
-    from headrace.kernels.gpu.attention import SHARED_ROWS
-    from headrace.kernels.layout import SharedPrefixes
-    from headrace.runner.prefix_groups import BlockTableMirror
-    from headrace.steps import TableWrites
+@everywhere
+def test_the_draw_takes_the_numbers_of_the_seed_and_the_length(place: Place) -> None:
+    from headrace.kernels.gpu.draw import CHUNK, draw
+    from headrace.sampling.philox import philox
 
-    context_lens = [300] * 40 + [500, 17, 260] + [411] * 5
-    layout, num_blocks = make_layout([1] * len(context_lens), context_lens, 16, num_splits)
-    tables, rows = layout.block_tables, layout.rows.long()
-    tables[rows[1:40], :10] = tables[rows[0], :10].clone()  # forty sequences share 160 tokens
-    tables[rows[44:], :21] = tables[rows[43], :21].clone()  # five share 336
-    mirror = BlockTableMirror(len(rows), tables.shape[1])
-    counts = [-(-n // 16) for n in context_lens]
-    for row, count in zip(rows.tolist(), counts, strict=True):
-        indexes = torch.arange(count)
-        mirror.write(
-            TableWrites(torch.full((count,), row).numpy(), indexes.numpy(), tables[row, :count].long().cpu().numpy())
-        )
-    seqs_per_tile = SHARED_ROWS // (1 << (num_heads // num_kv_heads - 1).bit_length())
-    groups = mirror.groups(rows.cpu().numpy(), block_size=16, seqs_per_tile=seqs_per_tile)
-    assert groups is not None and set(groups.tile_lens.tolist()) == {160, 336}
-    shared = SharedPrefixes(
-        *(torch.from_numpy(a).int().cuda() for a in (groups.lens, groups.tile_seqs, groups.tile_lens))
+    seeds = [0, 1, -1, 12345, 2**31, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]
+    seed = torch.tensor(seeds * 4, device=place.device)
+    lens = torch.tensor([1, 2, 2000, 2**40 + 3], device=place.device).repeat_interleave(len(seeds))
+    zero = torch.zeros_like(seed)
+    counter, key = (
+        (lens & 0xFFFFFFFF, lens >> 32, zero, zero),
+        (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF),
     )
-    cache = make_cache(num_blocks, 16, num_kv_heads, head_dim)
-    q = torch.randn(layout.num_tokens, num_heads, head_dim, device="cuda", dtype=torch.bfloat16)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
-    found = gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), head_dim**-0.5)
-    assert relative_error(found, expected) < 1e-2
+    words = philox(counter, key)
+    # Half of the weight is in each of two chunks, and half of a chunk's in each of two tokens.
+    expected = torch.where(words[0] < 2**31, 0, CHUNK) + torch.where(words[2] < 2**31, 7, 4000)
+    logits = torch.full((len(seed), 2 * CHUNK), -100.0, device=place.device, dtype=place.dtype)
+    logits[:, [7, 4000, CHUNK + 7, CHUNK + 4000]] = 3.0
+    order = torch.randperm(len(seed)).int().to(place.device)  # a row draws the same in any place of a batch
+    drawn = torch.empty(len(seed), device=place.device, dtype=torch.int64)
+    flags = torch.empty(len(seed), device=place.device, dtype=torch.uint8)
+    draw(logits, order, lens, torch.ones(len(seed), device=place.device, dtype=torch.float64), seed, drawn, flags)
+    assert torch.equal(drawn, expected[order.long()])
+
+
+@everywhere
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning:triton")  # numpy's, of inf - inf in the interpreter
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_broken_logits_are_flagged_and_draw_nothing(place: Place, bad: float) -> None:
+    from headrace.kernels.gpu.draw import draw
+
+    logits = place.randn(4, 5000)
+    logits[1, 4500] = bad
+    logits[2] = float("-inf")
+    rows = torch.arange(4, device=place.device)
+    lens, seed = torch.zeros_like(rows), torch.zeros_like(rows)
+    drawn = torch.empty(4, device=place.device, dtype=torch.int64)
+    flags = torch.empty(4, device=place.device, dtype=torch.uint8)
+    for heat in (0.0, 1.0):
+        temperature = torch.full((4,), heat, device=place.device, dtype=torch.float64)
+        draw(logits, rows, lens, temperature, seed, drawn, flags)
+        assert flags.tolist() == [0, BROKEN, BROKEN, 0]
+        assert drawn[1:3].tolist() == [0, 0]
+
+
+@everywhere
+def test_a_decode_step_is_prepared_from_the_rows(place: Place) -> None:
+    from headrace.kernels.gpu.rows import prepare_decode
+
+    num_rows, max_len, block_size = 100, 64, 16
+    rows = torch.randperm(num_rows)[:70].int().to(place.device)  # more than one program's
+    tokens = torch.randint(1000, (num_rows, max_len), device=place.device).int()
+    computed = torch.randint(max_len, (num_rows,), device=place.device)
+    tables = torch.randperm(num_rows * max_len // block_size).view(num_rows, -1).int().to(place.device)
+    token_ids, context_lens = (torch.empty(70, dtype=torch.int32, device=place.device) for _ in range(2))
+    positions, slots = (torch.empty(70, dtype=torch.int64, device=place.device) for _ in range(2))
+    prepare_decode(rows, tokens, computed, tables, block_size, token_ids, positions, slots, context_lens)
+    at = computed[rows.long()]
+    assert torch.equal(positions, at)
+    assert torch.equal(context_lens, at.int() + 1)
+    assert torch.equal(token_ids, tokens[rows.long(), at])
+    assert torch.equal(slots, tables[rows.long(), at // block_size].long() * block_size + at % block_size)
+
+
+@everywhere
+@pytest.mark.parametrize("advances", [False, True])
+def test_drawn_tokens_are_appended_to_the_rows_that_go_on(place: Place, advances: bool) -> None:
+    from headrace.kernels.gpu.rows import append_tokens
+
+    num_rows, max_len = 100, 64
+    rows = torch.randperm(num_rows)[:70].to(place.device)
+    drawn = torch.randint(1000, 2000, (70,), device=place.device)
+    flags = torch.zeros(70, dtype=torch.uint8, device=place.device)
+    tokens = torch.randint(1000, (num_rows, max_len), device=place.device).int()
+    lens = torch.randint(1, max_len - 1, (num_rows,), device=place.device)
+    is_finished = torch.zeros(num_rows, dtype=torch.bool, device=place.device)
+    end_len = torch.full((num_rows,), max_len, device=place.device)
+    stops = torch.full((num_rows, 4), -1, device=place.device)
+    stops[rows[1], 2] = drawn[1]
+    end_len[rows[2]] = lens[rows[2]] + 1
+    flags[3] = BROKEN
+    is_finished[rows[4]] = True
+    stops[rows[5], 0], end_len[rows[5]], flags[5] = drawn[5], 1, BROKEN
+    stops[rows[6], 3], end_len[rows[6]] = drawn[6], 1
+    lens[rows[7]] = max_len  # a row without room, which nothing may be written behind
+    standing = [GOES_ON, STOPPED, FULL, BROKEN, GOES_ON, BROKEN, STOPPED, FULL, *[GOES_ON] * 62]
+    expected_tokens, expected_lens, expected_finished = tokens.clone(), lens.clone(), is_finished.clone()
+    for place_in_batch, row in enumerate(rows.tolist()):
+        if is_finished[row]:
+            continue
+        if lens[row] < max_len:
+            expected_tokens[row, lens[row]] = drawn[place_in_batch].int()
+        expected_lens[row] += 1
+        expected_finished[row] = standing[place_in_batch] != GOES_ON
+    computed = torch.arange(num_rows, device=place.device)
+    expected_computed = computed + (expected_lens - lens) * advances
+
+    out = torch.empty(2, 70, dtype=torch.int32, device=place.device)
+    append_tokens(
+        rows.int(),
+        drawn,
+        flags,
+        tokens,
+        lens,
+        is_finished,
+        end_len,
+        stops,
+        out,
+        advances=computed if advances else None,
+    )
+    assert torch.equal(tokens, expected_tokens)
+    assert torch.equal(lens, expected_lens)
+    assert torch.equal(is_finished, expected_finished)
+    assert torch.equal(computed, expected_computed)
+    assert out[0].tolist() == drawn.tolist()
+    assert out[1].tolist() == standing
