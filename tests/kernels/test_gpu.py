@@ -363,5 +363,6 @@ def test_drawn_tokens_are_appended_to_the_rows_that_go_on(place: Place, advances
     assert torch.equal(lens, expected_lens)
     assert torch.equal(is_finished, expected_finished)
     assert torch.equal(computed, expected_computed)
-    assert out[0].tolist() == drawn.tolist()
-    assert out[1].tolist() == standing
+    had_not_ended = [i for i in range(70) if i != 4]
+    assert out[0, had_not_ended].tolist() == drawn[had_not_ended].tolist()
+    assert out[1, had_not_ended].tolist() == [standing[i] for i in had_not_ended]
