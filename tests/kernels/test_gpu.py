@@ -84,11 +84,28 @@ def test_norms_equal_their_twins(hidden_size: int) -> None:
     assert torch.equal(residual, other)
 
 
-def test_the_gated_activation_equals_its_twin() -> None:
+def test_norms_take_weights_in_float32() -> None:
     from headrace.kernels import gpu
 
-    x = torch.randn(19, 2 * 3000, device="cuda", dtype=torch.bfloat16)
-    assert relative_error(gpu.silu_and_mul(x), twins.silu_and_mul(x)) < 5e-3
+    x, weight = torch.randn(5, 576, device="cuda", dtype=torch.bfloat16), torch.randn(576, device="cuda")
+    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_gated_activations_equal_their_twins(name: str) -> None:
+    from headrace.kernels import gpu
+
+    x = 3 * torch.randn(19, 2 * 3000, device="cuda", dtype=torch.bfloat16)
+    assert relative_error(getattr(gpu, name)(x), getattr(twins, name)(x)) < 5e-3
+
+
+def test_the_soft_cap_equals_its_twin_and_works_in_place() -> None:
+    from headrace.kernels import gpu
+
+    x = 40 * torch.randn(7, 5001, device="cuda", dtype=torch.bfloat16)
+    expected = twins.soft_cap(x.float(), 30.0)
+    assert gpu.soft_cap(x, 30.0) is x
+    assert relative_error(x, expected) < 5e-3
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
@@ -100,7 +117,7 @@ def test_rope_and_store_equals_its_twin(num_heads: int, num_kv_heads: int, head_
     num_tokens = layout.num_tokens
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, device="cuda", dtype=torch.bfloat16)
     cos_sin = torch.randn(128, head_dim, device="cuda")
-    norms = [torch.randn(head_dim, device="cuda", dtype=torch.bfloat16) if has_norms else None for _ in range(2)]
+    norms = [torch.randn(head_dim, device="cuda") if has_norms else None for _ in range(2)]
     ours, theirs = (
         make_cache(num_blocks, 16, num_kv_heads, head_dim),
         make_cache(num_blocks, 16, num_kv_heads, head_dim),
