@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -42,12 +48,33 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA2 = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+}
+GEMMA3 = {
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
 }
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -59,7 +86,7 @@ def save_model(directory: Path, family: str = "llama") -> PreTrainedModel:
     """A model of the family with weights large enough that greedy choices are not near-ties."""
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(11)
-    model = model_class(config_class(**SHAPE, **extra)).eval()
+    model = model_class(config_class(**SHAPE | extra)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:

@@ -70,6 +70,32 @@ def test_silu_does_not_hide_a_nan() -> None:
     assert activation.silu_and_mul(torch.full((1, 32), float("nan"))).isnan().all()
 
 
+@pytest.mark.parametrize("shape", [(1, 3072), (128, 3072), (5, 46), (3, 2), (0, 64)])
+def test_gelu_tanh_and_mul_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+    gate_up = 4 * torch.randn(shape)
+    found, expected = activation.gelu_tanh_and_mul(gate_up), twins.gelu_tanh_and_mul(gate_up)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@settings(deadline=None)
+@given(st.floats(-(2.0**100), 2.0**100, width=32))
+def test_gelu_is_right_for_any_number(number: float) -> None:
+    gate_up = torch.tensor([[number] * 17 + [1.0] * 17])  # one lane more than a register
+    found, expected = activation.gelu_tanh_and_mul(gate_up), twins.gelu_tanh_and_mul(gate_up.double()).float()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gelu_does_not_hide_a_nan() -> None:
+    assert activation.gelu_tanh_and_mul(torch.full((1, 34), float("nan"))).isnan().all()
+
+
+def test_a_soft_cap_bends_numbers_towards_itself_in_place() -> None:
+    x = torch.tensor([[-1e30, -3.0, 0.0, 0.01, 3.0, 1e30]])
+    expected = 5.0 * torch.tanh(x / 5.0)
+    assert ops.soft_cap(x, 5.0) is x
+    torch.testing.assert_close(x, expected)
+
+
 def test_embed_picks_rows_of_the_table() -> None:
     table = torch.randn(10, 4)
     assert torch.equal(ops.embed(torch.tensor([3, 3, 9]), table), table[[3, 3, 9]])

@@ -115,11 +115,30 @@ def test_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
 
 
 @everywhere
-def test_the_gated_activation_equals_its_twin(place: Place) -> None:
+def test_norms_take_weights_in_float32(place: Place) -> None:
     from headrace.kernels import gpu
 
-    x = place.randn(19, 2 * 3000)
-    assert relative_error(gpu.silu_and_mul(x), twins.silu_and_mul(x)) < place.error
+    x, weight = place.randn(5, 576), torch.randn(576, device=place.device)
+    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < place.error
+
+
+@everywhere
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_gated_activations_equal_their_twins(place: Place, name: str) -> None:
+    from headrace.kernels import gpu
+
+    x = 3 * place.randn(19, 2 * 3000)
+    assert relative_error(getattr(gpu, name)(x), getattr(twins, name)(x)) < place.error
+
+
+@everywhere
+def test_the_soft_cap_equals_its_twin_and_works_in_place(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    x = 40 * place.randn(7, 5001)
+    expected = twins.soft_cap(x.float(), 30.0)
+    assert gpu.soft_cap(x, 30.0) is x
+    assert relative_error(x, expected) < place.error
 
 
 @cases(
@@ -136,7 +155,7 @@ def test_rope_and_store_equals_its_twin(
     layout, num_blocks = make_layout(place, query_lens, [33, 1, 64, 100], 16)
     qkv = place.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     cos_sin = torch.randn(128, head_dim, device=place.device)
-    norms = [place.randn(head_dim) if has_norms else None for _ in range(2)]
+    norms = [torch.randn(head_dim, device=place.device) if has_norms else None for _ in range(2)]
     ours, theirs = (make_cache(place, num_blocks, 16, num_kv_heads, head_dim) for _ in range(2))
     theirs.keys.copy_(ours.keys)
     theirs.values.copy_(ours.values)

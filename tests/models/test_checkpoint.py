@@ -131,6 +131,13 @@ def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
     assert (decoder.norm == 1).all()
 
 
+def test_random_norms_come_to_one_where_a_checkpoint_has_them_less_one(tmp_path: Path) -> None:
+    model = write(tmp_path, None, architectures=["Gemma2ForCausalLM"])
+    decoder = load(model, load_format="random")
+    assert (decoder.norm == 1).all()
+    assert all((layer.mlp_post_norm == 1).all() for layer in decoder.layers)
+
+
 def test_random_weights_depend_on_the_seed_and_the_name_only() -> None:
     spec = spec_from_config(CONFIG)
 
@@ -162,7 +169,8 @@ def test_a_checkpoint_opened_without_weights_says_how_to_load_it(tmp_path: Path)
 def test_the_rotary_table_is_no_longer_than_the_engine_needs(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path, None), load_format="random")
     decoder = load_decoder(checkpoint, dtype=torch.float32, load_format="random", max_len=20)
-    assert decoder.cos_sin.shape == (20, 8)
+    assert decoder.max_len == 20
+    assert all(layer.attention.cos_sin.shape == (20, 8) for layer in decoder.layers)
 
 
 def test_a_load_format_that_does_not_fit_is_refused(tmp_path: Path) -> None:

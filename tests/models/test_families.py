@@ -52,6 +52,60 @@ QWEN2 = {
     "sliding_window": 100,
     "max_window_layers": 3,
 }
+GEMMA_2_2B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 107],
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 256000,
+}
+GEMMA_3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "use_bidirectional_attention": False,
+    "vocab_size": 262144,
+}
 
 
 def spec(base: dict[str, Any], **changes: Any) -> ModelSpec:
@@ -67,6 +121,99 @@ def test_the_config_of_llama_3_2_reads_as_its_authors_mean_it() -> None:
     assert read.eos_token_ids == (128001, 128008, 128009)
     assert read.bos_token_id == 128000
     assert read.windows == (None,) * 16
+
+
+def test_the_config_of_gemma_2_reads_as_its_authors_mean_it() -> None:
+    read = spec(GEMMA_2_2B)
+    assert read.num_params == 2_614_341_888
+    assert read.windows == (4096, None) * 13
+    assert (read.attention_scale, read.attention_softcap, read.logit_softcap) == (1 / 16, 50.0, 30.0)
+    assert (read.activation, read.embedding_scale, read.norm_offset) == ("gelu_tanh", 48.0, 1.0)
+    assert read.tie_embeddings and read.post_norms and not read.qk_norm
+    assert read.eos_token_ids == (1, 107)
+
+
+def test_the_config_of_gemma_3_reads_as_its_authors_mean_it() -> None:
+    read = spec(GEMMA_3_1B)
+    assert read.num_params == 999_885_952
+    assert read.windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
+    assert (read.rope_of(0), read.rope_of(5)) == (RopeSpec(theta=1e4), RopeSpec(theta=1e6))
+    assert (read.attention_softcap, read.logit_softcap) == (None, None)
+    assert read.tie_embeddings and read.post_norms and read.qk_norm
+    assert read.eos_token_ids == (1, 106)
+
+
+def test_gemma_3_scales_the_rope_of_layers_that_see_everything_and_states_the_stretched_context() -> None:
+    read = spec(GEMMA_3_1B, rope_scaling={"rope_type": "linear", "factor": 8.0}, max_position_embeddings=131072)
+    assert read.rope == RopeSpec(theta=1e6, kind="linear", factor=8.0)
+    assert read.local_rope == RopeSpec(theta=1e4)
+    assert read.max_model_len == 131072
+
+
+def test_older_and_newer_configs_of_gemma_3_read_the_same() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    newer = {key: value for key, value in GEMMA_3_1B.items() if "rope" not in key and "pattern" not in key} | {
+        "_sliding_window_pattern": 6,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": scaling | {"rope_theta": 1000000},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+        },
+    }
+    assert spec(newer) == spec(GEMMA_3_1B, rope_scaling=scaling)
+
+
+def test_a_local_rope_stays_where_the_context_does_not_outgrow_the_window() -> None:
+    read = spec(GEMMA_3_1B, max_position_embeddings=512)
+    assert read.rope_of(0) == RopeSpec(theta=1e4)
+
+
+def test_the_first_gemma_means_the_tanh_when_it_says_gelu() -> None:
+    gemma = QWEN2 | {"architectures": ["GemmaForCausalLM"], "sliding_window": None, "max_window_layers": None}
+    read = spec(gemma, hidden_act="gelu", hidden_activation=None)
+    assert (read.activation, read.head_dim, read.tie_embeddings) == ("gelu_tanh", 256, True)
+    assert read.eos_token_ids == (1,)
+    with pytest.raises(UnsupportedModelError, match="silu"):
+        spec(gemma, hidden_act="silu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_activation": "gelu"},
+        {"hidden_act": "silu"},
+        {"attn_logit_softcapping": 50.0},
+        {"use_bidirectional_attention": True},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"layer_types": ["chunked_attention"] * 26},
+        {"sliding_window": None},
+        {"altup_num_inputs": 4, "laurel_rank": 64, "num_experts": 4},
+    ],
+)
+def test_what_gemma_3_would_compute_wrongly_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        spec(GEMMA_3_1B, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query_pre_attn_scalar": 0},
+        {"query_pre_attn_scalar": None},
+        {"final_logit_softcapping": -30.0},
+        {"sliding_window_pattern": 0},
+        {"sliding_window": -1},
+    ],
+)
+def test_impossible_numbers_of_gemma_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        spec(GEMMA_2_2B, **change)
+
+
+def test_a_gemma_with_images_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="'Gemma3ForConditionalGeneration' is not supported"):
+        spec({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA_3_1B})
 
 
 def test_generation_config_adds_end_ids_without_repeating_them() -> None:

@@ -12,6 +12,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -23,7 +29,7 @@ from transformers import (
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.kernels import ops
-from headrace.models import Decoder, load_decoder, open_checkpoint
+from headrace.models import Decoder, ModelSpec, RopeSpec, load_decoder, open_checkpoint
 from headrace.models.gguf_file import read_gguf
 from headrace.models.weights.dequantize import dequantize
 
@@ -45,6 +51,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GEMMA2 = SMALL | {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
+GEMMA2_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
+GEMMA3 = GEMMA2 | {"num_hidden_layers": 7}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 MODELS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "llama, tied": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True)),
@@ -52,6 +65,21 @@ MODELS: dict[str, Any] = {
     "llama, scaled rope": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32)),
+    "gemma, tied": lambda: GemmaForCausalLM(GemmaConfig(**SMALL, head_dim=32)),
+    "gemma2, tied": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA2, **GEMMA2_CAPS)),
+    "gemma3, tied": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3, rope_parameters=GEMMA3_ROPE)),
+}
+EXTRA: dict[str, dict[str, Any]] = {
+    "gemma2, tied": {
+        "gemma2.attention.sliding_window": 8,
+        "gemma2.attn_logit_softcapping": 3.0,
+        "gemma2.final_logit_softcapping": 8.0,
+    },
+    "gemma3, tied": {
+        "gemma3.attention.sliding_window": 8,
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 4.0,
+    },
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -69,6 +97,11 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+POST_NORM_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def make(name: str) -> PreTrainedModel:
@@ -80,12 +113,13 @@ def make(name: str) -> PreTrainedModel:
     return model
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
+    names = NAMES | POST_NORM_NAMES if architecture in ("gemma2", "gemma3") else NAMES
     stem, _, kind = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{kind}"
+    if stem in names:
+        return f"{names[stem]}.{kind}"
     _, _, index, part = stem.split(".", 3)
-    return f"blk.{index}.{NAMES[part]}.{kind}"
+    return f"blk.{index}.{names[part]}.{kind}"
 
 
 def interleave(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -103,9 +137,11 @@ def tensors_of(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarra
             weight = interleave(weight, config.num_attention_heads)
         if architecture == "llama" and "k_proj" in name:
             weight = interleave(weight, config.num_key_value_heads)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            weight = weight + 1
         if name != "lm_head.weight" or not config.tie_word_embeddings:
-            tensors[gguf_name(name)] = weight
-    if config.rope_parameters["rope_type"] == "llama3":
+            tensors[gguf_name(name, architecture)] = weight
+    if config.rope_parameters.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = rope_divisors(config.head_dim)
     return tensors
 
@@ -195,10 +231,17 @@ def logits(decoder: Decoder, text: torch.Tensor) -> torch.Tensor:
 def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_from(name: str, tmp_path: Path) -> None:
     theirs = make(name)
     architecture = name.split(",", maxsplit=1)[0]
-    numbers = {"rope_theta": theirs.config.rope_parameters["rope_theta"]}
-    if name == "qwen3":
+    rope = theirs.config.rope_parameters.get("full_attention", theirs.config.rope_parameters)
+    numbers = {"rope_theta": rope["rope_theta"], "num_hidden_layers": theirs.config.num_hidden_layers}
+    if architecture == "qwen3" or architecture.startswith("gemma"):
         numbers["head_dim"] = 32
-    path = write(tmp_path / "model.gguf", tensors_of(theirs, architecture), architecture=architecture, **numbers)
+    path = write(
+        tmp_path / "model.gguf",
+        tensors_of(theirs, architecture),
+        architecture=architecture,
+        extra=EXTRA.get(name),
+        **numbers,
+    )
     checkpoint = open_checkpoint(str(path))
     text = torch.arange(40)
     with torch.no_grad():
@@ -207,6 +250,41 @@ def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_from(name: str, t
     torch.testing.assert_close(logits(ours, text), expected, atol=2e-4, rtol=1e-4)
     assert checkpoint.spec.tie_embeddings == ("tied" in name)
     assert checkpoint.text.gguf_metadata is not None
+
+
+def gemma_spec(path: Path, architecture: str, **changes: Any) -> ModelSpec:
+    numbers = {"num_hidden_layers": 7, "head_dim": 32} | changes.pop("numbers", {})
+    extra = {f"{architecture}.{key}": value for key, value in changes.items()}
+    tensors = {"token_embd.weight": np.zeros((96, 64), np.float32)}
+    return open_checkpoint(
+        str(write(path / "model.gguf", tensors, architecture=architecture, extra=extra, **numbers))
+    ).spec
+
+
+def test_what_a_gemma_file_leaves_out_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    spec = gemma_spec(tmp_path, "gemma2")
+    assert (spec.windows[0], spec.attention_softcap, spec.logit_softcap) == (None, 50.0, 30.0)  # 4096 > the context
+    spec = gemma_spec(tmp_path, "gemma3", **{"attention.sliding_window": 8})
+    assert spec.windows == (8,) * 5 + (None, 8)
+    assert spec.local_rope == RopeSpec(theta=10_000.0)
+    assert (spec.attention_softcap, spec.logit_softcap, spec.norm_offset) == (None, None, 0.0)
+
+
+def test_a_gemma_file_may_state_its_pattern_and_its_local_rope(tmp_path: Path) -> None:
+    values = {"attention.sliding_window": 8, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 500.0}
+    spec = gemma_spec(tmp_path, "gemma3", **values)
+    assert spec.windows == (8, 8, None, 8, 8, None, 8)
+    assert spec.local_rope == RopeSpec(theta=500.0)
+
+
+@pytest.mark.parametrize(("architecture", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_by_the_share_of_a_head_in_the_hidden_size(
+    architecture: str, num_layers: int, tmp_path: Path
+) -> None:
+    window = {"attention.sliding_window": 8}
+    small = gemma_spec(tmp_path, architecture, **window)
+    large = gemma_spec(tmp_path, architecture, **window, numbers={"num_hidden_layers": num_layers})
+    assert (small.attention_scale, large.attention_scale) == (pytest.approx(32**-0.5), pytest.approx(16**-0.5))
 
 
 def random_blocks(kind: Types, num_rows: int) -> np.ndarray:
@@ -300,15 +378,15 @@ def test_metadata_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
         assert found.shape == tuple(reversed(tensor.shape.tolist()))
 
 
-def test_end_ids_come_from_the_metadata_and_from_the_control_tokens_that_end_a_turn(tmp_path: Path) -> None:
+def test_end_ids_come_from_the_metadata_and_from_the_tokens_that_end_a_turn_and_are_no_text(tmp_path: Path) -> None:
     extra = {
-        "tokenizer.ggml.tokens": ["<s>", "</s>", "<|eot_id|>", "<|im_end|>"],
-        "tokenizer.ggml.token_type": [3, 3, 3, 1],
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "<|eot_id|>", "<|im_end|>", "<end_of_turn>"],
+        "tokenizer.ggml.token_type": [3, 3, 3, 1, 4],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
     }
     spec = open_checkpoint(str(write(tmp_path / "model.gguf", tensors_of(make("llama"), "llama"), extra=extra))).spec
-    assert spec.eos_token_ids == (1, 2)
+    assert spec.eos_token_ids == (1, 2, 4)
     assert spec.bos_token_id == 0
 
 
@@ -320,6 +398,8 @@ def test_end_ids_come_from_the_metadata_and_from_the_control_tokens_that_end_a_t
         {"llama.rope.dimension_count": 8},
         {"llama.rope.scaling.type": "longrope"},
         {"llama.logit_scale": 0.5},
+        {"llama.final_logit_softcapping": 30.0},
+        {"llama.rope.freq_base_swa": 500.0},
         {"split.count": 2},
     ],
 )

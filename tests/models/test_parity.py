@@ -11,6 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -47,6 +53,19 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+GEMMA2 = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 8.0,
+}
+GEMMA3 = SMALL | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
@@ -60,6 +79,18 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SMALL, head_dim=32)),
+    "gemma, biased, untied": lambda: GemmaForCausalLM(
+        GemmaConfig(**SMALL, head_dim=16, attention_bias=True, tie_word_embeddings=False)
+    ),
+    "gemma 2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA2)),
+    "gemma 2, no soft caps": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    ),
+    "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3, rope_parameters=GEMMA3_ROPE)),
+    "gemma 3, every other layer global": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**GEMMA3, layer_types=["full_attention", "sliding_attention"] * 3 + ["full_attention"])
+    ),
 }
 
 Step = list[tuple[int, int]]  # (row, number of its next tokens)
@@ -184,6 +215,23 @@ def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path
     hidden = torch.randn(4, 64)
     wide, narrow = (load_decoder(checkpoint, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     logits = narrow.logits(hidden.bfloat16())
+    shapes = checkpoint.spec.tensor_shapes()
+    num_norm_weights = sum(shape[0] for name, shape in shapes.items() if "norm" in name)
     assert checkpoint.spec.dtype == "bfloat16"
-    assert narrow.num_bytes * 2 == wide.num_bytes
+    assert narrow.num_bytes == wide.num_bytes // 2 + num_norm_weights * 2  # norms stay in float32
     torch.testing.assert_close(logits.float(), wide.logits(hidden), atol=0.02, rtol=0.05)
+
+
+def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    config = GemmaConfig(**SMALL | {"hidden_size": 72}, head_dim=32)  # the root of 72 is none of bfloat16's numbers
+    theirs = GemmaForCausalLM(config).bfloat16().eval()
+    randomize(theirs)
+    theirs.save_pretrained(tmp_path)
+    ours = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.bfloat16)
+    tokens, first = torch.arange(20), theirs.model.layers[0].input_layernorm
+    with torch.no_grad():
+        embedded = theirs.model.embed_tokens(tokens)
+        assert torch.equal(ours.embeddings(tokens), embedded)
+        normed = ops.rms_norm(embedded, ours.layers[0].attention_norm, ours.spec.norm_eps)
+        assert torch.equal(normed, first(embedded))

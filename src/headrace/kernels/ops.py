@@ -21,11 +21,13 @@ __all__ = [
     "allocate_cache",
     "copy_blocks",
     "embed",
+    "gelu_tanh_and_mul",
     "pack_linear",
     "paged_attention",
     "rms_norm",
     "rope_and_store",
     "silu_and_mul",
+    "soft_cap",
     "warm_up",
 ]
 
@@ -105,6 +107,18 @@ def paged_attention(
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I], silu(first half) * second half
     out: Tensor = _kernels(gate_up.device, gate_up.dtype).silu_and_mul(gate_up)
+    return out
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I], gelu(first half) * second half
+    """The gelu whose normal distribution is approximated by a tanh."""
+    out: Tensor = _kernels(gate_up.device, gate_up.dtype).gelu_tanh_and_mul(gate_up)
+    return out
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in place."""
+    out: Tensor = _kernels(x.device, x.dtype).soft_cap(x, cap)
     return out
 
 

@@ -132,6 +132,16 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     return F.silu(gate) * up
 
 
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in place."""
+    return x.div_(cap).tanh_().mul_(cap)
+
+
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     for cache in caches:

@@ -26,7 +26,7 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Tensor  # [H]
     head: ops.PackedLinear  # [V, H]; of the embeddings themselves when they are tied
-    cos_sin: Tensor  # [max_len, D] float32
+    max_len: int  # positions that the rotary tables hold
     num_bytes: int  # of the weights
 
     def hidden(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
@@ -37,11 +37,16 @@ class Decoder:
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             if index > 0:
                 x = ops.add_rms_norm(x, residual, layer.attention_norm, eps)
-            x = layer.attention(x, layout, cache, self.cos_sin)
+            x = layer.attention(x, layout, cache)
+            if layer.attention_post_norm is not None:
+                x = ops.rms_norm(x, layer.attention_post_norm, eps)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp(x)
+            if layer.mlp_post_norm is not None:
+                x = ops.rms_norm(x, layer.mlp_post_norm, eps)
         return residual.add_(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
-        return self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps))
+        logits = self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps))
+        return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)

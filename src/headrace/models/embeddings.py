@@ -34,6 +34,21 @@ class DenseEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledEmbeddings:
+    """Those of another, multiplied by a number."""
+
+    embeddings: Embeddings
+    scale: float
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self.embeddings(token_ids).mul_(self.scale)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.embeddings.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedEmbeddings:
     """The table as its file has it; a step dequantizes the rows it needs. Exact, and a sixth of the memory."""
 

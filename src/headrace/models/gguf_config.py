@@ -13,9 +13,12 @@ from headrace.models.spec import ModelSpec, Shape
 
 Metadata = Mapping[str, Any]
 
-_CONTROL_TOKEN = 3
+_CONTROL_OR_USER_DEFINED = (3, 4)
 # Ends of a turn that some converters leave out of the metadata; without them a chat model talks on.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>")
+# Models, by family and number of layers, whose attention is scaled by the width a head would have if heads shared the
+# hidden size, not by the width it has. GGUF files do not say so.
+_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3_text", 62)}  # the 27B ones
 _READ = frozenset(
     {
         "attention.head_count",
@@ -49,8 +52,8 @@ def spec_from_gguf(
         for key, value in metadata.items()
         if key.startswith(f"{architecture}.")
     }
-    _refuse_ignored(values)
-    config = _as_config(values, metadata, shapes) | {"dtype": dtype}
+    _refuse_ignored(family, values)
+    config = _as_config(values, metadata, shapes) | _of_family(family, values) | {"dtype": dtype}
     spec = build_spec(family, config, generation={})
     return dataclasses.replace(
         spec,
@@ -58,13 +61,14 @@ def spec_from_gguf(
         qkv_bias="blk.0.attn_q.bias" in shapes,
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
+        norm_offset=0.0,  # the converter has added it
         rope=dataclasses.replace(spec.rope, frequency_divisors=frequency_divisors),
     )
 
 
-def _refuse_ignored(values: Metadata) -> None:
+def _refuse_ignored(family: Family, values: Metadata) -> None:
     set_values = {key: value for key, value in values.items() if value != 0}
-    refuse_unread(set_values, _READ, where="the GGUF metadata")
+    refuse_unread(set_values, _READ | family.gguf_keys.keys(), where="the GGUF metadata")
     if values.get("attention.causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the GGUF metadata says this model is not one")
 
@@ -84,11 +88,20 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
         "head_dim": head_dim,
         "max_position_embeddings": values.get("context_length"),
         "rms_norm_eps": values.get("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_parameters": _rope_parameters(values),
+        "rope_scaling": _rope_parameters(values),
         "tie_word_embeddings": "output.weight" not in shapes,
         "eos_token_id": list(_eos_token_ids(metadata)),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
+
+
+def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
+    config = {name: values[key] for key, name in family.gguf_keys.items() if key in values}
+    if "query_pre_attn_scalar" in family.reads:
+        num_heads = _same_for_all_layers(values, "attention.head_count")
+        width_of = _width_of_share if (family.name, values.get("block_count")) in _SCALED_BY_SHARE else _head_dim
+        config["query_pre_attn_scalar"] = width_of(values, num_heads)
+    return config
 
 
 def _same_for_all_layers(values: Metadata, key: str) -> int | None:
@@ -103,11 +116,15 @@ def _same_for_all_layers(values: Metadata, key: str) -> int | None:
 def _head_dim(values: Metadata, num_heads: int | None) -> int | None:
     head_dim = values.get("attention.key_length")
     if head_dim is None:
-        head_dim = values["embedding_length"] // num_heads if num_heads and "embedding_length" in values else None
+        head_dim = _width_of_share(values, num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if values.get(key, head_dim) != head_dim:
             raise UnsupportedModelError(f"{key} is {values[key]}, but only the head size, {head_dim}, is supported")
     return head_dim
+
+
+def _width_of_share(values: Metadata, num_heads: int | None) -> int | None:
+    return values["embedding_length"] // num_heads if num_heads and "embedding_length" in values else None
 
 
 def _rope_parameters(values: Metadata) -> dict[str, Any]:
@@ -127,7 +144,7 @@ def _rope_parameters(values: Metadata) -> dict[str, Any]:
 
 def _windows(family: Family, values: Metadata, spec: ModelSpec) -> tuple[int | None, ...]:
     window = values.get("attention.sliding_window") or None
-    if window is None or window >= spec.max_model_len:
+    if window is None or window >= spec.max_model_len or "attention.sliding_window" in family.gguf_keys:
         return spec.windows
     if family.name != "llama":
         raise UnsupportedModelError(f"a sliding window ({window}) in a {family.name} GGUF file is not supported")
@@ -138,6 +155,6 @@ def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ids = dict.fromkeys(int(token) for token in named if token is not None)
     tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
-    control = {tokens[index]: index for index, kind in enumerate(types) if kind == _CONTROL_TOKEN}
+    control = {tokens[index]: index for index, kind in enumerate(types) if kind in _CONTROL_OR_USER_DEFINED}
     ids |= dict.fromkeys(control[text] for text in _TURN_ENDS if text in control)
     return tuple(ids)

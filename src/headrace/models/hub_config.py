@@ -29,7 +29,6 @@ _READ_OR_HARMLESS = frozenset(
         "rope_parameters",
     }
 )
-_ACTIVATIONS = ("silu", "swish")
 _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -62,11 +61,12 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
     num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
     head_dim = hidden_size // num_heads if config.get("head_dim") is None else _positive(config, "head_dim")
     _check_heads(num_heads, num_kv_heads, head_dim)
-    rope = read_rope(config)
-    max_model_len = _max_model_len(config, rope)
+    rope, local_rope = _ropes(family, config)
+    max_model_len = _max_model_len(family, config, rope)
     num_layers = _positive(config, "num_hidden_layers")
     traits = family.traits(config)
-    traits["windows"] = _useful_windows(traits.get("windows", (None,) * num_layers), max_model_len)
+    windows = _checked_windows(traits.get("windows", (None,) * num_layers))
+    traits["windows"] = _useful_windows(windows, max_model_len) if local_rope is None else windows
     return ModelSpec(
         family=family.name,
         vocab_size=_positive(config, "vocab_size"),
@@ -79,6 +79,7 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
         max_model_len=max_model_len,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
+        local_rope=local_rope,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
         eos_token_ids=_eos_token_ids(config, generation),
@@ -93,11 +94,12 @@ def _refuse_ignored(family: Family, config: Config) -> None:
         raise UnsupportedModelError(
             f"the checkpoint is quantized ({method}), which is not supported yet; use the original model or a GGUF file"
         )
-    activation = config.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"hidden_act {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
-        )
+    for key in ("hidden_act", "hidden_activation"):
+        if config.get(key) is not None and config[key] not in family.activations:
+            supported = ", ".join(family.activations)
+            raise UnsupportedModelError(
+                f"{key} {config[key]!r} is not supported for {family.name} (supported: {supported})"
+            )
     if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         raise UnsupportedModelError(
             f"partial_rotary_factor {config['partial_rotary_factor']} is not supported, only 1.0 (whole heads rotate)"
@@ -115,6 +117,24 @@ def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
             raise UnsupportedModelError(
                 f"{where} sets {key}={value!r}, which Headrace does not know and would ignore, giving wrong answers"
             )
+
+
+def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
+    """That of all layers; or that of the layers that see everything, and that of those with a window."""
+    if not family.has_local_rope:
+        return read_rope(config), None
+    by_kind = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
+    if not by_kind.keys() <= {"full_attention", "sliding_attention"}:
+        raise UnsupportedModelError(
+            f"rope_parameters must be given for full_attention and sliding_attention layers, got {by_kind}"
+        )
+    wide = {**config, "rope_scaling": None, "rope_parameters": by_kind.get("full_attention")}
+    local = {
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "rope_theta": config["rope_local_base_freq"],
+        "rope_parameters": by_kind.get("sliding_attention"),
+    }
+    return read_rope(wide), read_rope(local)
 
 
 def read_rope(config: Config) -> RopeSpec:
@@ -186,21 +206,25 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
     return magnitude(1.0)
 
 
-def _max_model_len(config: Config, rope: RopeSpec) -> int:
-    """Linear and yarn configs state the context before stretching; llama3 ones the whole."""
+def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
+    """Linear and yarn configs mostly state the context before stretching; llama3 ones the whole."""
     stated = _positive(config, "max_position_embeddings")
-    if rope.kind == "linear":
+    if rope.kind == "linear" and not family.states_stretched_len:
         return int(stated * rope.factor)
     if rope.kind == "yarn":
         return max(stated, int(rope.original_max_len * rope.factor))
     return stated
 
 
-def _useful_windows(windows: Windows, max_model_len: int) -> Windows:
-    """A window that the context cannot outgrow is none, which kernels like better."""
+def _checked_windows(windows: Windows) -> Windows:
     for window in windows:
         if window is not None and (not isinstance(window, int) or window < 1):
             raise ModelError(f"sliding_window must be a positive integer, got {window!r}; check the model's config")
+    return windows
+
+
+def _useful_windows(windows: Windows, max_model_len: int) -> Windows:
+    """A window that the context cannot outgrow is none, which kernels like better."""
     return tuple(None if window is None or window >= max_model_len else window for window in windows)
 
 

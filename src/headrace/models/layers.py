@@ -8,6 +8,9 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.models.spec import Activation
+
+_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +21,19 @@ class Attention:
     output: ops.PackedLinear  # [H, Hq * D]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
+    cos_sin: Tensor  # [max_len, D] float32, one for all layers of the same rope
     num_heads: int
     num_kv_heads: int
     scale: float
     window: int | None
+    softcap: float | None
     eps: float
 
-    def __call__(self, x: Tensor, layout: StepLayout, cache: LayerCache, cos_sin: Tensor) -> Tensor:  # [T, H]
+    def __call__(self, x: Tensor, layout: StepLayout, cache: LayerCache) -> Tensor:  # [T, H]
         q = ops.rope_and_store(
             self.qkv(x),
             layout,
-            cos_sin,
+            self.cos_sin,
             cache,
             self.num_heads,
             self.num_kv_heads,
@@ -36,21 +41,24 @@ class Attention:
             self.k_norm,
             self.eps,
         )
-        return self.output(ops.paged_attention(q, cache, layout, self.scale, self.window))
+        return self.output(ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     gate_up: ops.PackedLinear  # [2 * I, H]
     down: ops.PackedLinear  # [H, I]
+    activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, H]
-        return self.down(ops.silu_and_mul(self.gate_up(x)))
+        return self.down(_ACTIVATIONS[self.activation](self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Tensor  # [H]
     attention: Attention
+    attention_post_norm: Tensor | None  # [H]
     mlp_norm: Tensor  # [H]
     mlp: GatedMlp
+    mlp_post_norm: Tensor | None  # [H]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
+Activation = Literal["silu", "gelu_tanh"]
 Shape = tuple[int, ...]
 
 
@@ -48,6 +49,14 @@ class ModelSpec:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False  # attention's and the MLP's outputs are normed before they join the residual stream
+    norm_offset: float = 0.0  # what a checkpoint's norm weights lack; added at load
+    activation: Activation = "silu"
+    local_rope: RopeSpec | None = None  # of the layers with a window; None: theirs is as the others'
+    embedding_scale: float | None = None
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -70,6 +79,9 @@ class ModelSpec:
     def kv_elements_per_token(self) -> int:
         return 2 * self.num_layers * self.kv_size
 
+    def rope_of(self, layer: int) -> RopeSpec:
+        return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
+
     def tensor_shapes(self) -> dict[str, Shape]:
         """Every tensor that a checkpoint of this model must have, under its canonical name."""
         shapes = self.outer_shapes()
@@ -89,6 +101,8 @@ class ModelSpec:
     def layer_shapes(self, index: int) -> dict[str, Shape]:
         hidden, wide = self.hidden_size, self.intermediate_size
         shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+        if self.post_norms:
+            shapes |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
         if self.qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         for name, shape, has_bias in (

@@ -17,7 +17,7 @@ _BLOCK_SIZE = 16
 def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
     """Peak bytes of a step of `num_tokens` that draws for `num_seqs`, on top of what is allocated now."""
     device = decoder.device
-    num_tokens = min(num_tokens, decoder.cos_sin.shape[0])
+    num_tokens = min(num_tokens, decoder.max_len)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -10,13 +10,13 @@ from headrace.kernels.cpu import disk_cache
 disk_cache.choose_directory()  # before numba is first imported
 
 from headrace.kernels.cpu import draw  # noqa: E402
-from headrace.kernels.cpu.activation import silu_and_mul  # noqa: E402
+from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # noqa: E402
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_rms_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
-from headrace.kernels.twins import copy_blocks, embed  # noqa: E402
+from headrace.kernels.twins import copy_blocks, embed, soft_cap  # noqa: E402
 
 __all__ = [
     "PackedLinear",
@@ -25,10 +25,12 @@ __all__ = [
     "copy_blocks",
     "draw",
     "embed",
+    "gelu_tanh_and_mul",
     "pack_linear",
     "paged_attention",
     "rms_norm",
     "rope_and_store",
     "silu_and_mul",
+    "soft_cap",
     "warm_up",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import repeat
@@ -36,6 +36,11 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_WITH_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _PART_OF_SPEC = "rope_freqs.weight"
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
@@ -47,6 +52,7 @@ class GgufTensors:
     def __init__(self, file: GgufFile, spec: ModelSpec, *, rotates_pairs: bool) -> None:
         self._file = file
         self._head_dim = spec.head_dim
+        self._in_layer = _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
         self._rotates_pairs = rotates_pairs
 
     def names(self) -> Collection[str]:
@@ -95,14 +101,15 @@ class GgufTensors:
     @cached_property
     def _tensors(self) -> dict[str, GgufTensor]:
         tensors = self._file.tensors.values()
-        return {canonical_name(tensor.name): tensor for tensor in tensors if tensor.name != _PART_OF_SPEC}
+        kept = (tensor for tensor in tensors if tensor.name != _PART_OF_SPEC)
+        return {_canonical_name(tensor.name, self._in_layer): tensor for tensor in kept}
 
 
-def canonical_name(gguf_name: str) -> str:
-    """The name that Hugging Face's Llama gives to a tensor; unknown ones keep theirs, and are refused later."""
+def _canonical_name(gguf_name: str, in_layer: Mapping[str, str]) -> str:
+    """The name that Hugging Face gives to a tensor; unknown ones keep theirs, and are refused later."""
     match = _LAYER_NAME.fullmatch(gguf_name)
-    if match and match[2] in _IN_LAYER:
-        return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    if match and match[2] in in_layer:
+        return f"model.layers.{match[1]}.{in_layer[match[2]]}.{match[3]}"
     stem, _, kind = gguf_name.rpartition(".")
     return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else gguf_name
 

@@ -13,7 +13,7 @@ from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder
-from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings
+from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
 from headrace.models.layers import Attention, GatedMlp, Layer
 from headrace.models.rope import cos_sin_table
 from headrace.models.spec import ModelSpec, Shape
@@ -35,24 +35,24 @@ def load_decoder(
 ) -> Decoder:
     """The checkpoint's model on `device`. `max_len` bounds the rotary table of an engine with a shorter context."""
     spec, device = checkpoint.spec, torch.device(device)
-    reader = _Reader(_source(checkpoint, load_format, seed), dtype, device)
+    reader = _Reader(_source(checkpoint, load_format, seed), dtype, device, norm_offset=spec.norm_offset)
     check_tensors(reader.source, spec, where=checkpoint.source)
     # The largest matrices first: packing may copy them, and little else is there yet.
     embeddings, head = _both_ends(reader, spec)
+    max_len = min(max_len or spec.max_model_len, spec.max_model_len)
+    tables = {
+        rope: cos_sin_table(rope, head_dim=spec.head_dim, max_len=max_len, device=device)
+        for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
+    }
     return Decoder(
         spec=spec,
         dtype=dtype,
         device=device,
-        embeddings=embeddings,
+        embeddings=_scaled(embeddings, spec, dtype),
         head=head,
-        layers=tuple(_layer(reader, spec, index) for index in range(spec.num_layers)),
-        norm=reader.tensor("model.norm.weight"),
-        cos_sin=cos_sin_table(
-            spec.rope,
-            head_dim=spec.head_dim,
-            max_len=min(max_len or spec.max_model_len, spec.max_model_len),
-            device=device,
-        ),
+        layers=tuple(_layer(reader, spec, index, tables[spec.rope_of(index)]) for index in range(spec.num_layers)),
+        norm=reader.norm("model.norm.weight"),
+        max_len=max_len,
         num_bytes=reader.num_bytes,
     )
 
@@ -80,29 +80,41 @@ def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.Packed
     return QuantizedEmbeddings(stored, spec.hidden_size), head
 
 
-def _layer(reader: _Reader, spec: ModelSpec, index: int) -> Layer:
+def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embeddings:
+    if spec.embedding_scale is None:
+        return embeddings
+    return ScaledEmbeddings(embeddings, torch.tensor(spec.embedding_scale).to(dtype).item())  # rounded as the table is
+
+
+def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor) -> Layer:
     prefix = f"model.layers.{index}."
+    mlp_norm = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
     return Layer(
-        attention_norm=reader.tensor(prefix + "input_layernorm.weight"),
-        attention=_attention(reader, spec, index, prefix + "self_attn."),
-        mlp_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
+        attention_norm=reader.norm(prefix + "input_layernorm.weight"),
+        attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin),
+        attention_post_norm=reader.norm(prefix + "post_attention_layernorm.weight") if spec.post_norms else None,
+        mlp_norm=reader.norm(f"{prefix}{mlp_norm}.weight"),
         mlp=GatedMlp(
             gate_up=reader.linear(prefix + "mlp.gate_proj", prefix + "mlp.up_proj", has_bias=spec.mlp_bias),
             down=reader.linear(prefix + "mlp.down_proj", has_bias=spec.mlp_bias),
+            activation=spec.activation,
         ),
+        mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm.weight") if spec.post_norms else None,
     )
 
 
-def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str) -> Attention:
+def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor) -> Attention:
     return Attention(
         qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
         output=reader.linear(prefix + "o_proj", has_bias=spec.output_bias),
-        q_norm=reader.tensor(prefix + "q_norm.weight") if spec.qk_norm else None,
-        k_norm=reader.tensor(prefix + "k_norm.weight") if spec.qk_norm else None,
+        q_norm=reader.norm(prefix + "q_norm.weight") if spec.qk_norm else None,
+        k_norm=reader.norm(prefix + "k_norm.weight") if spec.qk_norm else None,
+        cos_sin=cos_sin,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
-        scale=1.0 / math.sqrt(spec.head_dim),
+        scale=1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
         window=spec.windows[index],
+        softcap=spec.attention_softcap,
         eps=spec.norm_eps,
     )
 
@@ -110,9 +122,10 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str) -> Att
 class _Reader:
     """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, *, norm_offset: float) -> None:
         self.source = source
         self.num_bytes = 0
+        self._norm_offset = norm_offset
         self._dtype = dtype
         self._device = device
 
@@ -124,6 +137,13 @@ class _Reader:
         """One product for several matrices that share their input: their rows stand under each other."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         return ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias)
+
+    def norm(self, name: str) -> Tensor:
+        """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""
+        out = _allocate(self.source.shape(name), torch.float32, self._device)
+        self.source.fill(name, out)
+        self.num_bytes += out.nbytes
+        return out.add_(self._norm_offset) if self._norm_offset else out
 
     def tensor(self, *names: str) -> Tensor:
         shapes = [self.source.shape(name) for name in names]

@@ -16,7 +16,7 @@ _POOL_LEN = 4_194_301  # a prime: rows of any length start at ever other places 
 
 
 class RandomNumbers:
-    """Normal numbers, ones for norms. A tensor depends on the seed and its name, not on the order of loading.
+    """Normal numbers; norms come to one. A tensor depends on the seed and its name, not on the order of loading.
 
     A device makes its own. A CPU would take a minute for a few billion, so it cuts them from one pool.
     """
@@ -24,6 +24,7 @@ class RandomNumbers:
     def __init__(self, spec: ModelSpec, *, seed: int) -> None:
         self._shapes = spec.tensor_shapes()
         self._seed = seed
+        self._norm_weight = 1.0 - spec.norm_offset
         self._pool: Tensor | None = None  # made when first needed
 
     def names(self) -> Collection[str]:
@@ -34,7 +35,7 @@ class RandomNumbers:
 
     def fill(self, name: str, out: Tensor) -> None:
         if name.endswith("norm.weight"):
-            out.fill_(1.0)
+            out.fill_(self._norm_weight)
         elif out.device.type == "cpu":
             self._fill_from_pool(zlib.crc32(name.encode()) % _POOL_LEN, out.view(-1))
         else:

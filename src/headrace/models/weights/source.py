@@ -27,7 +27,7 @@ class StoredRows:
 
 
 class WeightSource(Protocol):
-    """Tensors under their canonical names (those of Hugging Face's Llama), each read straight to its place."""
+    """Tensors under their canonical names (those of Hugging Face), each read straight to its place."""
 
     def names(self) -> Collection[str]: ...
 
