@@ -1,10 +1,12 @@
 """Seconds for a whole offline workload on a GPU, with random weights: one command a model shape.
 
     python benchmarks/offline.py --model llama-3.1-8b --workload chat --json benchmarks/results/8b.jsonl
+    python benchmarks/offline.py --model llama-3.1-8b --fp8
 
 Every request is given at once; end of sequence is ignored and temperature is 1, as for every engine measured on these.
 A few short requests run before the clock starts, so that kernels are compiled; the prefix cache is emptied before each
-round. The best round is the record's figure; all rounds are in it.
+round. The best round is the record's figure; all rounds are in it. After the rounds a part of the workload runs once
+more under torch's profiler, for the share of the time in which the GPU was busy.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -26,30 +30,42 @@ from gpu_workloads import SHAPES, WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
 
-VLLM_BEST_SECONDS = {  # vLLM 0.26.0 on one H200, its best settings of those tried
-    ("llama-3.2-1b", "chat"): 17.5,
-    ("llama-3.2-1b", "decode"): 31.0,
-    ("llama-3.2-1b", "prefix"): 10.5,
-    ("llama-3.2-3b", "chat"): 25.6,
-    ("llama-3.2-3b", "decode"): 53.9,
-    ("llama-3.2-3b", "prefix"): 19.4,
-    ("llama-3.1-8b", "chat"): 33.1,
-    ("llama-3.1-8b", "decode"): 59.4,
-    ("llama-3.1-8b", "prefill"): 55.5,
-    ("llama-3.1-8b", "prefix"): 27.9,
+# Seconds by (model, workload, dtype): vLLM 0.26.0 on one H200, its best settings of those tried; and a machine that
+# wastes nothing and does one thing after the other. See docs/performance.md for both.
+VLLM_BEST_SECONDS = {
+    ("llama-3.2-1b", "chat", "bfloat16"): 17.5,
+    ("llama-3.2-1b", "decode", "bfloat16"): 31.0,
+    ("llama-3.2-1b", "prefix", "bfloat16"): 10.5,
+    ("llama-3.2-3b", "chat", "bfloat16"): 25.6,
+    ("llama-3.2-3b", "decode", "bfloat16"): 53.9,
+    ("llama-3.2-3b", "prefix", "bfloat16"): 19.4,
+    ("llama-3.1-8b", "chat", "bfloat16"): 33.1,
+    ("llama-3.1-8b", "decode", "bfloat16"): 59.4,
+    ("llama-3.1-8b", "prefill", "bfloat16"): 55.5,
+    ("llama-3.1-8b", "prefix", "bfloat16"): 27.9,
+    ("llama-3.1-8b", "chat", "fp8"): 28.5,
+    ("llama-3.1-8b", "decode", "fp8"): 54.1,
+    ("llama-3.1-8b", "prefill", "fp8"): 35.7,
+    ("llama-3.1-8b", "prefix", "fp8"): 21.3,
 }
-LIMIT_SECONDS = {  # an engine that wastes nothing and does one thing after the other: see docs/performance.md
-    ("llama-3.2-1b", "chat"): 4.2,
-    ("llama-3.2-1b", "decode"): 9.0,
-    ("llama-3.2-1b", "prefix"): 2.2,
-    ("llama-3.2-3b", "chat"): 12.5,
-    ("llama-3.2-3b", "decode"): 28.0,
-    ("llama-3.2-3b", "prefix"): 6.4,
-    ("llama-3.1-8b", "chat"): 23.7,
-    ("llama-3.1-8b", "decode"): 44.6,
-    ("llama-3.1-8b", "prefill"): 48.2,
-    ("llama-3.1-8b", "prefix"): 13.5,
+LIMIT_SECONDS = {
+    ("llama-3.2-1b", "chat", "bfloat16"): 4.2,
+    ("llama-3.2-1b", "decode", "bfloat16"): 9.0,
+    ("llama-3.2-1b", "prefix", "bfloat16"): 2.2,
+    ("llama-3.2-3b", "chat", "bfloat16"): 12.5,
+    ("llama-3.2-3b", "decode", "bfloat16"): 28.0,
+    ("llama-3.2-3b", "prefix", "bfloat16"): 6.4,
+    ("llama-3.1-8b", "chat", "bfloat16"): 23.7,
+    ("llama-3.1-8b", "decode", "bfloat16"): 44.6,
+    ("llama-3.1-8b", "prefill", "bfloat16"): 48.2,
+    ("llama-3.1-8b", "prefix", "bfloat16"): 13.5,
+    ("llama-3.1-8b", "chat", "fp8"): 13.0,
+    ("llama-3.1-8b", "decode", "fp8"): 24.0,
+    ("llama-3.1-8b", "prefill", "fp8"): 26.0,
+    ("llama-3.1-8b", "prefix", "fp8"): 8.0,
 }
+PROFILED_SECONDS = 1.5
+KERNELS_NAMED = 8
 
 
 def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
@@ -79,20 +95,85 @@ def warm_up(llm: LLM, tasks: list[Task]) -> None:
     run(llm, few)
 
 
+def work(llm: LLM, tasks: list[Task], rates: dict[str, Any]) -> dict[str, float]:
+    """What a round computed and read, by count: products and attention in TFLOP/s, weights and cache in TB/s.
+
+    A beginning that several sequences share counts for each of them, though it is computed and read once.
+    """
+    spec, settings = llm.spec, llm.settings
+    contexts = sum((n - 1) * len(p) + n * (n - 1) // 2 for p, n in ((t.prompt, t.num_tokens_out) for t in tasks))
+    num_prompt, num_out = sum(len(t.prompt) for t in tasks), sum(t.num_tokens_out for t in tasks)
+    products = 2 * spec.num_linear_params * (num_prompt + num_out)
+    head = 2 * spec.hidden_size * spec.vocab_size * num_out
+    pairs = contexts + sum(len(t.prompt) ** 2 // 2 for t in tasks)
+    attention = 4 * spec.num_layers * spec.q_size * pairs
+    kv_bytes = spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else 2)
+    weight_bytes = spec.num_linear_params * (1 if settings.quantization else 2) + 2 * spec.hidden_size * spec.vocab_size
+    read = contexts * kv_bytes + rates["num_steps"] * weight_bytes
+    return {
+        "tflop_s": round((products + head + attention) / rates["seconds"] / 1e12, 1),
+        "tb_s": round(read / rates["seconds"] / 1e12, 3),
+    }
+
+
+def profile(llm: LLM, tasks: list[Task], tokens_per_second: float) -> dict[str, Any]:
+    """The GPU's busy share, and the kernels that took most of it, while a part of the workload runs."""
+    part, room = [], 4 * PROFILED_SECONDS * tokens_per_second
+    for task in sorted(tasks, key=lambda task: -task.num_tokens_out):
+        room -= len(task.prompt) + task.num_tokens_out
+        if room < 0:
+            break
+        part.append(task)
+    llm.forget_prefixes()
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(run, llm, part)
+        sleep(PROFILED_SECONDS)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            sleep(PROFILED_SECONDS)
+        running.result()
+    return busy_share(profiler)
+
+
+def busy_share(profiler: torch.profiler.profile) -> dict[str, Any]:
+    on_gpu = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    ]
+    totals: Counter[str] = Counter()
+    busy = until = 0
+    for start, end, name in sorted(on_gpu):
+        totals[name.split("(")[0][:60]] += end - start
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    span = until - min(start for start, _, _ in on_gpu)
+    return {
+        "gpu_busy_share": round(busy / span, 4),
+        "kernel_shares": {name: round(total / span, 4) for name, total in totals.most_common(KERNELS_NAMED)},
+    }
+
+
 def measure(llm: LLM, model: str, workload: str, num_rounds: int) -> dict[str, Any]:
     tasks = WORKLOADS[workload]()
     warm_up(llm, tasks)
     rounds = []
+    dtype = llm.settings.quantization or llm.settings.dtype
     for _ in range(num_rounds):
         llm.forget_prefixes()
         rounds.append(run(llm, tasks))
-        print(f"{model} {workload}: {rounds[-1]}", flush=True)
+        print(f"{model} {dtype} {workload}: {rounds[-1]}", flush=True)
     best = min(rounds, key=lambda result: result["seconds"])
-    key = (model, workload)
+    key = (model, workload, dtype)
+    num_tokens = sum(len(task.prompt) + task.num_tokens_out for task in tasks)
+    profiled = profile(llm, tasks, num_tokens / best["seconds"])
+    print(f"  {profiled}", flush=True)
     return {
         "model": model,
         "workload": workload,
+        "dtype": dtype,
         **best,
+        **work(llm, tasks, best),
+        **profiled,
         "rounds": rounds,
         "vllm_best_seconds": VLLM_BEST_SECONDS.get(key),
         "limit_seconds": LIMIT_SECONDS.get(key),
@@ -104,6 +185,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), required=True)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="may be given several times")
+    parser.add_argument("--fp8", action="store_true", help="weights, activations and cache in eight bits")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=N", help="an engine setting, a whole number"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
     parser.add_argument("--json", type=Path, help="write the records here")
@@ -111,17 +196,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPES[arguments.model]))
         started = perf_counter()
-        llm = LLM(directory, load_format="random", max_model_len=4096)
+        narrow = {"quantization": "fp8", "kv_cache_dtype": "fp8"} if arguments.fp8 else {}
+        chosen = {name: int(value) for name, value in (item.split("=") for item in arguments.set)}
+        llm = LLM(directory, load_format="random", max_model_len=4096, **narrow, **chosen)
         ready_seconds = perf_counter() - started
     print(f"{arguments.model}: ready in {ready_seconds:.1f} s", flush=True)
     common = {
-        "dtype": llm.settings.dtype,
         "ready_seconds": round(ready_seconds, 1),
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python benchmarks/offline.py " + " ".join(sys.argv[1:]),
         "commit": arguments.commit or _commit(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton")},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "fa3-fwd": _version("fa3-fwd"),
+        },
         "settings": {choice.name: choice.value for choice in llm.settings.choices},
     }
     records = [
@@ -137,8 +228,11 @@ def _commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
+Quantization = Literal["fp8"]
+KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict"]
 
 
@@ -36,6 +38,12 @@ class EngineConfig:
     revision: str | None = setting(None, "branch, tag or commit of a hub model")
     load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
     dtype: DType = setting("auto", "type of the weights and activations")
+    quantization: Quantization | None = setting(
+        None, "'fp8': weights and activations in eight bits, quantized at load; needs a GPU that multiplies them"
+    )
+    kv_cache_dtype: KvCacheDType = setting(
+        "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
+    )
     device: Device = setting("auto", "where the model runs")
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
     max_num_seqs: int | None = setting(None, "most sequences in one step; default: from model and memory")
@@ -64,6 +72,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.quantization not in (None, *get_args(Quantization)):
+            raise ConfigError(
+                f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
+            )
         share = self.gpu_memory_utilization
         if share is not None and not 0.0 < share <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
@@ -72,6 +84,7 @@ class EngineConfig:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "load_format": get_args(LoadFormat),
     "dtype": get_args(DType),
+    "kv_cache_dtype": get_args(KvCacheDType),
     "device": get_args(Device),
     "scheduling_policy": get_args(QueuePolicy),
     "capacity_policy": get_args(CapacityPolicy),

@@ -169,6 +169,42 @@ def test_what_others_hold_of_a_gpu_is_not_taken() -> None:
     assert "others have left" in reason(resolved, "num_blocks")
 
 
+@pytest.mark.parametrize(
+    ("hidden_size", "quantization", "expected"),
+    [(2048, None, 1024), (3072, None, 704), (4096, None, 512), (8192, None, 512), (4096, "fp8", 1024)],
+)
+def test_a_gpu_runs_as_many_sequences_as_fill_its_processors(
+    hidden_size: int, quantization: str | None, expected: int
+) -> None:
+    config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
+    assert resolve(config, replace(SPEC, hidden_size=hidden_size), replace(facts(), gpu=GPU)).max_num_seqs == expected
+
+
+def test_eight_bits_halve_the_layers_and_the_cache() -> None:
+    plain = on_gpu(max_num_seqs=100_000, max_num_batched_tokens=100_000)
+    half = on_gpu(max_num_seqs=100_000, max_num_batched_tokens=100_000, kv_cache_dtype="fp8", quantization="fp8")
+    saved = SPEC.num_linear_params
+    allowed = int(100 * GIB * 0.92) - 2 * GIB - GPU_RUNTIME_BYTES
+    assert plain.num_blocks == (allowed - 2 * SPEC.num_params) // (BLOCK_BYTES // 2)
+    assert half.num_blocks == (allowed - 2 * SPEC.num_params + saved) // (BLOCK_BYTES // 4)
+    assert (half.kv_dtype, half.dtype, half.quantization) == ("float8_e4m3fn", "bfloat16", "fp8")
+
+
+@pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
+def test_eight_bits_are_refused_where_nothing_multiplies_them(wish: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="needs a GPU; a CPU computes in float32"):
+        settings(**wish)
+    with pytest.raises(ConfigError, match=r"compute capability 8\.9 or more, and a gpu has 8\.0"):
+        on_gpu(replace(GPU, capability=(8, 0)), **wish)
+
+
+def test_quantized_products_are_in_bfloat16() -> None:
+    with pytest.raises(ConfigError, match="set dtype='bfloat16'"):
+        on_gpu(quantization="fp8", dtype="float16")
+    with pytest.raises(ConfigError, match="quantization must be one of fp8, got 'int3'"):
+        EngineConfig(quantization="int3")  # type: ignore[arg-type]
+
+
 def test_prompts_join_a_full_gpu_several_at_a_time() -> None:
     assert on_gpu().admit_at_once == 32
     assert settings().admit_at_once == 1

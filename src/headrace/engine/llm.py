@@ -25,6 +25,7 @@ from headrace.engine.prompts import (
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
 from headrace.errors import EngineDeadError, RequestError
+from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent
 
@@ -49,6 +50,11 @@ class LLM:
     def settings(self) -> Settings:
         """The settings in force, each automatic choice with its reason."""
         return self._engine.settings
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model in numbers."""
+        return self._engine.spec
 
     @property
     def stats(self) -> EngineStats:

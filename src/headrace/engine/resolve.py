@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.config import EngineConfig
+from headrace.config import EngineConfig, Quantization
 from headrace.engine.settings import Choice, Settings
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.models.spec import ModelSpec
 
 GIB = 2**30
-BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+FP8_CAPABILITY = (8, 9)  # Ada and Hopper multiply in eight bits
 
 LEAST_TOKENS = 64  # a sequence is hardly ever shorter; a cache for fewer of these than rows would only preempt
 
@@ -20,7 +21,11 @@ CPU_FULL_RATE_SEQS = 128
 CPU_BATCHED_TOKENS = 512
 CPU_MEMORY_SHARE = 0.5
 
-GPU_SEQS = 1024  # matrix products are at full rate from here on, and no step is longer than a stream's reader likes
+# A GPU multiplies at its full rate from some 512 rows on, if tiles of 128 x 128 of the narrowest product fill its
+# processors, of which there are some 128; more rows only make every step longer and fill the cache.
+GPU_LEAST_FULL_RATE_SEQS = 512
+GPU_MOST_SEQS = 1024
+GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 GPU_RUNTIME_BYTES = 1 << 30  # graphs, library workspaces, what the allocator cannot reuse
@@ -52,13 +57,17 @@ class _Resolver:
         config = self._config
         device = self._device()
         dtype = self._dtype()
+        quantization = self._quantization(dtype)
+        kv_dtype = self._kv_dtype(dtype)
         num_threads = self._num_threads()
-        num_blocks = self._num_blocks(dtype, self._config.max_num_seqs or self._most_seqs())
+        num_blocks = self._num_blocks(dtype, kv_dtype, self._config.max_num_seqs or self._most_seqs())
         max_num_seqs = self._max_num_seqs(num_blocks)
         max_model_len = self._max_model_len(num_blocks)
         return Settings(
             device=device,
             dtype=dtype,
+            quantization=quantization,
+            kv_dtype=kv_dtype,
             load_format=config.load_format,
             num_threads=num_threads,
             max_model_len=max_model_len,
@@ -107,6 +116,34 @@ class _Resolver:
         self._note("dtype", value, f"the checkpoint has {self._spec.dtype}")
         return value
 
+    def _quantization(self, dtype: str) -> Quantization | None:
+        given = self._config.quantization
+        if given is not None:
+            self._check_fp8(f"quantization={given!r}")
+            if dtype != "bfloat16":
+                raise ConfigError(f"quantization={given!r} gives its products in bfloat16; set dtype='bfloat16'")
+            self._note("quantization", given, "as set: weights and activations of the layers in eight bits")
+        return given
+
+    def _kv_dtype(self, dtype: str) -> str:
+        given = self._config.kv_cache_dtype
+        if given == "auto":
+            return dtype
+        self._check_fp8(f"kv_cache_dtype={given!r}")
+        self._note("kv_cache_dtype", "float8_e4m3fn", "as set: twice the tokens, half the bytes to read")
+        return "float8_e4m3fn"
+
+    def _check_fp8(self, what: str) -> None:
+        gpu = self._facts.gpu
+        if not self._on_gpu or gpu is None:
+            raise ConfigError(f"{what} needs a GPU; a CPU computes in float32")
+        if gpu.capability < FP8_CAPABILITY:
+            least = ".".join(map(str, FP8_CAPABILITY))
+            raise ConfigError(
+                f"{what} needs a GPU of compute capability {least} or more, and {gpu.name} has "
+                f"{'.'.join(map(str, gpu.capability))}"
+            )
+
     def _num_threads(self) -> int:
         if self._config.num_threads is not None:
             self._note("num_threads", self._config.num_threads, "as set")
@@ -115,7 +152,12 @@ class _Resolver:
         return self._facts.num_cores
 
     def _most_seqs(self) -> int:
-        return GPU_SEQS if self._on_gpu else CPU_FULL_RATE_SEQS
+        if not self._on_gpu:
+            return CPU_FULL_RATE_SEQS
+        full_rate = max(GPU_LEAST_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
+        if self._config.quantization is not None:
+            full_rate *= 2  # products of half the time, for steps of the same
+        return min(GPU_MOST_SEQS, full_rate)
 
     def _max_num_seqs(self, num_blocks: int) -> int:
         given = self._config.max_num_seqs
@@ -137,8 +179,8 @@ class _Resolver:
         self._note("max_num_seqs", value, reason)
         return value
 
-    def _num_blocks(self, dtype: str, max_num_seqs: int) -> int:
-        config, block_bytes = self._config, self._block_bytes(dtype)
+    def _num_blocks(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
+        config, block_bytes = self._config, self._block_bytes(kv_dtype)
         if config.num_gpu_blocks_override is not None:
             self._note("num_blocks", config.num_gpu_blocks_override, "as set by num_gpu_blocks_override")
             return config.num_gpu_blocks_override
@@ -155,13 +197,14 @@ class _Resolver:
 
     def _num_blocks_in_memory(self, dtype: str, block_bytes: int, max_num_seqs: int) -> int:
         memory = self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
-        weights = self._spec.num_params * BYTES_OF[dtype]
+        weights = self._weight_bytes(dtype)
         room = (memory.allowed - weights - memory.for_steps) // block_bytes
         if room < 1:
             raise ConfigError(
-                f"weights of {weights / GIB:.2f} GiB as {dtype} and steps of {memory.for_steps / GIB:.2f} GiB leave no "
-                f"room for a KV cache: {memory.allowed / GIB:.2f} GiB may be used ({memory.source}); "
-                "raise gpu_memory_utilization, free memory, lower max_num_batched_tokens, or take a smaller model"
+                f"weights of {weights / GIB:.2f} GiB as {self._config.quantization or dtype} and steps of "
+                f"{memory.for_steps / GIB:.2f} GiB leave no room for a KV cache: {memory.allowed / GIB:.2f} GiB may be "
+                f"used ({memory.source}); raise gpu_memory_utilization, free memory, lower max_num_batched_tokens, or "
+                "take a smaller model"
             )
         context = self._config.max_model_len or self._spec.max_model_len
         most = max_num_seqs * -(-context // self._config.block_size)
@@ -195,6 +238,12 @@ class _Resolver:
         spec, num_tokens = self._spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
         activations = num_tokens * (3 * spec.intermediate_size + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
+
+    def _weight_bytes(self, dtype: str) -> int:
+        num_bytes = self._spec.num_params * BYTES_OF[dtype]
+        if self._config.quantization == "fp8":
+            num_bytes -= self._spec.num_linear_params * (BYTES_OF[dtype] - 1)
+        return num_bytes
 
     def _block_bytes(self, dtype: str) -> int:
         return self._spec.kv_elements_per_token * BYTES_OF[dtype] * self._config.block_size

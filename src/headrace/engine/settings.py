@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.config import CapacityPolicy, LoadFormat, QueuePolicy
+from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.sched import SchedulerLimits
 
 
@@ -23,6 +23,8 @@ class Settings:
 
     device: str
     dtype: str
+    quantization: Quantization | None
+    kv_dtype: str
     load_format: LoadFormat
     num_threads: int
     max_model_len: int

@@ -113,6 +113,7 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
         checkpoint,
         dtype=getattr(torch, settings.dtype),
         device=torch.device(settings.device),
+        quantization=settings.quantization,
         load_format=settings.load_format,
         seed=settings.seed,
         max_len=settings.max_model_len,
@@ -120,12 +121,15 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
 
 
 def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
+    import torch
+
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
         num_threads=settings.num_threads,
+        kv_dtype=getattr(torch, settings.kv_dtype),
     )
     if settings.device == "cuda":
         return _start_gpu_runner(decoder, shape)

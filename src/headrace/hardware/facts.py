@@ -15,6 +15,7 @@ class GpuFacts:
     name: str
     total_memory: int  # bytes
     free_memory: int  # bytes, before anything of ours is there
+    capability: tuple[int, int] = (9, 0)  # of computing, as CUDA counts
     step_memory: int | None = None  # bytes that the largest step was seen to need beside weights and cache
 
 
@@ -34,7 +35,7 @@ def read_gpu() -> GpuFacts | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return GpuFacts(torch.cuda.get_device_name(), total, free)
+    return GpuFacts(torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability())
 
 
 def read_facts() -> MachineFacts:

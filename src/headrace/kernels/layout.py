@@ -9,6 +9,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Rows of activations in eight bits, each with the factor that brings it back: values[t] * scales[t]."""
+
+    values: Tensor  # [T, K] float8_e4m3fn
+    scales: Tensor  # [T, 1] float32
+
+
+Rows = Tensor | Fp8Rows  # what a matrix product takes
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefixes:
     """Which of a step's single-token sequences begin with the same blocks, so that these are read once for all of them.
 
@@ -42,6 +53,8 @@ class StepLayout:
     num_splits: int = 1  # parts into which the contexts of those are cut, so that few sequences use the whole GPU
     shared: SharedPrefixes | None = None  # of the single-token sequences
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
+    num_fresh: int = 0  # last sequences that have no tokens but those of this step
+    num_fresh_tiles: int = 0  # last of `tiles`, which are theirs
 
     def __post_init__(self) -> None:
         # Kernels read raw memory: a wrong type would be garbage, not an error.
@@ -61,7 +74,10 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The KV cache of one layer. Strides are the device's choice; slots never written may hold anything, NaN too."""
+    """The KV cache of one layer. Strides are the device's choice; slots never written may hold anything, NaN too.
+
+    Keys and values may be of a narrower type than the activations: float8_e4m3fn, without factors.
+    """
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import twins
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Rows, StepLayout
 
 __all__ = [
+    "Fp8Rows",
     "LayerCache",
     "PackedLinear",
+    "Rows",
     "StepLayout",
     "add_rms_norm",
     "allocate_cache",
@@ -35,7 +37,10 @@ __all__ = [
 class PackedLinear(Protocol):
     """A weight matrix and its bias in the form their device multiplies fastest."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...  # [T, K] -> [T, N]
+    @property
+    def takes_fp8(self) -> bool: ...  # whether what comes before should give it rows in eight bits
+
+    def __call__(self, x: Rows) -> Tensor: ...  # [T, K] -> [T, N]
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
@@ -46,8 +51,12 @@ def warm_up(device: torch.device, dtype: torch.dtype) -> None:
         cpu.warm_up()
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
-    packed: PackedLinear = _kernels(weight.device, weight.dtype).pack_linear(weight, bias)
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear:  # [N, K], [N]
+    """`as_fp8`: weights and activations in eight bits, a factor for each of their rows; only where there is a GPU."""
+    kernels = _kernels(weight.device, weight.dtype)
+    packed: PackedLinear = (
+        kernels.pack_linear(weight, bias, as_fp8=True) if as_fp8 else kernels.pack_linear(weight, bias)
+    )
     return packed
 
 
@@ -64,14 +73,17 @@ def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
     return twins.embed(token_ids, table)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
-    out: Tensor = _kernels(x.device, x.dtype).rms_norm(x, weight, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:  # [T, H], [H] -> [T, H]
+    kernels = _kernels(x.device, x.dtype)
+    out: Rows = kernels.rms_norm_fp8(x, weight, eps) if as_fp8 else kernels.rms_norm(x, weight, eps)
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    out: Tensor = _kernels(x.device, x.dtype).add_rms_norm(x, residual, weight, eps)
+    kernels = _kernels(x.device, x.dtype)
+    norm = kernels.add_rms_norm_fp8 if as_fp8 else kernels.add_rms_norm
+    out: Rows = norm(x, residual, weight, eps)
     return out
 
 
@@ -100,19 +112,24 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache."""
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache.
+
+    `q` must be what `rope_and_store` gave: on a GPU the step's own keys and values stand beside it.
+    """
     out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap)
     return out
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I], silu(first half) * second half
-    out: Tensor = _kernels(gate_up.device, gate_up.dtype).silu_and_mul(gate_up)
+def silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], silu(first) * second half
+    kernels = _kernels(gate_up.device, gate_up.dtype)
+    out: Rows = kernels.silu_and_mul_fp8(gate_up) if as_fp8 else kernels.silu_and_mul(gate_up)
     return out
 
 
-def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I], gelu(first half) * second half
+def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
     """The gelu whose normal distribution is approximated by a tanh."""
-    out: Tensor = _kernels(gate_up.device, gate_up.dtype).gelu_tanh_and_mul(gate_up)
+    kernels = _kernels(gate_up.device, gate_up.dtype)
+    out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
     return out
 
 

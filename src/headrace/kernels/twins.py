@@ -9,11 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Rows, StepLayout
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
 
 class PackedLinear:
     """A weight matrix in the form its device multiplies fastest, here as it came."""
+
+    takes_fp8 = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight  # [N, K]
@@ -23,8 +28,31 @@ class PackedLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    return PackedLinear(weight, bias)
+class Fp8Linear:
+    """Weights in eight bits with a factor for each row, times activations in eight bits with a factor for each."""
+
+    takes_fp8 = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = quantize_rows(weight)  # [N, K]
+        self._bias = bias
+        self._dtype = weight.dtype
+
+    def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
+        rows = quantize_rows(x) if isinstance(x, Tensor) else x
+        product = (rows.values.float() @ self._weight.values.float().t()) * rows.scales * self._weight.scales.t()
+        return (product if self._bias is None else product + self._bias.float()).to(self._dtype)
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
+    return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
+    """Each row by its own largest value."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
+    return Fp8Rows((wide / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales)
 
 
 def allocate_cache(
@@ -51,6 +79,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return rms_norm(residual, weight, eps)
 
 
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    return quantize_rows(rms_norm(x, weight, eps))
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    return quantize_rows(add_rms_norm(x, residual, weight, eps))
+
+
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
@@ -71,9 +107,19 @@ def rope_and_store(
         k = rms_norm(k, k_norm, eps)
     angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, D]
     blocks, offsets = layout.slots // cache.block_size, layout.slots % cache.block_size
-    cache.keys[blocks, :, offsets] = _rotate(k, angles)
-    cache.values[blocks, :, offsets] = v
+    k = _rotate(k, angles)
+    _store(cache.keys, blocks, offsets, k)
+    _store(cache.values, blocks, offsets, v)
     return _rotate(q, angles)
+
+
+def _store(side: Tensor, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
+    """What does not fit into eight bits becomes the largest value that does."""
+    if side.dtype == FP8:
+        narrow = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
+        side.view(torch.uint8)[blocks, :, offsets] = narrow.view(torch.uint8)
+    else:
+        side[blocks, :, offsets] = x
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:  # [T, heads, D], [T, 1, D] -> [T, heads, D]
@@ -104,7 +150,8 @@ def paged_attention(
 
 def _gather(side: Tensor, blocks: Tensor, context_len: int) -> Tensor:
     """The first `context_len` keys or values of a sequence, [Hkv, context_len, D]; unused slots are left behind."""
-    return side[blocks].transpose(0, 1).flatten(1, 2)[:, :context_len].float()
+    chosen = side.view(torch.uint8)[blocks].view(FP8) if side.dtype == FP8 else side[blocks]
+    return chosen.transpose(0, 1).flatten(1, 2)[:, :context_len].float()
 
 
 def _attend(
@@ -137,6 +184,14 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     return F.gelu(gate, approximate="tanh") * up
 
 
+def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    return quantize_rows(silu_and_mul(gate_up))
+
+
+def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    return quantize_rows(gelu_tanh_and_mul(gate_up))
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     return x.div_(cap).tanh_().mul_(cap)
@@ -145,5 +200,6 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     for cache in caches:
-        cache.keys[targets] = cache.keys[sources]
-        cache.values[targets] = cache.values[sources]
+        for side in (cache.keys, cache.values):
+            plain = side.view(torch.uint8) if side.dtype == FP8 else side  # bytes, which every device can index
+            plain[targets] = plain[sources]

@@ -33,20 +33,30 @@ class Decoder:
         """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values."""
         eps = self.spec.norm_eps
         residual = self.embeddings(token_ids)
-        x = ops.rms_norm(residual, self.layers[0].attention_norm, eps)
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            if index > 0:
-                x = ops.add_rms_norm(x, residual, layer.attention_norm, eps)
-            x = layer.attention(x, layout, cache)
-            if layer.attention_post_norm is not None:
-                x = ops.rms_norm(x, layer.attention_post_norm, eps)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.mlp(x)
-            if layer.mlp_post_norm is not None:
-                x = ops.rms_norm(x, layer.mlp_post_norm, eps)
-        return residual.add_(x)
+        x: Tensor | None = None  # what the last half layer adds to the stream
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer.attention(_normed(x, residual, layer.attention_norm, eps, layer.attention.qkv), layout, cache)
+            x = _post_normed(x, layer.attention_post_norm, eps)
+            x = layer.mlp(_normed(x, residual, layer.mlp_norm, eps, layer.mlp.gate_up))
+            x = _post_normed(x, layer.mlp_post_norm, eps)
+        return residual if x is None else residual.add_(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
         logits = self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps))
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
+
+
+def _normed(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, taker: ops.PackedLinear) -> ops.Rows:
+    """The stream with x added, normed, in the form that the product after it takes."""
+    if x is None:
+        return ops.rms_norm(residual, weight, eps, as_fp8=taker.takes_fp8)
+    return ops.add_rms_norm(x, residual, weight, eps, as_fp8=taker.takes_fp8)
+
+
+def _post_normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    if weight is None:
+        return x
+    normed = ops.rms_norm(x, weight, eps)
+    assert isinstance(normed, Tensor)
+    return normed

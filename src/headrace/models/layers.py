@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
 _ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
@@ -29,7 +29,7 @@ class Attention:
     softcap: float | None
     eps: float
 
-    def __call__(self, x: Tensor, layout: StepLayout, cache: LayerCache) -> Tensor:  # [T, H]
+    def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache) -> Tensor:  # [T, H]
         q = ops.rope_and_store(
             self.qkv(x),
             layout,
@@ -50,8 +50,8 @@ class GatedMlp:
     down: ops.PackedLinear  # [H, I]
     activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:  # [T, H]
-        return self.down(_ACTIVATIONS[self.activation](self.gate_up(x)))
+    def __call__(self, x: Rows) -> Tensor:  # [T, H]
+        return self.down(_ACTIVATIONS[self.activation](self.gate_up(x), as_fp8=self.down.takes_fp8))
 
 
 @dataclass(frozen=True, slots=True)

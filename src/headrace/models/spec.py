@@ -76,6 +76,12 @@ class ModelSpec:
         return self.num_layers * per_layer + sum(math.prod(shape) for shape in self.outer_shapes().values())
 
     @property
+    def num_linear_params(self) -> int:
+        """Weights of the layers' matrices; embeddings and head are not among them."""
+        shapes = self.layer_shapes(0)
+        return self.num_layers * sum(math.prod(s) for name, s in shapes.items() if name.endswith("_proj.weight"))
+
+    @property
     def kv_elements_per_token(self) -> int:
         return 2 * self.num_layers * self.kv_size
 

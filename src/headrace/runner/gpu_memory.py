@@ -48,6 +48,6 @@ def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         max_query_len=num_tokens,
         max_context_len=num_tokens,
-        tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)).to(device, torch.int32),
+        tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
     )
     return layout, [cache] * spec.num_layers

@@ -1,12 +1,13 @@
 """Runs plans on a GPU. Nothing here waits for the device but `collect`.
 
-A step of one token each is one graph replay, then the draw and the append, which leave in the rows all that the next
-step needs; the host sends only what changed. Other steps run the same model eagerly. Tokens come back in pinned memory.
+A step of one token each is two graph replays, the model and then the draw and the append, which leave in the rows all
+that the next step needs; the host sends only what changed. Other steps run the same model eagerly. Tokens come back in
+pinned memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,11 +15,17 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.gpu import rows as row_kernels
-from headrace.kernels.gpu.attention import MAX_SPLITS, SHARED_ROWS
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
-from headrace.models.spec import ModelSpec
+from headrace.runner.decode_inputs import (
+    DecodeInputs,
+    SharedBuffers,
+    enable_sharing,
+    graph_size,
+    num_splits,
+    seqs_per_tile,
+)
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
@@ -32,28 +39,30 @@ _RESULTS_IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A submitted step: its tokens are in `tokens` once `done` has happened."""
+    """A submitted step: its tokens are in `results` once `done` has happened."""
 
     step: int
     rows: IntArray
-    tokens: Tensor  # [2, B] int32, pinned
+    results: Tensor  # [2, B or more] int32, pinned: tokens, and how the rows stand
     logprobs: SampledLogprobs | None  # on the device
     done: torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """The model for one number of rows, as one launch."""
+    """The model for one number of rows, and the plain draw after it: one launch each."""
 
-    graph: torch.cuda.CUDAGraph
+    model: torch.cuda.CUDAGraph
     logits: Tensor  # [B, V]
+    finish: torch.cuda.CUDAGraph
+    results: Tensor  # [2, B] int32
 
 
 class GpuRunner:
     """Owns weights, cache and rows on one GPU. The last row and the last block are nobody's: padding goes there."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
-        spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
+        spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
         self._decoder, self._device, self._shape = decoder, device, shape
         num_rows, max_blocks = shape.max_num_seqs + 1, -(-shape.max_model_len // shape.block_size)
         self._padding_row = shape.max_num_seqs
@@ -73,8 +82,8 @@ class GpuRunner:
         self._inputs = DecodeInputs(most, device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether beginnings are shared
         self._mirror = BlockTableMirror(num_rows, max_blocks)
-        group = triton_block(spec.num_heads // spec.num_kv_heads)
-        self._seqs_per_tile = max(1, SHARED_ROWS // group)
+        self._next_positions = np.zeros(num_rows, np.int64)  # of rows in mixed steps
+        self._seqs_per_tile = seqs_per_tile(spec)
         self._shares = enable_sharing(spec)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
         self._is_sharing = False
@@ -90,18 +99,15 @@ class GpuRunner:
         upload = self._upload.begin(self._num_values(plan))
         self._take_in(plan, upload)
         if plan.num_batched_tokens == len(plan.rows) and plan.samples.all():
-            logits, rows = self._decode(plan, upload)
-            advances = self._computed
+            ticket = self._decode(plan, upload)
         else:
-            logits, rows = self._mixed(plan, upload)
-            advances = None
-        ticket = self._finish(plan, logits, rows, advances)
+            ticket = self._mixed(plan, upload)
         self._upload.end()
         return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         ticket.done.synchronize()
-        tokens, finished = ticket.tokens.numpy().copy()
+        tokens, finished = ticket.results.numpy()[:, : len(ticket.rows)].copy()
         logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
         return StepResult(ticket.step, ticket.rows, tokens.astype(np.int64), finished.astype(np.uint8), logprobs)
 
@@ -124,8 +130,7 @@ class GpuRunner:
         if places:
             assert writes is not None
             self._mirror.write(writes)
-            rows, indexes, blocks = (upload.get(place) for place in places)
-            self._block_tables[rows.long(), indexes.long()] = blocks
+            row_kernels.write_tables(self._block_tables, *(upload.get(place) for place in places))
         if admitted:
             self._write_admissions(plan.admissions, admitted, upload)
         if plan.copies:
@@ -144,6 +149,7 @@ class GpuRunner:
         self._lens[rows], self._computed[rows] = lens, computed
         self._is_finished.index_fill_(0, rows, 0)  # an assignment would copy the scalar, and wait for it
         for admission, place in zip(admissions, places[1:], strict=True):
+            self._next_positions[admission.row] = admission.num_computed
             self._tokens[admission.row, : len(admission.token_ids)] = upload.get(place)
             self._sampler.admit(
                 admission.row,
@@ -157,7 +163,7 @@ class GpuRunner:
 
     # ---- steps
 
-    def _decode(self, plan: StepPlan, upload: Upload) -> tuple[Tensor, Tensor]:
+    def _decode(self, plan: StepPlan, upload: Upload) -> Ticket:
         """One token each: a graph of the next size up, padded with the row that is nobody's."""
         num_rows = len(plan.rows)
         size = graph_size(num_rows)
@@ -168,8 +174,13 @@ class GpuRunner:
             numbers.numpy()[:num_rows] = plan.rows
             self._decode_rows[:size].copy_(numbers, non_blocking=True)
         graph = self._graphs.get((size, self._is_sharing)) or self._capture(size, is_sharing=self._is_sharing)
-        graph.graph.replay()
-        return graph.logits[:num_rows], self._decode_rows[:num_rows]
+        graph.model.replay()
+        if self._sampler.is_plain(plan.rows):
+            graph.finish.replay()
+            return self._ticket(plan, graph.results)
+        rows = self._decode_rows[:num_rows]
+        results, logprobs = self._draw_with_all_features(plan, graph.logits[:num_rows], rows, advances=True)
+        return self._ticket(plan, results, logprobs)
 
     def _share(self, plan: StepPlan, num_single: int, upload: Upload) -> bool:
         """Find what the first rows of a plan have in common, and bring it to where the graphs read it."""
@@ -223,8 +234,9 @@ class GpuRunner:
         sizes = sorted({graph_size(n) for n in range(1, self._shape.max_num_seqs + 1)}, reverse=True)
         stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
-            for size in {sizes[0], sizes[-1]}:
-                self._forward_decode(size, is_sharing=False)  # compiles kernels and sets up libraries
+            for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
+                logits = self._forward_decode(size, is_sharing=False)
+                self._draw_plainly(logits, self._decode_rows[:size], advances=True)
         stream.synchronize()
         for size in sizes:
             self._capture(size, is_sharing=False)
@@ -233,22 +245,24 @@ class GpuRunner:
         key = (size, is_sharing)
         if is_sharing:
             self._forward_decode(size, is_sharing=True)  # compiles kernels the first time
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_pool):
+        model, finish = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(model, pool=self._graph_pool):
             logits = self._forward_decode(size, is_sharing=is_sharing)
-        self._graphs[key] = DecodeGraph(graph, logits)
+        with torch.cuda.graph(finish, pool=self._graph_pool):
+            results = self._draw_plainly(logits, self._decode_rows[:size], advances=True)
+        self._graphs[key] = DecodeGraph(model, logits, finish, results)
         return self._graphs[key]
 
-    def _mixed(self, plan: StepPlan, upload: Upload) -> tuple[Tensor, Tensor]:
-        """Any step: rows of one token first, then parts of prompts."""
-        num_single = int(np.argmax(plan.num_tokens > 1))
+    def _mixed(self, plan: StepPlan, upload: Upload) -> Ticket:
+        """Any step: rows of one token first, then prompts that go on, then those that begin."""
+        plan, num_single, num_fresh = self._fresh_last(plan)
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
         token_rows = np.repeat(plan.rows, plan.num_tokens)
         offsets = np.arange(len(token_rows)) - np.repeat(starts[:-1], plan.num_tokens)
         drawing = np.flatnonzero(plan.samples)
+        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, num_single, num_fresh)
         arrays = (
-            token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles_of(plan.num_tokens, num_single),
-            starts[1:][drawing] - 1, plan.rows[drawing],
+            token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles, starts[1:][drawing] - 1, plan.rows[drawing],
         )  # fmt: skip
         places = [upload.put(array) for array in arrays]
         self._is_sharing = False
@@ -260,51 +274,76 @@ class GpuRunner:
         if shared:
             lens, seqs, tile_lens = (upload.get(place) for place in shared)
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
-        return self._forward_mixed(on_device, num_single, int(plan.num_tokens.max()), prefixes)
+        layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
+        layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
+        hidden = self._decoder.hidden(token_ids, layout, self._caches)
+        self._advance(layout.rows, on_device[3])
+        ends, rows = on_device[6:]
+        logits = self._decoder.logits(hidden[ends.long()])
+        if self._sampler.is_plain(plan.rows[drawing]):
+            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False))
+        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False))
 
-    def _forward_mixed(
-        self, arrays: list[Tensor], num_single: int, max_query_len: int, shared: SharedPrefixes | None
-    ) -> tuple[Tensor, Tensor]:
-        token_rows, offsets, rows, num_tokens, starts, tiles, ends, drawing = arrays
+    def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
+        """The plan with prompts that begin in this step behind all others, how many rows of one token are at its
+        beginning, and how many such prompts at its end."""
+        is_long = plan.num_tokens > 1
+        num_single = int(np.argmax(is_long)) if is_long.any() else len(is_long)
+        begins = self._next_positions[plan.rows] == 0
+        begins[:num_single] = False
+        self._next_positions[plan.rows] += plan.num_tokens
+        order = np.argsort(begins, kind="stable")
+        ordered = replace(plan, rows=plan.rows[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
+        return ordered, num_single, int(begins.sum())
+
+    def _mixed_layout(self, arrays: list[Tensor], num_single: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
+        """Where the tokens of a step lie, and which they are."""
+        token_rows, offsets, rows, num_tokens, starts, tiles = arrays
         token_rows_long = token_rows.long()
         positions = self._computed[token_rows_long] + offsets
         blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
-        rows_long = rows.long()
         layout = StepLayout(
             positions=positions,
             slots=blocks * self._shape.block_size + positions % self._shape.block_size,
             query_starts=starts,
-            context_lens=(self._computed[rows_long] + num_tokens).int(),
+            context_lens=(self._computed[rows.long()] + num_tokens).int(),
             rows=rows,
             block_tables=self._block_tables,
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
             num_single=num_single,
             num_splits=num_splits(max(1, num_single), self._decoder.spec.num_kv_heads),
-            shared=shared,
             tiles=tiles.view(-1, 2),
         )
-        hidden = self._decoder.hidden(self._tokens[token_rows_long, positions], layout, self._caches)
-        goes_on = ~self._is_finished[rows_long]
-        self._computed[rows_long] += num_tokens * goes_on
-        return self._decoder.logits(hidden[ends.long()]), drawing
+        return layout, self._tokens[token_rows_long, positions]
 
-    def _finish(self, plan: StepPlan, logits: Tensor, rows: Tensor, advances: Tensor | None) -> Ticket:
-        """Draw, append, and send the tokens on their way back."""
-        num_rows = rows.shape[0]
+    def _advance(self, rows: Tensor, num_tokens: Tensor) -> None:
+        """The tokens of a step are computed, but for rows that had ended."""
+        rows_long = rows.long()
+        self._computed[rows_long] += num_tokens * ~self._is_finished[rows_long]
+
+    # ---- drawing
+
+    def _draw_plainly(self, logits: Tensor, rows: Tensor, *, advances: bool) -> Tensor:
+        """Temperature and seed only: no host in it, so that a graph can hold it. [2, B] int32."""
         columns = self._sampler.columns
+        drawn = torch.empty(rows.shape[0], dtype=torch.int64, device=self._device)
+        flags = torch.empty(rows.shape[0], dtype=torch.uint8, device=self._device)
+        draw(logits, rows, self._lens, columns["temperature"], columns["seed"], drawn, flags)
+        return self._append(rows, drawn, flags, advances=advances)
+
+    def _draw_with_all_features(
+        self, plan: StepPlan, logits: Tensor, rows: Tensor, *, advances: bool
+    ) -> tuple[Tensor, SampledLogprobs | None]:
+        rows_long = rows.long()
         drawing = plan.rows[plan.samples]
-        logprobs = None
-        if self._sampler.is_plain(drawing):
-            drawn = torch.empty(num_rows, dtype=torch.int64, device=self._device)
-            flags = torch.empty(num_rows, dtype=torch.uint8, device=self._device)
-            draw(logits, rows, self._lens, columns["temperature"], columns["seed"], drawn, flags)
-        else:
-            rows_long = rows.long()
-            sampled = self._sampler.sample(logits.float(), rows_long, self._lens[rows_long], host_rows=drawing)
-            drawn, logprobs = sampled.tokens, sampled.logprobs
-            flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
-        out = torch.empty(2, num_rows, dtype=torch.int32, device=self._device)
+        sampled = self._sampler.sample(logits.float(), rows_long, self._lens[rows_long], host_rows=drawing)
+        flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
+        return self._append(rows, sampled.tokens, flags, advances=advances), sampled.logprobs
+
+    def _append(self, rows: Tensor, drawn: Tensor, flags: Tensor, *, advances: bool) -> Tensor:
+        columns = self._sampler.columns
+        out = torch.empty(2, rows.shape[0], dtype=torch.int32, device=self._device)
         row_kernels.append_tokens(
             rows,
             drawn,
@@ -315,72 +354,14 @@ class GpuRunner:
             columns["end_len"],
             columns["stop_token_ids"],
             out,
-            advances=advances,
+            advances=self._computed if advances else None,
         )
-        # Contiguous on both sides: any other copy would wait for the device.
-        result = self._results[plan.step % _RESULTS_IN_FLIGHT, : 2 * num_rows].view(2, num_rows)
-        result.copy_(out, non_blocking=True)
+        return out
+
+    def _ticket(self, plan: StepPlan, results: Tensor, logprobs: SampledLogprobs | None = None) -> Ticket:
+        """Send what was drawn on its way back. Contiguous on both sides: any other copy would wait for the device."""
+        pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
+        pinned.copy_(results, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Ticket(plan.step, drawing, result, logprobs, done)
-
-
-class SharedBuffers:
-    """Where graphs read which rows share a beginning; smaller graphs use the front of it."""
-
-    def __init__(self, size: int, seqs_per_tile: int, device: torch.device) -> None:
-        num_tiles = max(1, size // MIN_SEQS)
-        self._lens = torch.zeros(size, dtype=torch.int32, device=device)
-        self._tile_seqs = torch.full((num_tiles, seqs_per_tile), -1, dtype=torch.int32, device=device)
-        self._tile_lens = torch.zeros(num_tiles, dtype=torch.int32, device=device)
-
-    def take(self, lens: Tensor, tile_seqs: Tensor, tile_lens: Tensor) -> None:
-        self._lens.zero_()
-        self._lens[: len(lens)] = lens
-        self._tile_seqs.view(-1)[: len(tile_seqs)] = tile_seqs
-        self._tile_lens.zero_()
-        self._tile_lens[: len(tile_lens)] = tile_lens
-
-    def first(self, size: int) -> SharedPrefixes:
-        num_tiles = max(1, size // MIN_SEQS)
-        return SharedPrefixes(self._lens[:size], self._tile_seqs[:num_tiles], self._tile_lens[:num_tiles])
-
-
-class DecodeInputs:
-    """What `prepare_decode` writes and a graph reads, for the largest graph; smaller ones use the beginning."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.token_ids = torch.zeros(size, dtype=torch.int32, device=device)
-        self.positions = torch.zeros(size, dtype=torch.int64, device=device)
-        self.slots = torch.zeros(size, dtype=torch.int64, device=device)
-        self.context_lens = torch.ones(size, dtype=torch.int32, device=device)
-        self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
-
-    def first(self, size: int) -> DecodeInputs:
-        part = object.__new__(DecodeInputs)
-        part.token_ids, part.positions = self.token_ids[:size], self.positions[:size]
-        part.slots, part.context_lens = self.slots[:size], self.context_lens[:size]
-        part.query_starts = self.query_starts[: size + 1]
-        return part
-
-
-def graph_size(num_rows: int) -> int:
-    """The number of rows that a decode step of `num_rows` is padded to."""
-    for limit, step in ((8, 1), (32, 8), (128, 16), (512, 32), (1024, 64)):
-        if num_rows <= limit:
-            return -(-num_rows // step) * step
-    return -(-num_rows // 128) * 128
-
-
-def enable_sharing(spec: ModelSpec) -> bool:
-    """Windows end beginnings too, and a kv head with very many query heads fills a tile by itself."""
-    return all(window is None for window in spec.windows) and spec.num_heads // spec.num_kv_heads <= SHARED_ROWS // 4
-
-
-def triton_block(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def num_splits(num_seqs: int, num_kv_heads: int) -> int:
-    """Enough programs for four on each of some 132 processors, and no more."""
-    return max(1, min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads)))
+        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, done)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +16,4 @@ class RunnerShape:
     num_blocks: int
     block_size: int
     num_threads: int
+    kv_dtype: torch.dtype | None = None  # of the cache; None: that of the activations

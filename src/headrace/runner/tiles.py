@@ -9,12 +9,18 @@ from headrace.steps import IntArray
 TILE_ROWS = 128
 
 
-def tiles_of(num_tokens: IntArray, num_single: int) -> IntArray:
-    """[num_tiles, 2]: (sequence, first token) of each tile of the sequences after the first `num_single`.
+def tiles_of(num_tokens: IntArray, num_single: int, num_fresh: int = 0) -> tuple[IntArray, int]:
+    """[num_tiles, 2]: (sequence, first token) of each tile of the sequences after the first `num_single`; and how many
+    of them, at the end, belong to the last `num_fresh` sequences."""
+    first_fresh = len(num_tokens) - num_fresh
+    older = _tiles_between(num_tokens, num_single, first_fresh)
+    fresh = _tiles_between(num_tokens, first_fresh, len(num_tokens))
+    return np.concatenate([older, fresh]), len(fresh)
 
-    The last tiles of a prompt see the most keys; they start first, so that none is left running alone at the end.
-    """
-    counts = -(-num_tokens[num_single:] // TILE_ROWS)
-    seqs = np.repeat(np.arange(num_single, len(num_tokens)), counts)
+
+def _tiles_between(num_tokens: IntArray, first: int, end: int) -> IntArray:
+    """The last tiles of a prompt see the most keys; they start first, so that none is left running alone at the end."""
+    counts = -(-num_tokens[first:end] // TILE_ROWS)
+    seqs = np.repeat(np.arange(first, end), counts)
     firsts = np.arange(len(seqs)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack([seqs, firsts * TILE_ROWS], axis=1)[::-1].copy()
+    return np.stack([seqs, firsts * TILE_ROWS], axis=1)[::-1]

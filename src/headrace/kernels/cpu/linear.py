@@ -16,6 +16,8 @@ _CHECKED_ROWS = (1, 5, 48)
 class PackedLinear:
     """A weight matrix and its bias, packed by MKL where that works, else transposed for a plain product."""
 
+    takes_fp8 = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         weight = weight.detach().contiguous()
         self._bias = None if bias is None else bias.detach().contiguous()

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from headrace.kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, soft_cap
+from headrace.kernels.gpu.activation import (
+    gelu_tanh_and_mul,
+    gelu_tanh_and_mul_fp8,
+    silu_and_mul,
+    silu_and_mul_fp8,
+    soft_cap,
+)
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
-from headrace.kernels.gpu.norms import add_rms_norm, rms_norm
+from headrace.kernels.gpu.fp8 import pack_linear, quantize_rows
+from headrace.kernels.gpu.norms import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from headrace.kernels.gpu.rope import rope_and_store
-from headrace.kernels.twins import pack_linear
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_fp8",
     "allocate_cache",
     "gelu_tanh_and_mul",
+    "gelu_tanh_and_mul_fp8",
     "pack_linear",
     "paged_attention",
+    "quantize_rows",
     "rms_norm",
+    "rms_norm_fp8",
     "rope_and_store",
     "silu_and_mul",
+    "silu_and_mul_fp8",
     "soft_cap",
 ]

@@ -7,46 +7,81 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.fp8 import empty_fp8_rows, store_fp8_row
+from headrace.kernels.layout import Fp8Rows
+
 _BLOCK = 2048
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    if num_tokens:
-        _silu_and_mul[(num_tokens, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
-    return out
-
-
-@triton.jit
-def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    gate = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0)
-    activated = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty)  # rounded before the product, as the twin does
-    tl.store(out + token * width + columns, activated * up, mask=inside)
+    return _gated(gate_up, is_gelu=False)
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    return _gated(gate_up, is_gelu=True)
+
+
+def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
+    return _gated_fp8(gate_up, is_gelu=False)
+
+
+def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
+    return _gated_fp8(gate_up, is_gelu=True)
+
+
+def _gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
-        _gelu_tanh_and_mul[(num_tokens, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
+        _gate[(num_tokens, triton.cdiv(width, _BLOCK))](gate_up, out, width, IS_GELU=is_gelu, BLOCK=_BLOCK, num_warps=4)
+    return out
+
+
+def _gated_fp8(gate_up: Tensor, *, is_gelu: bool) -> Fp8Rows:
+    """A program a token, since the factor is for the whole row."""
+    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = empty_fp8_rows(num_tokens, width, gate_up.device)
+    if num_tokens:
+        block = triton.next_power_of_2(width)
+        _gate_fp8[(num_tokens,)](
+            gate_up,
+            out.values,
+            out.scales,
+            width,
+            IS_GELU=is_gelu,
+            BLOCK=block,
+            num_warps=min(16, max(4, block // 1024)),
+        )
     return out
 
 
 @triton.jit
-def _gelu_tanh_and_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _gate_part(gate_up, token, columns, width, IS_GELU: tl.constexpr):
     inside = columns < width
     gate = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0)
-    bend = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # (1 + tanh(bend / 2)) / 2 = sigmoid(bend)
-    activated = (gate * tl.sigmoid(bend)).to(out.dtype.element_ty)  # rounded before the product, as the twin does
-    tl.store(out + token * width + columns, activated * up, mask=inside)
+    if IS_GELU:
+        bend = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # (1 + tanh(bend / 2)) / 2 = sigmoid(bend)
+    else:
+        bend = gate
+    # Rounded before the product, as the twin does.
+    return (gate * tl.sigmoid(bend)).to(gate_up.dtype.element_ty) * up
+
+
+@triton.jit
+def _gate(gate_up, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gated = _gate_part(gate_up, token, columns, width, IS_GELU)
+    tl.store(out + token * width + columns, gated, mask=columns < width)
+
+
+@triton.jit
+def _gate_fp8(gate_up, out, scales, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    gated = _gate_part(gate_up, token, columns, width, IS_GELU)
+    store_fp8_row(out + token * width, scales + token, gated, columns, columns < width)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

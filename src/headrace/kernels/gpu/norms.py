@@ -1,4 +1,5 @@
-"""RMS norm of a token a program, alone or fused with the addition to the residual stream."""
+"""RMS norm of a token a program, alone or fused with the addition to the residual stream, in the input's type or in
+eight bits."""
 
 from __future__ import annotations
 
@@ -7,21 +8,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.fp8 import empty_fp8_rows, store_fp8_row
+from headrace.kernels.layout import Fp8Rows
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
     out = torch.empty_like(x)
-    _launch(x, None, weight, out, eps)
+    _launch(x, None, weight, out, None, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
     out = torch.empty_like(x)
-    _launch(x, residual, weight, out, eps)
+    _launch(x, residual, weight, out, None, eps)
     return out
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+    _launch(x, None, weight, out.values, out.scales, eps)
+    return out
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+    _launch(x, residual, weight, out.values, out.scales, eps)
+    return out
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, scales: Tensor | None, eps: float) -> None:
     num_tokens, hidden_size = x.shape
     if num_tokens == 0:
         return
@@ -31,17 +47,31 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
         x if residual is None else residual,
         weight,
         out,
+        x if scales is None else scales,
         x.stride(0),
         hidden_size,
         eps,
         HAS_RESIDUAL=residual is not None,
+        IS_FP8=scales is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
     )
 
 
 @triton.jit
-def _norm(x, residual, weight, out, x_stride, hidden_size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    x,
+    residual,
+    weight,
+    out,
+    scales,
+    x_stride,
+    hidden_size,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden_size
@@ -50,9 +80,13 @@ def _norm(x, residual, weight, out, x_stride, hidden_size, eps, HAS_RESIDUAL: tl
         # The sum is rounded to the residual's type before it is normed, as the twin does.
         stream = residual + token * hidden_size + columns
         line = line.to(tl.float32) + tl.load(stream, mask=inside, other=0.0).to(tl.float32)
-        line = line.to(out.dtype.element_ty)
+        line = line.to(x.dtype.element_ty)
         tl.store(stream, line, mask=inside)
     wide = line.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / hidden_size + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + token * hidden_size + columns, (wide * scale * gain).to(out.dtype.element_ty), mask=inside)
+    normed = (wide * scale * gain).to(x.dtype.element_ty)
+    if IS_FP8:
+        store_fp8_row(out + token * hidden_size, scales + token, normed, columns, inside)
+    else:
+        tl.store(out + token * hidden_size + columns, normed, mask=inside)

@@ -19,7 +19,7 @@ def rope_and_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
-) -> Tensor:  # [T, Hq, D], a view of qkv
+) -> Tensor:  # [T, Hq, D], a view of qkv, where the rotated keys stand too
     num_tokens = qkv.shape[0]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     if num_tokens:
@@ -109,6 +109,9 @@ def _rope_and_store(
     first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)
     tl.store(keys + place, first.to(keys.dtype.element_ty), mask=inside)
     tl.store(keys + place + half, second.to(keys.dtype.element_ty), mask=inside)
+    at = key + tl.arange(0, 1)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
     value = key + NUM_KV_HEADS * HEAD_DIM + dims[None, :]
     tl.store(values + place, tl.load(value, mask=inside, other=0.0).to(values.dtype.element_ty), mask=inside)

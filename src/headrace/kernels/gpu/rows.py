@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 64
+_WRITES = 1024
 
 
 def prepare_decode(
@@ -65,6 +66,23 @@ def _prepare(
     tl.store(positions + place, position, mask=inside)
     tl.store(slots + place, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
     tl.store(context_lens + place, (position + 1).to(tl.int32), mask=inside)
+
+
+def write_tables(block_tables: Tensor, rows: Tensor, indexes: Tensor, blocks: Tensor) -> None:
+    """block_tables[rows, indexes] = blocks; all int32."""
+    num_writes = rows.shape[0]
+    _write_tables[(triton.cdiv(num_writes, _WRITES),)](
+        block_tables, rows, indexes, blocks, num_writes, block_tables.stride(0), BLOCK=_WRITES, num_warps=4
+    )
+
+
+@triton.jit
+def _write_tables(block_tables, rows, indexes, blocks, num_writes, stride, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < num_writes
+    row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
+    index = tl.load(indexes + place, mask=inside, other=0)
+    tl.store(block_tables + row * stride + index, tl.load(blocks + place, mask=inside, other=0), mask=inside)
 
 
 def append_tokens(

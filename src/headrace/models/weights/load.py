@@ -9,6 +9,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from headrace.config import Quantization
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
@@ -29,13 +30,15 @@ def load_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    quantization: Quantization | None = None,
     load_format: str = "auto",
     seed: int = 0,
     max_len: int | None = None,
 ) -> Decoder:
     """The checkpoint's model on `device`. `max_len` bounds the rotary table of an engine with a shorter context."""
     spec, device = checkpoint.spec, torch.device(device)
-    reader = _Reader(_source(checkpoint, load_format, seed), dtype, device, norm_offset=spec.norm_offset)
+    source = _source(checkpoint, load_format, seed)
+    reader = _Reader(source, dtype, device, norm_offset=spec.norm_offset, as_fp8=quantization == "fp8")
     check_tensors(reader.source, spec, where=checkpoint.source)
     # The largest matrices first: packing may copy them, and little else is there yet.
     embeddings, head = _both_ends(reader, spec)
@@ -122,10 +125,13 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_si
 class _Reader:
     """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, *, norm_offset: float) -> None:
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, device: torch.device, *, norm_offset: float, as_fp8: bool
+    ) -> None:
         self.source = source
         self.num_bytes = 0
         self._norm_offset = norm_offset
+        self._as_fp8 = as_fp8  # the layers' matrices
         self._dtype = dtype
         self._device = device
 
@@ -136,7 +142,11 @@ class _Reader:
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """One product for several matrices that share their input: their rows stand under each other."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        return ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias)
+        packed = ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias, as_fp8=self._as_fp8)
+        if packed.takes_fp8:
+            num_params = sum(math.prod(self.source.shape(f"{name}.weight")) for name in names)
+            self.num_bytes -= num_params * (self._dtype.itemsize - 1)
+        return packed
 
     def norm(self, name: str) -> Tensor:
         """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""

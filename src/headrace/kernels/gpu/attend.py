@@ -1,0 +1,81 @@
+"""The inner loop of attention over the paged cache, for kernels with many query rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NO_WINDOW = 1 << 30
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def in_type_of_product(query, keys):
+    """The query in the type of its products: half precision with a cache in eight bits, which holds these exactly and
+    is the type the GPU widens them to."""
+    if keys.dtype.element_ty == tl.float8e4nv:
+        query = query.to(tl.float16)
+    return query
+
+
+@triton.jit
+def attend_keys(
+    highest,
+    total,
+    mixed,
+    query,
+    keys,
+    values,
+    table,
+    positions,
+    begin,
+    stop,
+    kv_head,
+    scale,
+    window,
+    softcap,
+    end,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """One pass over the keys from `begin` to `stop`, KEYS at a time."""
+    tokens = tl.arange(0, KEYS)
+    dims = tl.arange(0, DIM_BLOCK)
+    for start in tl.range(begin, stop, KEYS):
+        position = start + tokens
+        if IS_MASKED:
+            block = tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+        line = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
+        at = line[:, None] + dims[None, :]
+        if IS_MASKED or DIM_BLOCK != HEAD_DIM:
+            is_inside = (position[:, None] < end) & (dims[None, :] < HEAD_DIM)
+            key = tl.load(keys + at, mask=is_inside, other=0.0)
+            value = tl.load(values + at, mask=is_inside, other=0.0)
+        else:
+            key = tl.load(keys + at)
+            value = tl.load(values + at)
+        score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
+        if HAS_SOFTCAP:
+            capped = score * (0.6931471805599453 / softcap)
+            score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+        if IS_MASKED:
+            is_seen = position[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                is_seen = is_seen & (position[None, :] > positions[:, None] - window)
+            score = tl.where(is_seen, score, float("-inf"))
+        peak = tl.maximum(highest, tl.max(score, axis=1))
+        floor = tl.where(peak == float("-inf"), 0.0, peak)
+        weight = tl.exp2(score - floor[:, None])
+        shrink = tl.exp2(highest - floor)
+        total = total * shrink + tl.sum(weight, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value.to(query.dtype))
+        highest = peak
+    return highest, total, mixed

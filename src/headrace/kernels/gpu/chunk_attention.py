@@ -1,0 +1,176 @@
+"""Attention of prompts and parts of them: one program = one query head of a tile of up to 128 tokens of a sequence."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, in_type_of_product
+from headrace.kernels.layout import LayerCache, StepLayout
+
+CHUNK_ROWS = 128  # as `runner.tiles` cuts them
+
+
+def _chunk_shape(dim_block: int) -> tuple[int, int, int]:
+    """Keys a step of the loop, warps and stages: the best of a sweep on an H200, 2026-11-15."""
+    if dim_block >= 256:
+        return 32, 8, 2
+    return (128, 8, 3) if dim_block >= 128 else (128, 4, 2)
+
+
+def chunk_attention(
+    q: Tensor,
+    cache: LayerCache,
+    layout: StepLayout,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    *,
+    with_fresh: bool = True,
+) -> None:
+    """The sequences after the first `num_single`, by the tiles that the runner has laid out; without those that begin
+    in this step if these are done already."""
+    assert layout.tiles is not None, "a step with chunks needs their tiles"
+    num_tiles = layout.tiles.shape[0] - (0 if with_fresh else layout.num_fresh_tiles)
+    num_heads, head_dim = q.shape[1], q.shape[2]
+    dim_block = triton.next_power_of_2(head_dim)
+    num_keys, num_warps, num_stages = _chunk_shape(dim_block)
+    _chunk[(num_heads, num_tiles)](
+        q,
+        cache.keys,
+        cache.values,
+        layout.block_tables,
+        layout.rows,
+        layout.context_lens,
+        layout.query_starts,
+        layout.tiles,
+        out,
+        q.stride(0),
+        layout.block_tables.stride(0),
+        scale * LOG2E,
+        NO_WINDOW if window is None else window,
+        0.0 if softcap is None else softcap,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=cache.keys.shape[1],
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        BLOCK_SIZE=cache.block_size,
+        ROWS=CHUNK_ROWS,
+        KEYS=num_keys,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+@triton.jit
+def _chunk(
+    q,
+    keys,
+    values,
+    block_tables,
+    rows,
+    context_lens,
+    query_starts,
+    tiles,
+    out,
+    q_stride,
+    table_stride,
+    scale,
+    window,
+    softcap,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    head, tile = tl.program_id(0), tl.program_id(1)
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    seq = tl.load(tiles + tile * 2)
+    offset = tl.load(tiles + tile * 2 + 1)  # first token of the tile within the chunk
+    query_start = tl.load(query_starts + seq)
+    query_len = tl.load(query_starts + seq + 1) - query_start
+    context_len = tl.load(context_lens + seq)
+    first_position = context_len - query_len + offset
+
+    lines = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_BLOCK)
+    is_query = (offset + lines[:, None] < query_len) & (dims[None, :] < HEAD_DIM)
+    at = (query_start + offset + lines).to(tl.int64)
+    line = q + at[:, None] * q_stride + head * HEAD_DIM + dims[None, :]
+    query = in_type_of_product(tl.load(line, mask=is_query, other=0.0), keys)
+    positions = first_position + lines
+    table = block_tables + tl.load(rows + seq).to(tl.int64) * table_stride
+
+    end = tl.minimum(context_len, first_position + ROWS)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(0, first_position - window + 1) // KEYS * KEYS
+    # Tiles of keys that every row sees need no mask; only the last ones, around the diagonal, do.
+    full_end = tl.maximum(begin, (first_position + 1) // KEYS * KEYS)
+
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+    if not HAS_WINDOW:
+        highest, total, mixed = attend_keys(
+            highest,
+            total,
+            mixed,
+            query,
+            keys,
+            values,
+            table,
+            positions,
+            begin,
+            full_end,
+            kv_head,
+            scale,
+            window,
+            softcap,
+            end,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            DIM_BLOCK,
+            BLOCK_SIZE,
+            KEYS,
+            False,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+        )
+        begin = full_end
+    highest, total, mixed = attend_keys(
+        highest,
+        total,
+        mixed,
+        query,
+        keys,
+        values,
+        table,
+        positions,
+        begin,
+        end,
+        kv_head,
+        scale,
+        window,
+        softcap,
+        end,
+        NUM_KV_HEADS,
+        HEAD_DIM,
+        DIM_BLOCK,
+        BLOCK_SIZE,
+        KEYS,
+        True,
+        HAS_WINDOW,
+        HAS_SOFTCAP,
+    )
+    place = out + at[:, None] * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + dims[None, :]
+    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_query)

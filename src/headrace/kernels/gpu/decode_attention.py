@@ -1,0 +1,328 @@
+"""Attention of sequences with one token each: one program = one kv head of one sequence (or of a part of its context),
+whose query heads are the rows of its products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, in_type_of_product
+from headrace.kernels.layout import LayerCache, StepLayout
+
+
+def decode_attention(
+    q: Tensor,
+    cache: LayerCache,
+    layout: StepLayout,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """The first `num_single` sequences, which have one token each.
+
+    A context is cut into parts when there are few sequences, and beginnings that several sequences share are parts of
+    their own, computed for all of them at once; the parts are merged by their weights.
+    """
+    num_seqs, num_heads, head_dim = layout.num_single, q.shape[1], q.shape[2]
+    num_kv_heads = cache.keys.shape[1]
+    shared = layout.shared if window is None else None
+    num_splits = layout.num_splits
+    num_parts = num_splits + (SHARED_SPLITS if shared is not None else 0)
+    partial = sums = q
+    if num_parts > 1:
+        partial = torch.empty((num_seqs, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
+        sums = torch.zeros((num_seqs, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
+    common = {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "DIM_BLOCK": triton.next_power_of_2(head_dim),
+        "BLOCK_SIZE": cache.block_size,
+        "HAS_SOFTCAP": softcap is not None,
+    }
+    if shared is not None:
+        _shared[(num_kv_heads, shared.tile_lens.shape[0], SHARED_SPLITS)](
+            q,
+            cache.keys,
+            cache.values,
+            layout.block_tables,
+            layout.rows,
+            shared.tile_seqs,
+            shared.tile_lens,
+            partial,
+            sums,
+            q.stride(0),
+            layout.block_tables.stride(0),
+            scale * LOG2E,
+            0.0 if softcap is None else softcap,
+            num_splits,
+            num_parts,
+            SEQS=shared.tile_seqs.shape[1],
+            GROUP_BLOCK=SHARED_ROWS // shared.tile_seqs.shape[1],
+            KEYS=SHARED_KEYS if head_dim <= 128 else 32,
+            num_warps=8,
+            num_stages=3 if head_dim <= 128 else 2,
+            **common,
+        )
+    tile, num_warps, num_stages = _decode_shape(is_fp8=cache.keys.element_size() == 1)
+    _decode[(num_kv_heads, num_seqs, num_splits)](
+        q,
+        cache.keys,
+        cache.values,
+        layout.block_tables,
+        layout.rows,
+        layout.context_lens,
+        layout.context_lens if shared is None else shared.lens,
+        out,
+        partial,
+        sums,
+        q.stride(0),
+        layout.block_tables.stride(0),
+        scale * LOG2E,
+        NO_WINDOW if window is None else window,
+        0.0 if softcap is None else softcap,
+        num_splits,
+        num_parts,
+        GROUP_BLOCK=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
+        TILE=tile,
+        IS_SPLIT=num_splits > 1,
+        IS_PART=num_parts > 1,
+        HAS_SHARED=shared is not None,
+        HAS_WINDOW=window is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **common,
+    )
+    if num_parts > 1:
+        _merge[(num_seqs, num_heads)](
+            partial,
+            sums,
+            out,
+            num_parts,
+            HEAD_DIM=head_dim,
+            DIM_BLOCK=triton.next_power_of_2(head_dim),
+            PARTS_BLOCK=2 * MAX_SPLITS,
+            num_warps=1,
+        )
+
+
+SHARED_ROWS = 128  # query rows of a tile: its sequences times the query heads of a kv head, padded to a power of two
+SHARED_KEYS = 64
+SHARED_SPLITS = 2
+
+
+@triton.jit
+def _shared(
+    q,
+    keys,
+    values,
+    block_tables,
+    rows,
+    tile_seqs,
+    tile_lens,
+    partial,
+    sums,
+    q_stride,
+    table_stride,
+    scale,
+    softcap,
+    num_splits,
+    num_parts,
+    SEQS: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """A part of a common beginning, for one kv head of all sequences of a tile."""
+    head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(tile_lens + tile)
+    if length > 0:
+        lines = tl.arange(0, SEQS * GROUP_BLOCK)
+        seq = tl.load(tile_seqs + tile * SEQS + lines // GROUP_BLOCK)
+        member = lines % GROUP_BLOCK
+        dims = tl.arange(0, DIM_BLOCK)
+        is_row = (seq >= 0) & (member < GROUP)
+        is_query = is_row[:, None] & (dims[None, :] < HEAD_DIM)
+        at = tl.maximum(seq, 0).to(tl.int64) * q_stride + (head * GROUP + member) * HEAD_DIM
+        query = in_type_of_product(tl.load(q + at[:, None] + dims[None, :], mask=is_query, other=0.0), keys)
+        table = block_tables + tl.load(rows + tl.load(tile_seqs + tile * SEQS)).to(tl.int64) * table_stride
+        per_split = tl.cdiv(tl.cdiv(length, tl.num_programs(2)), KEYS) * KEYS
+        begin = split * per_split
+        end = tl.minimum(length, begin + per_split)
+        highest = tl.full([SEQS * GROUP_BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([SEQS * GROUP_BLOCK], tl.float32)
+        mixed = tl.zeros([SEQS * GROUP_BLOCK, DIM_BLOCK], tl.float32)
+        positions = tl.zeros([SEQS * GROUP_BLOCK], tl.int32) + (end - 1)  # all of the part is seen, nothing after it
+        highest, total, mixed = attend_keys(
+            highest,
+            total,
+            mixed,
+            query,
+            keys,
+            values,
+            table,
+            positions,
+            begin,
+            end,
+            head,
+            scale,
+            0,
+            softcap,
+            end,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            DIM_BLOCK,
+            BLOCK_SIZE,
+            KEYS,
+            True,
+            False,
+            HAS_SOFTCAP,
+        )
+        place = (tl.maximum(seq, 0).to(tl.int64) * NUM_HEADS + head * GROUP + member) * num_parts + num_splits + split
+        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_query)
+        tl.store(sums + place * 2, highest, mask=is_row)
+        tl.store(sums + place * 2 + 1, total, mask=is_row)
+
+
+MAX_SPLITS = 32
+
+
+def _decode_shape(is_fp8: bool) -> tuple[int, int, int]:
+    """Keys a step of the loop, warps and stages: the best of sweeps on an H200, 2026-11-15."""
+    return (32, 1, 5) if is_fp8 else (64, 2, 3)
+
+
+@triton.jit
+def _decode(
+    q,
+    keys,
+    values,
+    block_tables,
+    rows,
+    context_lens,
+    shared_lens,
+    out,
+    partial,
+    sums,
+    q_stride,
+    table_stride,
+    scale,
+    window,
+    softcap,
+    num_splits,
+    num_parts,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    IS_PART: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    head, seq, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    context_len = tl.load(context_lens + seq)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(0, context_len - window)
+    begin = first // TILE * TILE
+    if HAS_SHARED:
+        begin = tl.load(shared_lens + seq)
+    end = context_len
+    if IS_SPLIT:
+        per_split = tl.cdiv(tl.cdiv(context_len - begin, num_splits), TILE) * TILE
+        begin = begin + split * per_split
+        end = tl.minimum(context_len, begin + per_split)
+
+    lines = tl.arange(0, GROUP_BLOCK)
+    dims = tl.arange(0, DIM_BLOCK)
+    is_head = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    at = q + seq.to(tl.int64) * q_stride + (head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
+    query = in_type_of_product(tl.load(at, mask=is_head, other=0.0), keys)
+    table = block_tables + tl.load(rows + seq).to(tl.int64) * table_stride
+
+    highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_BLOCK], tl.float32)
+    mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    tokens = tl.arange(0, TILE)
+    for start in tl.range(begin, end, TILE):
+        position = start + tokens
+        is_known = position < end
+        block = tl.load(table + position // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
+        line = ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
+        if DIM_BLOCK == HEAD_DIM:
+            is_inside = is_known[:, None]
+        else:
+            is_inside = is_known[:, None] & (dims[None, :] < HEAD_DIM)
+        key = tl.load(keys + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
+        value = tl.load(values + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
+        score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
+        if HAS_SOFTCAP:
+            capped = score * (0.6931471805599453 / softcap)
+            score = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0))
+        is_seen = is_known
+        if HAS_WINDOW:
+            is_seen = is_known & (position >= first)
+        score = tl.where(is_seen[None, :], score, float("-inf"))
+        peak = tl.maximum(highest, tl.max(score, axis=1))
+        floor = tl.where(peak == float("-inf"), 0.0, peak)
+        weight = tl.exp2(score - floor[:, None])
+        shrink = tl.exp2(highest - floor)
+        total = total * shrink + tl.sum(weight, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value.to(query.dtype))
+        highest = peak
+
+    if not IS_PART:
+        at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
+        tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+    else:
+        place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + split
+        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
+        tl.store(sums + place * 2, highest, mask=lines < GROUP)
+        tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
+
+
+@triton.jit
+def _merge(
+    partial,
+    sums,
+    out,
+    num_parts,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+):
+    """The parts of one head's context into one. A part that was not computed has a sum of zero and anything else."""
+    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = seq * tl.num_programs(1) + head
+    dims = tl.arange(0, DIM_BLOCK)
+    parts = tl.arange(0, PARTS_BLOCK)
+    at = sums + (place * num_parts + parts) * 2
+    total = tl.load(at + 1, mask=parts < num_parts, other=0.0)
+    is_there = total > 0.0
+    highest = tl.load(at, mask=is_there, other=float("-inf"))
+    peak = tl.max(highest, axis=0)
+    whole = tl.sum(total * tl.exp2(highest - peak), axis=0)
+    mixed = tl.zeros([DIM_BLOCK], tl.float32)
+    for part in range(num_parts):
+        share = tl.load(sums + (place * num_parts + part) * 2 + 1)
+        if share > 0.0:
+            weight = tl.exp2(tl.load(sums + (place * num_parts + part) * 2) - peak)
+            line = partial + (place * num_parts + part) * HEAD_DIM + dims
+            mixed += weight * tl.load(line, mask=dims < HEAD_DIM, other=0.0)
+    tl.store(out + place * HEAD_DIM + dims, (mixed / whole).to(out.dtype.element_ty), mask=dims < HEAD_DIM)

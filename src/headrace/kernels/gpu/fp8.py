@@ -1,0 +1,80 @@
+"""Products in eight bits: weights and activations in e4m3, a factor for each row of both, sums in float32."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.layout import Fp8Rows, Rows
+from headrace.kernels.twins import FP8, PackedLinear
+
+FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
+_MULTIPLE = 16  # of rows and columns that the product wants
+
+
+class Fp8Linear:
+    takes_fp8 = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        rows = quantize_rows(weight)
+        self._weight = rows.values.t()  # [K, N], columns contiguous
+        self._scales = rows.scales.t().contiguous()  # [1, N]
+        self._bias = bias
+        self._dtype = weight.dtype
+
+    def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
+        rows = quantize_rows(x) if isinstance(x, Tensor) else x
+        return torch._scaled_mm(
+            rows.values,
+            self._weight,
+            scale_a=rows.scales,
+            scale_b=self._scales,
+            bias=self._bias,
+            out_dtype=self._dtype,
+            use_fast_accum=True,
+        )
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
+    """A matrix whose sides are no multiples of 16 stays as it is."""
+    if as_fp8 and all(size % _MULTIPLE == 0 for size in weight.shape):
+        return Fp8Linear(weight, bias)
+    return PackedLinear(weight, bias)
+
+
+def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:
+    return Fp8Rows(
+        torch.empty((num_rows, width), dtype=FP8, device=device),
+        torch.empty((num_rows, 1), dtype=torch.float32, device=device),
+    )
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
+    num_rows, width = x.shape
+    out = empty_fp8_rows(num_rows, width, x.device)
+    if num_rows:
+        block = triton.next_power_of_2(width)
+        _quantize[(num_rows,)](
+            x, out.values, out.scales, width, x.stride(0), BLOCK=block, num_warps=min(16, max(1, block // 1024))
+        )
+    return out
+
+
+@triton.jit
+def _quantize(x, out, scales, width, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    line = tl.load(x + row * stride + columns, mask=inside, other=0.0)
+    store_fp8_row(out + row * width, scales + row, line, columns, inside)
+
+
+@triton.jit
+def store_fp8_row(out, scale_at, line, columns, inside):
+    """One row by its own largest value; zeros where it is not inside."""
+    wide = line.to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / FP8_LIMIT
+    tl.store(scale_at, scale)
+    tl.store(out + columns, (wide / scale).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,74 @@
+"""Where decode graphs read their inputs, and the sizes there are graphs for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.gpu.decode_attention import MAX_SPLITS, SHARED_ROWS
+from headrace.kernels.layout import SharedPrefixes
+from headrace.models.spec import ModelSpec
+from headrace.runner.prefix_groups import MIN_SEQS
+
+
+class SharedBuffers:
+    """Where graphs read which rows share a beginning; smaller graphs use the front of it."""
+
+    def __init__(self, size: int, seqs_per_tile: int, device: torch.device) -> None:
+        num_tiles = max(1, size // MIN_SEQS)
+        self._lens = torch.zeros(size, dtype=torch.int32, device=device)
+        self._tile_seqs = torch.full((num_tiles, seqs_per_tile), -1, dtype=torch.int32, device=device)
+        self._tile_lens = torch.zeros(num_tiles, dtype=torch.int32, device=device)
+
+    def take(self, lens: Tensor, tile_seqs: Tensor, tile_lens: Tensor) -> None:
+        self._lens.zero_()
+        self._lens[: len(lens)] = lens
+        self._tile_seqs.view(-1)[: len(tile_seqs)] = tile_seqs
+        self._tile_lens.zero_()
+        self._tile_lens[: len(tile_lens)] = tile_lens
+
+    def first(self, size: int) -> SharedPrefixes:
+        num_tiles = max(1, size // MIN_SEQS)
+        return SharedPrefixes(self._lens[:size], self._tile_seqs[:num_tiles], self._tile_lens[:num_tiles])
+
+
+class DecodeInputs:
+    """What `prepare_decode` writes and a graph reads, for the largest graph; smaller ones use the beginning."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.token_ids = torch.zeros(size, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(size, dtype=torch.int64, device=device)
+        self.slots = torch.zeros(size, dtype=torch.int64, device=device)
+        self.context_lens = torch.ones(size, dtype=torch.int32, device=device)
+        self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+
+    def first(self, size: int) -> DecodeInputs:
+        part = object.__new__(DecodeInputs)
+        part.token_ids, part.positions = self.token_ids[:size], self.positions[:size]
+        part.slots, part.context_lens = self.slots[:size], self.context_lens[:size]
+        part.query_starts = self.query_starts[: size + 1]
+        return part
+
+
+def graph_size(num_rows: int) -> int:
+    """The number of rows that a decode step of `num_rows` is padded to."""
+    for limit, step in ((8, 1), (32, 8), (128, 16), (512, 32), (1024, 64)):
+        if num_rows <= limit:
+            return -(-num_rows // step) * step
+    return -(-num_rows // 128) * 128
+
+
+def enable_sharing(spec: ModelSpec) -> bool:
+    """Windows end beginnings too, and a kv head with very many query heads fills a tile by itself."""
+    return all(window is None for window in spec.windows) and spec.num_heads // spec.num_kv_heads <= SHARED_ROWS // 4
+
+
+def seqs_per_tile(spec: ModelSpec) -> int:
+    """Sequences whose query heads of one kv head, padded to a power of two, fill a tile."""
+    group = spec.num_heads // spec.num_kv_heads
+    return max(1, SHARED_ROWS >> (group - 1).bit_length())
+
+
+def num_splits(num_seqs: int, num_kv_heads: int) -> int:
+    """Enough programs for four on each of some 132 processors, and no more."""
+    return max(1, min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads)))

@@ -1,0 +1,161 @@
+"""The kernels in eight bits against their twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.kernels import twins
+from headrace.kernels.layout import Fp8Rows, LayerCache
+from tests.kernels.test_gpu import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
+
+ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may fall on either side of a step
+
+
+# What writes eight bits runs on a GPU alone: the interpreter does not carry when it rounds up to a power of two.
+on_gpu = cases("", gpu=[()], interpreted=[])
+
+
+def widened(rows: Fp8Rows) -> torch.Tensor:
+    return rows.values.float() * rows.scales
+
+
+def make_fp8_cache(place: Place, num_blocks: int, num_kv_heads: int, head_dim: int) -> LayerCache:
+    shape = (num_blocks, num_kv_heads, 16, head_dim)
+    return LayerCache(*(place.randn(*shape).float().to(torch.float8_e4m3fn) for _ in range(2)))
+
+
+@on_gpu
+def test_rows_are_quantized_by_their_largest_value(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    x = place.randn(9, 300) * torch.logspace(-3, 2, 9, device=place.device)[:, None].to(place.dtype)
+    x[4] = 0
+    found, expected = gpu.quantize_rows(x), twins.quantize_rows(x)
+    assert torch.equal(found.scales, expected.scales)
+    assert relative_error(widened(found), x) < 0.04
+    assert relative_error(widened(found), widened(expected)) < ROUNDING
+    assert not widened(found)[4].any()
+
+
+@on_gpu
+def test_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    x, weight = place.randn(7, 200), torch.randn(200, device=place.device)
+    assert relative_error(widened(gpu.rms_norm_fp8(x, weight, 1e-5)), twins.rms_norm(x, weight, 1e-5)) < 0.04
+    residual = place.randn(7, 200)
+    other = residual.clone()
+    found = gpu.add_rms_norm_fp8(x, residual, weight, 1e-5)
+    assert relative_error(widened(found), widened(twins.add_rms_norm_fp8(x, other, weight, 1e-5))) < ROUNDING
+    assert torch.equal(residual, other)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["silu_and_mul_fp8", "gelu_tanh_and_mul_fp8"])
+def test_gated_activations_in_eight_bits_equal_their_twins(place: Place, name: str) -> None:
+    from headrace.kernels import gpu
+
+    x = 3 * place.randn(5, 2 * 700)
+    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(twins, name)(x))) < ROUNDING
+
+
+@cases("num_heads num_kv_heads head_dim query_lens", gpu=[(*shape, [1, 1, 40, 7]) for shape in SHAPES], interpreted=[])
+def test_a_cache_in_eight_bits_is_written_as_its_twin_does(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, query_lens: list[int]
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, query_lens, [33, 1, 64, 100], 16)
+    qkv = 200 * place.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)  # some past the largest
+    cos_sin = torch.randn(128, head_dim, device=place.device)
+    ours, theirs = (make_fp8_cache(place, num_blocks, num_kv_heads, head_dim) for _ in range(2))
+    theirs.keys.copy_(ours.keys)
+    theirs.values.copy_(ours.values)
+    twins.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, None, None, 1e-6)
+    gpu.rope_and_store(qkv.clone(), layout, cos_sin, ours, num_heads, num_kv_heads, None, None, 1e-6)
+    assert relative_error(ours.keys, theirs.keys) < ROUNDING
+    assert torch.equal(ours.values.float(), theirs.values.float())
+    assert ours.values.float().abs().max() == twins.FP8_MAX
+
+
+@cases(
+    "num_heads num_kv_heads head_dim query_lens context_lens",
+    gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
+    interpreted=[(*shape, [1, 1, 1, 50, 2, 17], [1, 15, 99, 70, 2, 50]) for shape in SMALL_SHAPES],
+)
+@pytest.mark.parametrize("num_splits", [1, 5])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, 20.0)])
+def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_splits: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, num_splits)
+    cache = make_fp8_cache(place, num_blocks, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
+    assert relative_error(found, expected) < max(place.attention_error, 1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 17, 300])
+def test_products_in_eight_bits_equal_their_twins(num_tokens: int, has_bias: bool) -> None:
+    from headrace.kernels import gpu
+
+    weight = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(512, device="cuda", dtype=torch.bfloat16) if has_bias else None
+    x = torch.randn(num_tokens, 256, device="cuda", dtype=torch.bfloat16)
+    ours, theirs = gpu.pack_linear(weight, bias, as_fp8=True), twins.pack_linear(weight, bias, as_fp8=True)
+    assert ours.takes_fp8
+    assert relative_error(ours(x), theirs(x)) < 5e-3
+    assert relative_error(ours(gpu.quantize_rows(x)), theirs(x)) < 5e-3
+
+
+@pytest.mark.gpu
+def test_matrices_of_odd_sides_are_not_quantized() -> None:
+    from headrace.kernels import gpu
+
+    packed = gpu.pack_linear(torch.randn(24, 40, device="cuda", dtype=torch.bfloat16), as_fp8=True)
+    assert not packed.takes_fp8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_attention_of_prompts_that_begin_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int, softcap: float | None
+) -> None:
+    """With FlashAttention-3 where it is installed; by the cache otherwise."""
+    import dataclasses
+
+    from headrace.kernels import gpu
+    from headrace.runner.tiles import tiles_of
+    from tests.kernels.test_gpu import GPU, make_cache
+
+    query_lens, context_lens = [1, 1, 30, 200, 2, 129], [40, 1, 77, 200, 2, 129]
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
+    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 3)
+    layout = dataclasses.replace(
+        layout,
+        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
+        num_fresh=3,
+        num_fresh_tiles=num_fresh_tiles,
+    )
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(256, head_dim, device="cuda")
+    q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
+    assert relative_error(found, expected) < GPU.attention_error
