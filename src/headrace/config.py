@@ -39,7 +39,8 @@ class EngineConfig:
     load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
     dtype: DType = setting("auto", "type of the weights and activations")
     quantization: Quantization | None = setting(
-        None, "'fp8': weights and activations in eight bits, quantized at load; needs a GPU that multiplies them"
+        None,
+        "'fp8': weights and activations in eight bits, quantized at load; only on a GPU; default: none",
     )
     kv_cache_dtype: KvCacheDType = setting(
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"

@@ -40,6 +40,7 @@ def build_settings() -> Settings:
     return Settings(
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         load_format="random",
         num_threads=1,
         max_model_len=128,

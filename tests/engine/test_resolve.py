@@ -181,8 +181,8 @@ def test_a_gpu_runs_as_many_sequences_as_fill_its_processors(
 
 
 def test_eight_bits_halve_the_layers_and_the_cache() -> None:
-    plain = on_gpu(max_num_seqs=100_000, max_num_batched_tokens=100_000)
-    half = on_gpu(max_num_seqs=100_000, max_num_batched_tokens=100_000, kv_cache_dtype="fp8", quantization="fp8")
+    plain = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000)
+    half = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000, kv_cache_dtype="fp8", quantization="fp8")
     saved = SPEC.num_linear_params
     allowed = int(100 * GIB * 0.92) - 2 * GIB - GPU_RUNTIME_BYTES
     assert plain.num_blocks == (allowed - 2 * SPEC.num_params) // (BLOCK_BYTES // 2)

@@ -68,6 +68,7 @@ def settings_of(config: EngineConfig) -> Settings:
     return Settings(
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         load_format="random",
         num_threads=1,
         max_model_len=config.max_model_len or 512,

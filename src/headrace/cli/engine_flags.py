@@ -39,12 +39,13 @@ def flag_of(name: str) -> str:
 
 
 def _kind_of(hint: Any) -> dict[str, Any]:
-    """argparse's own words for a field's type: bool, a literal, or a scalar that may be None."""
+    """argparse's own words for a field's type: bool, a literal or a scalar; the latter two may be None."""
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    (scalar,) = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    is_optional = NoneType in get_args(hint)
+    (scalar,) = [kind for kind in get_args(hint) if kind is not NoneType] if is_optional else (hint,)
+    if get_origin(scalar) is Literal:
+        return {"choices": get_args(scalar)}
     return {"type": scalar, "metavar": {int: "N", float: "X", str: "NAME"}[scalar]}
 
 

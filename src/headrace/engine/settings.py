@@ -23,7 +23,6 @@ class Settings:
 
     device: str
     dtype: str
-    quantization: Quantization | None
     kv_dtype: str
     load_format: LoadFormat
     num_threads: int
@@ -38,6 +37,7 @@ class Settings:
     capacity_policy: CapacityPolicy
     seed: int
     choices: tuple[Choice, ...]
+    quantization: Quantization | None = None
     admit_at_once: int = 1  # see SchedulerLimits
 
     @property
