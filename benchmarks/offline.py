@@ -83,6 +83,12 @@ def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
         "out_tok_s": round(num_tokens / seconds),
         "num_steps": num_steps,
         "host_ms_per_step": round(1e3 * (after.host_seconds - before.host_seconds) / num_steps, 3),
+        "host_ms_per_steady_step": round(
+            1e3
+            * (after.steady_host_seconds - before.steady_host_seconds)
+            / max(1, after.num_steady_turns - before.num_steady_turns),
+            3,
+        ),
         "wait_ms_per_step": round(1e3 * (after.wait_seconds - before.wait_seconds) / num_steps, 3),
         "num_preemptions": after.scheduler.num_preemptions - before.scheduler.num_preemptions,
         "prefix_hit_tokens": after.scheduler.num_prefix_hit_tokens - before.scheduler.num_prefix_hit_tokens,

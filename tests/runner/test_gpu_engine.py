@@ -25,6 +25,13 @@ def prompts_with_shared_beginnings() -> list[list[int]]:
     return [head + tail if i % 3 else tail for i, tail in enumerate(tails)]
 
 
+def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Its weights rounded to bfloat16. Not its buffers: rotary frequencies must stay exact, as they are for users."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).to(dtype)
+    return model.cuda()
+
+
 def shortfalls(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """How far each chosen token's logit lies below the largest, in units of the logits' spread."""
     with torch.inference_mode():
@@ -45,8 +52,8 @@ def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
 def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat16(family: str, tmp_path: Path) -> None:
     """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best."""
-    in_bf16 = save_model(tmp_path, family).to(torch.bfloat16).cuda()
-    judge = save_model(tmp_path, family).to(torch.bfloat16).float().cuda()
+    in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
+    judge = rounded(save_model(tmp_path, family), torch.float32)
     prompts = prompts_with_shared_beginnings()
     theirs = [shortfalls(judge, prompt, transformers_answer(in_bf16, prompt)) for prompt in prompts]
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}

@@ -51,6 +51,10 @@ class EngineClient:
         """End a request or one of its sequences; its last event says `abort`."""
         self._send(lambda: self._core.abort(request_id, index))
 
+    def limit_running(self, num_seqs: int | None) -> None:
+        """Run at most so many sequences at once; None: as many as the engine can."""
+        self._send(lambda: self._core.limit_running(num_seqs))
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, but for what running sequences hold."""
         self._send(self._core.forget_prefixes)

@@ -21,6 +21,8 @@ class EngineStats:
     scheduler: SchedulerStats
     host_seconds: float  # spent in planning, submitting and applying; what a device would wait for at worst
     wait_seconds: float  # spent waiting for the device
+    steady_host_seconds: float = 0.0  # the part of `host_seconds` in turns that planned the same rows as the one before
+    num_steady_turns: int = 0
 
 
 class EngineCore:
@@ -43,6 +45,8 @@ class EngineCore:
         self._in_flight: deque[Any] = deque()
         self._host_seconds = 0.0
         self._wait_seconds = 0.0
+        self._steady_host_seconds = 0.0
+        self._num_steady_turns = 0
 
     @property
     def has_work(self) -> bool:
@@ -50,7 +54,13 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats(self._scheduler.stats, self._host_seconds, self._wait_seconds)
+        return EngineStats(
+            self._scheduler.stats,
+            self._host_seconds,
+            self._wait_seconds,
+            self._steady_host_seconds,
+            self._num_steady_turns,
+        )
 
     def check(self, request: Request) -> None:
         """Refuse what could never run. Changes nothing, so any thread may ask."""
@@ -78,6 +88,12 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._scheduler.abort(request_id, index)
 
+    def limit_running(self, num_seqs: int | None) -> list[SequenceEvent]:
+        """At most so many sequences run at once, of those that start from now on; None: as many as there are rows."""
+        limits = self._scheduler.limits
+        self._scheduler.max_running = limits.max_num_seqs if num_seqs is None else min(num_seqs, limits.max_num_seqs)
+        return []
+
     def forget_prefixes(self) -> list[SequenceEvent]:
         self._scheduler.tables.pool.forget_idle()
         return []
@@ -96,7 +112,11 @@ class EngineCore:
         collected = perf_counter()
         self._wait_seconds += collected - planned
         events = self._scheduler.apply(result)
-        self._host_seconds += perf_counter() - collected
+        applied = perf_counter()
+        self._host_seconds += applied - collected
+        if plan is not None and plan.is_steady:
+            self._steady_host_seconds += (planned - started) + (applied - collected)
+            self._num_steady_turns += 1
         return events
 
     def close(self) -> None:

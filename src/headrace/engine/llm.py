@@ -21,6 +21,7 @@ from headrace.engine.prompts import (
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
+    beginning,
 )
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
@@ -116,8 +117,9 @@ class LLM:
         params = _one_each("sampling_params", sampling_params, SamplingParams(), len(prompts))
         priorities = _one_each("priority", priority, 0, len(prompts))
         with self._is_busy, GenerateProgress(len(prompts), enabled=use_tqdm) as progress:
-            order = longest_first(params)
+            order = starting_order(prompts, params)
             tracked: dict[str, Answers] = {}
+            self._engine.client.limit_running(level(params, self.settings))
             try:
                 for index, prompt in zip(
                     order, self._tokenized([prompts[i] for i in order], is_chat=is_chat), strict=True
@@ -182,10 +184,24 @@ class LLM:
                 self._engine.client.abort(request_id)
 
 
-def longest_first(params: Sequence[SamplingParams]) -> list[int]:
-    """The order in which to start: answers that may become long first, so that none of them is left running alone."""
+def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[int]:
+    """The order in which to start: answers that may become long first, so that none of them is left running alone;
+    among equals, prompts that begin alike side by side, so that what they share is read and kept once."""
     limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
-    return sorted(range(len(params)), key=lambda index: -limits[index])
+    return sorted(range(len(params)), key=lambda index: (-limits[index], beginning(prompts[index])))
+
+
+def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:
+    """How many sequences to run at once so that the work lasts as long as its longest answer and no row idles before.
+
+    More would only finish the short answers earlier and leave the long ones to run in small, wasteful steps.
+    """
+    if not params or settings.full_rate_seqs is None:
+        return None
+    limits = [
+        min(each.max_tokens or settings.max_model_len, settings.max_model_len) for each in params for _ in range(each.n)
+    ]
+    return max(settings.full_rate_seqs, math.ceil(sum(limits) / max(limits)))
 
 
 def _one_each(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from headrace.config import EngineConfig, Quantization
 from headrace.engine.settings import Choice, Settings
@@ -29,11 +30,20 @@ GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 GPU_RUNTIME_BYTES = 1 << 30  # graphs, library workspaces, what the allocator cannot reuse
+GPU_FULL_STEP_TOKENS = 2048  # products are at their full rate long before; a prompt need not be cut to fill a step
 GPU_ADMISSIONS = 32  # with a full house, a prompt joins when 1/32 of the rows are free
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
     return _Resolver(config, spec, facts).settings()
+
+
+class _Pace(TypedDict, total=False):
+    """Fields of Settings that say how a GPU is kept busy."""
+
+    admit_at_once: int
+    full_step_tokens: int
+    full_rate_seqs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +89,19 @@ class _Resolver:
             enable_prefix_caching=config.enable_prefix_caching,
             queue_policy=config.scheduling_policy,
             capacity_policy=config.capacity_policy,
-            admit_at_once=max(1, max_num_seqs // GPU_ADMISSIONS) if self._on_gpu else 1,
+            **self._pace(max_num_seqs),
             seed=config.seed,
             choices=tuple(self._choices),
         )
+
+    def _pace(self, max_num_seqs: int) -> _Pace:
+        if not self._on_gpu:
+            return {}
+        return {
+            "admit_at_once": max(1, max_num_seqs // GPU_ADMISSIONS),
+            "full_step_tokens": GPU_FULL_STEP_TOKENS,
+            "full_rate_seqs": min(max_num_seqs, self._full_rate_seqs()),
+        }
 
     def _note(self, name: str, value: object, reason: str) -> None:
         self._choices.append(Choice(name, f"{value:,}" if isinstance(value, int) else str(value), reason))
@@ -154,10 +173,13 @@ class _Resolver:
     def _most_seqs(self) -> int:
         if not self._on_gpu:
             return CPU_FULL_RATE_SEQS
-        full_rate = max(GPU_LEAST_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
+        full_rate = self._full_rate_seqs()
         if self._config.quantization is not None:
             full_rate *= 2  # products of half the time, for steps of the same
         return min(GPU_MOST_SEQS, full_rate)
+
+    def _full_rate_seqs(self) -> int:
+        return max(GPU_LEAST_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
     def _max_num_seqs(self, num_blocks: int) -> int:
         given = self._config.max_num_seqs

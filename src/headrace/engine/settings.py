@@ -38,6 +38,8 @@ class Settings:
     seed: int
     choices: tuple[Choice, ...]
     quantization: Quantization | None = None
+    full_step_tokens: int = 1 << 30  # see SchedulerLimits
+    full_rate_seqs: int | None = None  # fewer running ones would waste the device; None: than max_num_seqs
     admit_at_once: int = 1  # see SchedulerLimits
 
     @property
@@ -52,5 +54,6 @@ class Settings:
             enable_prefix_caching=self.enable_prefix_caching,
             queue_policy=self.queue_policy,
             capacity_policy=self.capacity_policy,
+            full_step_tokens=self.full_step_tokens,
             admit_at_once=self.admit_at_once,
         )

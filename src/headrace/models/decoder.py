@@ -29,13 +29,23 @@ class Decoder:
     max_len: int  # positions that the rotary tables hold
     num_bytes: int  # of the weights
 
-    def hidden(self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache]) -> Tensor:
-        """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values."""
+    def hidden(
+        self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
+    ) -> Tensor:
+        """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values.
+
+        With `kept` (indexes of tokens) only for these: the last layer does no more for the others than store their
+        keys and values.
+        """
         eps = self.spec.norm_eps
         residual = self.embeddings(token_ids)
         x: Tensor | None = None  # what the last half layer adds to the stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer.attention(_normed(x, residual, layer.attention_norm, eps, layer.attention.qkv), layout, cache)
+            normed = _normed(x, residual, layer.attention_norm, eps, layer.attention.qkv)
+            if kept is not None and layer is self.layers[-1]:
+                x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
+            else:
+                x = layer.attention(normed, layout, cache)
             x = _post_normed(x, layer.attention_post_norm, eps)
             x = layer.mlp(_normed(x, residual, layer.mlp_norm, eps, layer.mlp.gate_up))
             x = _post_normed(x, layer.mlp_post_norm, eps)

@@ -29,7 +29,8 @@ class Attention:
     softcap: float | None
     eps: float
 
-    def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache) -> Tensor:  # [T, H]
+    def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H], or of the `kept` tokens only."""
         q = ops.rope_and_store(
             self.qkv(x),
             layout,
@@ -41,7 +42,8 @@ class Attention:
             self.k_norm,
             self.eps,
         )
-        return self.output(ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap))
+        mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap)
+        return self.output(mixed if kept is None else mixed[kept])
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,10 +276,9 @@ class GpuRunner:
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
         layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
-        hidden = self._decoder.hidden(token_ids, layout, self._caches)
-        self._advance(layout.rows, on_device[3])
         ends, rows = on_device[6:]
-        logits = self._decoder.logits(hidden[ends.long()])
+        logits = self._decoder.logits(self._decoder.hidden(token_ids, layout, self._caches, kept=ends.long()))
+        self._advance(layout.rows, on_device[3])
         if self._sampler.is_plain(plan.rows[drawing]):
             return self._ticket(plan, self._draw_plainly(logits, rows, advances=False))
         return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False))

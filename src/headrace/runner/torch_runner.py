@@ -53,13 +53,13 @@ class TorchRunner:
         if not len(rows):
             return StepResult(plan.step, *_NOTHING)
         token_ids, layout = self._rows.layout(rows, num_tokens)
-        hidden = self._decoder.hidden(token_ids, layout, self._caches)
+        ends = (layout.query_starts[1:].long() - 1)[samples]
+        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=ends if len(ends) else None)
         self._rows.advance(rows, num_tokens)
         drawing = rows[samples]
         if not len(drawing):
             return StepResult(plan.step, *_NOTHING)
-        ends = layout.query_starts[1:].long() - 1
-        logits = self._decoder.logits(hidden[ends[samples]])
+        logits = self._decoder.logits(hidden)
         sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
         self._rows.append(drawing, sampled.tokens, sampled.finished)
         return _result(plan.step, drawing, sampled)

@@ -20,6 +20,7 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     queue_policy: QueuePolicy = "fcfs"
     capacity_policy: CapacityPolicy = "max_utilization"
+    full_step_tokens: int = 1 << 30  # a step of so many leaves a prompt whole that does not fit into it any more
     admit_at_once: int = 1  # with a full house, wait until so many rows are free: few steps with prompts, not all
 
     def __post_init__(self) -> None:

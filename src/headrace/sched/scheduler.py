@@ -37,6 +37,7 @@ class Scheduler:
             enable_prefix_caching=limits.enable_prefix_caching,
         )
         self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
+        self.max_running = limits.max_num_seqs  # may be set lower, for a while
         self._capacity = Capacity(self.tables, limits.capacity_policy)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # siblings whose prompt is computed; they go before the queue
@@ -186,9 +187,9 @@ class Scheduler:
     # ---- admission
 
     def _admit(self, draft: PlanDraft) -> None:
-        if self.rows.num_free < min(self.limits.admit_at_once, self._num_waiting):
+        if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
-        while draft.budget and self.rows.num_free and not draft.has_preempted:
+        while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
             if sequence is None or not self._start(sequence, draft):
                 return
@@ -200,6 +201,9 @@ class Scheduler:
             self._num_waiting -= 1
             if not self._compute_part(sequence, draft):
                 self._lagging.append(sequence)
+
+    def _num_startable(self) -> int:
+        return min(self.rows.num_free, self.max_running - self.rows.num_running)
 
     def _next_waiting(self) -> Sequence | None:
         while self._forks and self._forks[0].state is not State.WAITING:
@@ -213,7 +217,7 @@ class Scheduler:
         source = self._fork_source(sequence, draft)
         hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, draft)
         num_cached = min(hit.num_blocks * self.limits.block_size, len(sequence.token_ids) - 1)
-        if not self.limits.enable_chunked_prefill and len(sequence.token_ids) - num_cached > draft.budget:
+        if len(sequence.token_ids) - num_cached > draft.budget and not self._may_cut(draft):
             return False
         writes_shared = num_cached // self.limits.block_size < hit.num_blocks
         copies_block = writes_shared and self.tables.pool.count(hit.blocks[-1]) > 0
@@ -237,6 +241,11 @@ class Scheduler:
         sequence.row = row
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
+
+    def _may_cut(self, draft: PlanDraft) -> bool:
+        """A prompt that does not fit is cut only if the step would otherwise be small: whole ones are cheaper."""
+        num_tokens = self.limits.max_num_batched_tokens - draft.budget
+        return self.limits.enable_chunked_prefill and num_tokens < self.limits.full_step_tokens
 
     def _fork_source(self, sequence: Sequence, draft: PlanDraft) -> BlockTable | None:
         """The leader's blocks, if it still runs and neither has come back from a preemption with an answer."""

@@ -26,6 +26,8 @@ class Fp8Linear:
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
+        if rows.values.shape[0] == 0:
+            return torch.empty((0, self._weight.shape[1]), dtype=self._dtype, device=rows.values.device)
         return torch._scaled_mm(
             rows.values,
             self._weight,
