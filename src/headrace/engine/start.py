@@ -129,6 +129,7 @@ def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
         num_threads=settings.num_threads,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
     )
     if settings.device == "cuda":

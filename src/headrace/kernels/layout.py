@@ -50,7 +50,8 @@ class StepLayout:
     max_query_len: int
     max_context_len: int
     num_single: int = 0  # leading sequences that are known to have one token; a GPU has a kernel of its own for them
-    num_splits: int = 1  # parts into which the contexts of those are cut, so that few sequences use the whole GPU
+    num_splits: int = 1  # most parts into which a context of those is cut, so that the whole GPU has work to the end
+    min_split: int = 64  # fewest tokens of a part
     shared: SharedPrefixes | None = None  # of the single-token sequences
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
     num_fresh: int = 0  # last sequences that have no tokens but those of this step

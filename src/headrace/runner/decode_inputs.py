@@ -10,6 +10,9 @@ from headrace.kernels.layout import SharedPrefixes
 from headrace.models.spec import ModelSpec
 from headrace.runner.prefix_groups import MIN_SEQS
 
+LONG_CONTEXT = 1024
+LONG_PARTS = 4
+
 
 class SharedBuffers:
     """Where graphs read which rows share a beginning; smaller graphs use the front of it."""
@@ -69,6 +72,13 @@ def seqs_per_tile(spec: ModelSpec) -> int:
     return max(1, SHARED_ROWS >> (group - 1).bit_length())
 
 
-def num_splits(num_seqs: int, num_kv_heads: int) -> int:
-    """Enough programs for four on each of some 132 processors, and no more."""
-    return max(1, min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads)))
+def splits_of(num_seqs: int, num_kv_heads: int, max_model_len: int) -> tuple[int, int]:
+    """Into how many parts a context is cut at most, and the fewest tokens of one.
+
+    Few sequences are cut small enough for four programs on each of some 132 processors. Of many, only the long ones
+    are: one program that reads on when all others are done would waste the GPU.
+    """
+    num_parts = min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads))
+    if num_parts > 1:
+        return max(num_parts, LONG_PARTS), 64
+    return (LONG_PARTS if max_model_len > LONG_CONTEXT else 1), LONG_CONTEXT

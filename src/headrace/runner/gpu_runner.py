@@ -23,8 +23,8 @@ from headrace.runner.decode_inputs import (
     SharedBuffers,
     enable_sharing,
     graph_size,
-    num_splits,
     seqs_per_tile,
+    splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.results import step_logprobs
@@ -35,6 +35,7 @@ from headrace.sampling import SampledLogprobs, Sampler
 from headrace.steps import BROKEN, Admission, IntArray, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
+_PRODUCT_STEP = 128  # tokens; libraries choose among their kernels by about so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class GpuRunner:
         self._inputs = DecodeInputs(most, device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether beginnings are shared
         self._mirror = BlockTableMirror(num_rows, max_blocks)
-        self._next_positions = np.zeros(num_rows, np.int64)  # of rows in mixed steps
+        self._next_positions = np.zeros(num_rows, np.int64)
+        self._sorted_rows = np.empty(0, np.int64)  # of the last decode step
         self._seqs_per_tile = seqs_per_tile(spec)
         self._shares = enable_sharing(spec)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
@@ -90,6 +92,7 @@ class GpuRunner:
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * most, dtype=torch.int32, pin_memory=True)
         self._row_numbers = torch.empty(_RESULTS_IN_FLIGHT, most, dtype=torch.int32, pin_memory=True)
+        self._load_products()
         self._capture_all()
 
     # ---- the runner's protocol
@@ -168,6 +171,10 @@ class GpuRunner:
         num_rows = len(plan.rows)
         size = graph_size(num_rows)
         if not plan.is_steady:
+            self._sorted_rows = self._longest_first(plan.rows)
+        plan = replace(plan, rows=self._sorted_rows)
+        self._next_positions[plan.rows] += 1
+        if not plan.is_steady:
             self._is_sharing = self._share(plan, num_rows, upload)
             numbers = self._row_numbers[plan.step % _RESULTS_IN_FLIGHT, :size]
             numbers.numpy()[:] = self._padding_row
@@ -181,6 +188,10 @@ class GpuRunner:
         rows = self._decode_rows[:num_rows]
         results, logprobs = self._draw_with_all_features(plan, graph.logits[:num_rows], rows, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _longest_first(self, rows: IntArray) -> IntArray:
+        """Long contexts start first, so that none is left running alone at the end of a kernel."""
+        return rows[np.argsort(-self._next_positions[rows], kind="stable")]
 
     def _share(self, plan: StepPlan, num_single: int, upload: Upload) -> bool:
         """Find what the first rows of a plan have in common, and bring it to where the graphs read it."""
@@ -212,6 +223,7 @@ class GpuRunner:
             inputs.slots,
             inputs.context_lens,
         )
+        num_splits, min_split = self._splits(size)
         layout = StepLayout(
             positions=inputs.positions,
             slots=inputs.slots,
@@ -222,7 +234,8 @@ class GpuRunner:
             max_query_len=1,
             max_context_len=self._shape.max_model_len,
             num_single=size,
-            num_splits=num_splits(size, self._decoder.spec.num_kv_heads),
+            num_splits=num_splits,
+            min_split=min_split,
             shared=self._shared.first(size) if is_sharing else None,
         )
         hidden = self._decoder.hidden(inputs.token_ids, layout, self._caches)
@@ -240,6 +253,18 @@ class GpuRunner:
         stream.synchronize()
         for size in sizes:
             self._capture(size, is_sharing=False)
+
+    @torch.inference_mode()
+    def _load_products(self) -> None:
+        """Libraries load a kernel when it is first used, and wait for the GPU then: better now than in a step."""
+        layer, spec = self._decoder.layers[0], self._decoder.spec
+        dtype, device = self._decoder.dtype, self._device
+        for num_tokens in range(_PRODUCT_STEP, self._shape.max_num_batched_tokens + 1, _PRODUCT_STEP):
+            x = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
+            layer.mlp(x)
+            layer.attention.qkv(x)
+            layer.attention.output(torch.zeros(num_tokens, spec.q_size, dtype=dtype, device=device))
+        torch.cuda.synchronize(device)
 
     def _capture(self, size: int, *, is_sharing: bool) -> DecodeGraph:
         key = (size, is_sharing)
@@ -284,14 +309,16 @@ class GpuRunner:
         return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False))
 
     def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
-        """The plan with prompts that begin in this step behind all others, how many rows of one token are at its
-        beginning, and how many such prompts at its end."""
+        """The plan with the longest rows of one token first and prompts that begin in this step last, and how many
+        there are of both."""
         is_long = plan.num_tokens > 1
         num_single = int(np.argmax(is_long)) if is_long.any() else len(is_long)
-        begins = self._next_positions[plan.rows] == 0
+        positions = self._next_positions[plan.rows]
+        begins = positions == 0
         begins[:num_single] = False
         self._next_positions[plan.rows] += plan.num_tokens
-        order = np.argsort(begins, kind="stable")
+        chunks = num_single + np.argsort(begins[num_single:], kind="stable")
+        order = np.concatenate([np.argsort(-positions[:num_single], kind="stable"), chunks])
         ordered = replace(plan, rows=plan.rows[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
         return ordered, num_single, int(begins.sum())
 
@@ -301,6 +328,7 @@ class GpuRunner:
         token_rows_long = token_rows.long()
         positions = self._computed[token_rows_long] + offsets
         blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
+        num_splits, min_split = self._splits(max(1, num_single))
         layout = StepLayout(
             positions=positions,
             slots=blocks * self._shape.block_size + positions % self._shape.block_size,
@@ -311,10 +339,14 @@ class GpuRunner:
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
             num_single=num_single,
-            num_splits=num_splits(max(1, num_single), self._decoder.spec.num_kv_heads),
+            num_splits=num_splits,
+            min_split=min_split,
             tiles=tiles.view(-1, 2),
         )
         return layout, self._tokens[token_rows_long, positions]
+
+    def _splits(self, num_seqs: int) -> tuple[int, int]:
+        return splits_of(num_seqs, self._decoder.spec.num_kv_heads, self._shape.max_model_len)
 
     def _advance(self, rows: Tensor, num_tokens: Tensor) -> None:
         """The tokens of a step are computed, but for rows that had ended."""

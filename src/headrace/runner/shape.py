@@ -16,4 +16,5 @@ class RunnerShape:
     num_blocks: int
     block_size: int
     num_threads: int
+    max_num_batched_tokens: int = 0
     kv_dtype: torch.dtype | None = None  # of the cache; None: that of the activations

@@ -23,8 +23,8 @@ def decode_attention(
 ) -> None:
     """The first `num_single` sequences, which have one token each.
 
-    A context is cut into parts when there are few sequences, and beginnings that several sequences share are parts of
-    their own, computed for all of them at once; the parts are merged by their weights.
+    A long context is cut into parts, and so is every one when there are few sequences; beginnings that several
+    sequences share are parts of their own, computed for all of them at once. The parts are merged by their weights.
     """
     num_seqs, num_heads, head_dim = layout.num_single, q.shape[1], q.shape[2]
     num_kv_heads = cache.keys.shape[1]
@@ -34,7 +34,7 @@ def decode_attention(
     partial = sums = q
     if num_parts > 1:
         partial = torch.empty((num_seqs, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
-        sums = torch.zeros((num_seqs, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
+        sums = torch.empty((num_seqs, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
     common = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -85,11 +85,11 @@ def decode_attention(
         scale * LOG2E,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else softcap,
+        layout.min_split,
         num_splits,
         num_parts,
         GROUP_BLOCK=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
         TILE=tile,
-        IS_SPLIT=num_splits > 1,
         IS_PART=num_parts > 1,
         HAS_SHARED=shared is not None,
         HAS_WINDOW=window is not None,
@@ -219,6 +219,7 @@ def _decode(
     scale,
     window,
     softcap,
+    min_split,
     num_splits,
     num_parts,
     NUM_HEADS: tl.constexpr,
@@ -229,7 +230,6 @@ def _decode(
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     IS_PART: tl.constexpr,
     HAS_SHARED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -241,11 +241,15 @@ def _decode(
     if HAS_WINDOW:
         first = tl.maximum(0, context_len - window)
     begin = first // TILE * TILE
+    shared_len = 0
     if HAS_SHARED:
-        begin = tl.load(shared_lens + seq)
+        shared_len = tl.load(shared_lens + seq)
+        begin = shared_len
     end = context_len
-    if IS_SPLIT:
-        per_split = tl.cdiv(tl.cdiv(context_len - begin, num_splits), TILE) * TILE
+    count = 1  # parts of this sequence's own context
+    if IS_PART:
+        count = tl.minimum(num_splits, tl.cdiv(context_len - begin, min_split))
+        per_split = tl.cdiv(tl.cdiv(context_len - begin, count), TILE) * TILE
         begin = begin + split * per_split
         end = tl.minimum(context_len, begin + per_split)
 
@@ -287,14 +291,26 @@ def _decode(
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value.to(query.dtype))
         highest = peak
 
+    at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
     if not IS_PART:
-        at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
         tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
     else:
+        # What is whole goes out at once; a sum of zero tells the merge that there is nothing to do.
+        is_whole = (count == 1) & (shared_len == 0)
+        if is_whole & (split == 0):
+            tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
         place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + split
-        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
-        tl.store(sums + place * 2, highest, mask=lines < GROUP)
-        tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
+        if (begin < end) & (is_whole == 0):
+            tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
+            tl.store(sums + place * 2, highest, mask=lines < GROUP)
+            tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
+        else:
+            tl.store(sums + place * 2 + 1, tl.zeros([GROUP_BLOCK], tl.float32), mask=lines < GROUP)
+        if HAS_SHARED:
+            if (shared_len == 0) & (split == 0):
+                for part in range(num_splits, num_parts):
+                    none = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + part
+                    tl.store(sums + none * 2 + 1, tl.zeros([GROUP_BLOCK], tl.float32), mask=lines < GROUP)
 
 
 @triton.jit
@@ -307,7 +323,8 @@ def _merge(
     DIM_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
-    """The parts of one head's context into one. A part that was not computed has a sum of zero and anything else."""
+    """The parts of one head's context into one. A part that was not computed has a sum of zero and anything else; where
+    none was, the answer stands already."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = seq * tl.num_programs(1) + head
     dims = tl.arange(0, DIM_BLOCK)
@@ -317,12 +334,13 @@ def _merge(
     is_there = total > 0.0
     highest = tl.load(at, mask=is_there, other=float("-inf"))
     peak = tl.max(highest, axis=0)
-    whole = tl.sum(total * tl.exp2(highest - peak), axis=0)
-    mixed = tl.zeros([DIM_BLOCK], tl.float32)
-    for part in range(num_parts):
-        share = tl.load(sums + (place * num_parts + part) * 2 + 1)
-        if share > 0.0:
-            weight = tl.exp2(tl.load(sums + (place * num_parts + part) * 2) - peak)
-            line = partial + (place * num_parts + part) * HEAD_DIM + dims
-            mixed += weight * tl.load(line, mask=dims < HEAD_DIM, other=0.0)
-    tl.store(out + place * HEAD_DIM + dims, (mixed / whole).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    if peak != float("-inf"):
+        whole = tl.sum(total * tl.exp2(highest - peak), axis=0)
+        mixed = tl.zeros([DIM_BLOCK], tl.float32)
+        for part in range(num_parts):
+            share = tl.load(sums + (place * num_parts + part) * 2 + 1)
+            if share > 0.0:
+                weight = tl.exp2(tl.load(sums + (place * num_parts + part) * 2) - peak)
+                line = partial + (place * num_parts + part) * HEAD_DIM + dims
+                mixed += weight * tl.load(line, mask=dims < HEAD_DIM, other=0.0)
+        tl.store(out + place * HEAD_DIM + dims, (mixed / whole).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
