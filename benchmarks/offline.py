@@ -64,7 +64,7 @@ LIMIT_SECONDS = {
     ("llama-3.1-8b", "prefill", "fp8"): 26.0,
     ("llama-3.1-8b", "prefix", "fp8"): 8.0,
 }
-PROFILED_SECONDS = 1.5
+PROFILED_SECONDS = 1.0
 KERNELS_NAMED = 8
 
 
@@ -212,7 +212,7 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python benchmarks/offline.py " + " ".join(sys.argv[1:]),
-        "commit": arguments.commit or _commit(),
+        "commit": arguments.commit or commit(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -230,7 +230,7 @@ def main() -> None:
     llm.close()
 
 
-def _commit() -> str:
+def commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
