@@ -221,12 +221,12 @@ def main() -> None:
         },
         "settings": {choice.name: choice.value for choice in llm.settings.choices},
     }
-    records = [
-        measure(llm, arguments.model, name, arguments.rounds) | common for name in arguments.workload or list(WORKLOADS)
-    ]
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = ""
+    for name in arguments.workload or list(WORKLOADS):
+        lines += json.dumps(measure(llm, arguments.model, name, arguments.rounds) | common) + "\n"
+        if arguments.json:  # after each, so that an interrupted run has those that are done
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(lines)
     llm.close()
 
 
