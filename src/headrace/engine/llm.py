@@ -45,6 +45,7 @@ class LLM:
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
         self._ids = count()
+        self._outputs: dict[str, RequestOutput] = {}  # of the call that runs
         self._is_busy = Lock()
 
     @property
@@ -130,8 +131,8 @@ class LLM:
             except BaseException:
                 self._abandon(tracked)
                 raise
-        in_order = sorted(zip(order, tracked.values(), strict=True), key=lambda pair: pair[0])
-        return [answers.output() for _, answers in in_order]
+        in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
+        return [self._outputs.pop(request_id) for _, request_id in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
         for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
@@ -176,9 +177,12 @@ class LLM:
         progress = answers.take(event)
         if progress.stopped_index is not None:
             self._engine.client.abort(event.request_id, progress.stopped_index)
+        if progress.is_finished:
+            self._outputs[event.request_id] = answers.output()  # now, while the engine works on the others
         return progress.is_finished
 
     def _abandon(self, tracked: dict[str, Answers]) -> None:
+        self._outputs.clear()
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
@@ -188,7 +192,10 @@ def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) 
     """The order in which to start: answers that may become long first, so that none of them is left running alone;
     among equals, prompts that begin alike side by side, so that what they share is read and kept once."""
     limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
-    return sorted(range(len(params)), key=lambda index: (-limits[index], beginning(prompts[index])))
+    try:
+        return sorted(range(len(params)), key=lambda index: (-limits[index], *beginning(prompts[index])))
+    except (TypeError, ValueError):  # what is no prompt cannot be compared; reading it says what is wrong
+        return sorted(range(len(params)), key=lambda index: -limits[index])
 
 
 def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:

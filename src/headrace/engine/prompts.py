@@ -16,10 +16,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 
-SORTED_CHARACTERS = 8192  # by which prompts are compared when they are put in order
-SORTED_TOKENS = 2048
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
     text: str | None  # None when the user gave token ids
@@ -42,15 +38,13 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return [items] if items and isinstance(items[0], Mapping) else items
 
 
-def beginning(prompt: Prompt) -> tuple[str, tuple[int, ...]]:
-    """A key by which prompts that begin alike stand side by side. What is no prompt at all is for `read` to refuse."""
-    text = prompt.get("prompt", "") if isinstance(prompt, Mapping) else prompt
-    if isinstance(text, str) and text:
-        return text[:SORTED_CHARACTERS], ()
-    ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, Mapping) else prompt
-    if isinstance(ids, Sequence) and all(isinstance(token, int) for token in ids):
-        return "", tuple(ids[:SORTED_TOKENS])
-    return "", ()
+def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
+    """A key by which prompts that begin alike stand side by side; nothing is copied."""
+    if isinstance(prompt, str):
+        return prompt, ()
+    if isinstance(prompt, Mapping):
+        return prompt.get("prompt") or "", prompt.get("prompt_token_ids") or ()
+    return "", prompt
 
 
 class PromptReader:
