@@ -70,6 +70,21 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
         assert torch.cat(ours).max() < 1.5 * torch.cat(theirs).max() + 0.05
 
 
+def test_two_engines_share_a_gpu(tmp_path: Path) -> None:
+    """Each takes its own share of the whole, and neither what the other has."""
+    save_model(tmp_path)
+    prompts = prompts_with_shared_beginnings()[:8]
+    settings = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2, "max_num_seqs": 8, "num_gpu_blocks_override": None}
+    total = torch.cuda.mem_get_info()[1]
+    with LLM(str(tmp_path), **settings) as first:
+        alone = [output.outputs[0].token_ids for output in first.generate(prompts, GREEDY, use_tqdm=False)]
+        with LLM(str(tmp_path), **settings) as second:
+            assert torch.cuda.mem_get_info()[0] > 0.55 * total
+            beside = [output.outputs[0].token_ids for output in second.generate(prompts, GREEDY, use_tqdm=False)]
+            again = [output.outputs[0].token_ids for output in first.generate(prompts, GREEDY, use_tqdm=False)]
+    assert alone == beside == again
+
+
 def test_sampling_features_work_together_on_a_gpu(tmp_path: Path) -> None:
     save_model(tmp_path)
     params = [
