@@ -13,9 +13,10 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.kv import BlockTable, BlockTables, PrefixHit
-from headrace.sched.capacity import Capacity
+from headrace.sched.capacity import BlockDemand, Capacity
 from headrace.sched.draft import PlanDraft
 from headrace.sched.events import EventWriter
+from headrace.sched.forecast import Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
@@ -39,6 +40,7 @@ class Scheduler:
         self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be set lower, for a while
         self._capacity = Capacity(self.tables, limits.capacity_policy)
+        self._forecast = Forecast()
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # siblings whose prompt is computed; they go before the queue
         self._next_forks: list[Sequence] = []  # siblings whose prompt is computed in the last planned step
@@ -222,7 +224,9 @@ class Scheduler:
         writes_shared = num_cached // self.limits.block_size < hit.num_blocks
         copies_block = writes_shared and self.tables.pool.count(hit.blocks[-1]) > 0
         demand = self._capacity.demand(sequence, hit, copies_block=copies_block)
-        if not self._capacity.admits(demand, is_first=self.rows.num_running == 0):
+        if not (
+            self._capacity.admits(demand, is_first=self.rows.num_running == 0) and self._fits_later(sequence, demand)
+        ):
             self._blocked = (sequence, self.tables.pool.num_drops)
             return False
         table = (
@@ -241,6 +245,15 @@ class Scheduler:
         sequence.row = row
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
+
+    def _fits_later(self, sequence: Sequence, demand: BlockDemand) -> bool:
+        """Whether the cache will hold all that runs to its end, as far as that is known; what it will not hold would be
+        preempted and computed again."""
+        if self.rows.num_running == 0 or self._capacity.fits_to_the_end(demand):
+            return True
+        block_size, pool = self.limits.block_size, self.tables.pool
+        num_held = (pool.num_held + demand.num_now) * block_size
+        return self._forecast.peak_tokens(self.rows, sequence, num_held=num_held) <= pool.num_blocks * block_size
 
     def _may_cut(self, draft: PlanDraft) -> bool:
         """A prompt that does not fit is cut only if the step would otherwise be small: whole ones are cheaper."""
@@ -348,6 +361,10 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
         self._stats.num_finished += 1
+        if not sequence.is_exact:
+            self._forecast.learn(
+                int(self.rows.known[sequence.row]) - sequence.prompt_len, sequence.end_len - sequence.prompt_len
+            )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
             return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")

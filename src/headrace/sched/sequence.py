@@ -41,6 +41,11 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it cannot end before its limit."""
+        return not self.stop_token_ids and not self.request.params.stop
+
+    @property
     def has_answer(self) -> bool:
         """Whether answer tokens were known when it last left a row."""
         return len(self.token_ids) > self.prompt_len
