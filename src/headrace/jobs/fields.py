@@ -40,19 +40,13 @@ LABELS = frozenset(
 
 # Not supported: refused with any value but null and these, which ask for nothing.
 UNSUPPORTED_SAMPLING: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "stream": (False,),
     "structured_outputs": (),

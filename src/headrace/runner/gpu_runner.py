@@ -72,7 +72,7 @@ class GpuRunner:
         self._computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._block_tables = torch.full((num_rows, max_blocks), shape.num_blocks, dtype=torch.int32, device=device)
         self._is_finished = torch.ones(num_rows, dtype=torch.bool, device=device)
-        self._sampler = Sampler(num_rows, spec.vocab_size, device)
+        self._sampler = Sampler(num_rows, spec.vocab_size, device, tokens=self._tokens)
         self._caches = [
             ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -367,8 +367,14 @@ class GpuRunner:
         self, plan: StepPlan, logits: Tensor, rows: Tensor, *, advances: bool
     ) -> tuple[Tensor, SampledLogprobs | None]:
         rows_long = rows.long()
-        drawing = plan.rows[plan.samples]
-        sampled = self._sampler.sample(logits.float(), rows_long, self._lens[rows_long], host_rows=drawing)
+        drawing = plan.rows if plan.samples.all() else plan.rows[plan.samples]
+        sampled = self._sampler.sample(
+            logits.float(),
+            rows_long,
+            self._lens[rows_long],
+            host_rows=drawing,
+            host_lens=self._next_positions[drawing],  # what is computed is all that there is
+        )
         flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
         return self._append(rows, sampled.tokens, flags, advances=advances), sampled.logprobs
 

@@ -29,7 +29,7 @@ class TorchRunner:
         self._rows = DeviceRows(
             num_rows=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
-        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device)
+        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._rows.tokens)
         self._caches = [
             ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)

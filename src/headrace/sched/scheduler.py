@@ -24,6 +24,11 @@ from headrace.sched.stats import SchedulerStats
 from headrace.steps import BROKEN, GOES_ON, STOPPED, Admission, IntArray, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
+_NOTHING_TO_DRAW = (
+    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words and "
+    "min_tokens together forbid every token"
+)
+
 
 class Scheduler:
     """Owns sequences, rows and blocks. `plan` and `apply` are the only ways in which they change, but for `add` and
@@ -350,7 +355,7 @@ class Scheduler:
         self._stats.num_finished += 1
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")
+            return self._finish(sequence, "abort", _NOTHING_TO_DRAW)
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 
     # ---- counting
