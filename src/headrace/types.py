@@ -76,6 +76,7 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: up to the end of the context
     min_tokens: int = 0
     logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -99,6 +100,8 @@ class SamplingParams:
             _integer("seed", self.seed, low=-(2**63), high=2**64 - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, low=0, high=MAX_LOGPROBS)
         _number("temperature", self.temperature, low=0.0, high=1e4)
         _number("top_p", self.top_p, low=0.0, high=1.0)
         _number("min_p", self.min_p, low=0.0, high=1.0)
@@ -223,13 +226,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """For one generated token: its own log-probability and rank, and the most likely tokens with theirs."""
+    """For one token: its own log-probability and rank, and the most likely tokens with theirs."""
 
     token_id: int
     logprob: float
     rank: int  # 1 is the most likely
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,7 @@ class SequenceEvent:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,3 +281,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # why the engine gave it up, if it did
+    prompt_logprobs: PromptLogprobs | None = None  # if the request asked, once its prompt is computed

@@ -134,3 +134,66 @@ def test_forbidding_every_token_ends_the_request_with_the_reason(llm: LLM) -> No
     (output,) = llm.generate("a", params, use_tqdm=False)
     assert output.error is not None
     assert "forbid every token" in output.error
+
+
+# ---- log-probabilities of prompts
+
+
+def prompt_logprobs_of(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    """[len - 1, V]: what the model foretells of each token but the first."""
+    with torch.inference_mode():
+        return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_num_seqs": 8}, {"max_num_seqs": 4, "max_num_batched_tokens": 11, "block_size": 8}, TIGHT],
+    ids=["whole", "chunks", "preemption"],
+)
+def test_log_probabilities_of_prompts_are_those_of_transformers(
+    model: tuple[Path, PreTrainedModel], settings: dict[str, Any]
+) -> None:
+    directory, judge = model
+    plain = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    asking = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=2)
+    params = [asking if i % 3 else plain for i in range(len(prompts()))]
+    with LLM(str(directory), **settings) as llm:
+        without = llm.generate(prompts(), plain, use_tqdm=False)  # leaves prefixes that the next call could hit
+        outputs = llm.generate(prompts(), params, use_tqdm=False)
+        assert (llm.stats.scheduler.num_preemptions > 0) == (settings is TIGHT)
+    for output, before, prompt, each in zip(outputs, without, prompts(), params, strict=True):
+        assert output.outputs[0].token_ids == before.outputs[0].token_ids
+        if each is plain:
+            assert output.prompt_logprobs is None
+            continue
+        found = output.prompt_logprobs
+        assert found is not None and len(found) == len(prompt) and found[0] is None
+        expected = prompt_logprobs_of(judge, prompt)
+        for position, entry in enumerate(found[1:]):
+            assert entry is not None and entry.token_id == prompt[position + 1]
+            assert entry.logprob == pytest.approx(float(expected[position, entry.token_id]), abs=2e-3)
+            assert entry.rank == pytest.approx(1 + int((expected[position] > entry.logprob).sum()), abs=1)
+            assert list(entry.top_token_ids) == expected[position].topk(2).indices.tolist()
+            assert entry.top_logprobs == pytest.approx(expected[position].topk(2).values.tolist(), abs=2e-3)
+
+
+def test_a_request_for_several_answers_has_its_prompts_log_probabilities_once(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=1, max_tokens=4, prompt_logprobs=0, ignore_eos=True)
+    (output,) = llm.generate([[5, 6, 7, 8] * 10], params, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    assert [entry and entry.token_id for entry in output.prompt_logprobs] == [None, *([5, 6, 7, 8] * 10)[1:]]
+    assert len(output.outputs) == 3
+
+
+def test_a_prompt_of_one_token_has_nothing_foretold(llm: LLM) -> None:
+    (output,) = llm.generate([[5]], SamplingParams(max_tokens=2, prompt_logprobs=1), use_tqdm=False)
+    assert output.prompt_logprobs == (None,)
+
+
+def test_prefix_hits_are_used_again_by_those_who_do_not_ask(tiny_directory: Path) -> None:
+    prompt = list(range(1, 49))
+    with LLM(str(tiny_directory), max_num_seqs=4, block_size=16) as llm:
+        asked, plain = SamplingParams(max_tokens=2, prompt_logprobs=0), SamplingParams(max_tokens=2)
+        cached = [llm.generate([prompt], each, use_tqdm=False)[0].num_cached_tokens for each in (asked, asked, plain)]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0

@@ -179,7 +179,10 @@ def test_labels_and_neutral_values_pass() -> None:
 
 def test_no_parameter_is_both_supported_and_refused() -> None:
     assert not SAMPLING_FIELDS & UNSUPPORTED.keys()
-    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {"detokenize"}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {
+        "detokenize",
+        "prompt_logprobs",
+    }
 
 
 def test_openais_penalties_and_biases_are_read_with_token_ids_as_text() -> None:

@@ -18,9 +18,9 @@ UNTIL_CONTEXT_ENDS = None
 _ALIASES = ("max_completion_tokens", "top_logprobs")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
-# `detokenize` is left out: a line's answer is text.
+# Left out: `detokenize`, as a line's answer is text, and `prompt_logprobs`, which no answer has a place for.
 SAMPLING_FIELDS = frozenset(
-    {field.name for field in dataclasses.fields(SamplingParams)} - {"detokenize"} | set(_ALIASES)
+    {field.name for field in dataclasses.fields(SamplingParams)} - {"detokenize", "prompt_logprobs"} | set(_ALIASES)
 )
 
 # Accepted in an OpenAI body and without effect: they name, label or account for the request.

@@ -112,6 +112,7 @@ class Scheduler:
             token_ids=request.prompt_token_ids,
             leader=leader,
             logprobs=None if request.params.logprobs is None else [],
+            prompt_logprobs=None if request.params.prompt_logprobs is None or leader is not None else [None],
         )
 
     # ---- plan
@@ -235,6 +236,8 @@ class Scheduler:
         )
         copy = self.tables.make_writable(table, num_cached) if writes_shared else None
         sequence.table = table
+        if sequence.owes_prompt_logprobs:
+            sequence.prompt_logprobs = [None]  # from the beginning, also after a preemption
         self._capacity.opened(sequence, table)
         self._count_start(sequence, num_cached)
         row = self.rows.occupy(
@@ -268,6 +271,8 @@ class Scheduler:
 
     def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
+        if sequence.owes_prompt_logprobs:  # every token of the prompt has to be computed
+            return PrefixHit((), salt or "")
         hit = self.tables.find_prefix(token_ids, salt)
         is_full = hit.num_blocks * self.limits.block_size == len(token_ids)
         if is_full and hit.blocks[-1] in draft.written:  # too early to copy it
@@ -284,6 +289,7 @@ class Scheduler:
             seed=sequence.seed,
             params=sequence.request.params,
             stop_token_ids=sequence.stop_token_ids,
+            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.owes_prompt_logprobs else None,
         )
 
     # ---- leaving
@@ -340,6 +346,9 @@ class Scheduler:
         self._stats.num_generated_tokens += len(rows)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
+        for part in result.prompt_logprobs:
+            if self.rows.since[part.row] <= result.step:
+                self._events.take_prompt_logprobs(part)
         is_over = (finished != GOES_ON) | (self.rows.known[rows] >= self.rows.end[rows])
         events = []
         for position in np.flatnonzero(is_over | self.rows.is_watched[rows]).tolist():
