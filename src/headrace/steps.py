@@ -31,6 +31,7 @@ class Admission:
     seed: int
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
+    num_prompt_logprobs: int | None = None  # the prompt's log-probabilities are wanted, with so many of the likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,27 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPromptLogprobs:
+    """Log-probabilities of one row's prompt tokens, from position `start` on: [N] and [N, n or more]."""
+
+    row: int
+    start: int
+    chosen: npt.NDArray[np.float32]
+    ranks: IntArray
+    top_ids: IntArray
+    top_values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew, for the rows that drew."""
+    """What a step drew, for the rows that drew, and what it found of prompts."""
 
     step: int
     rows: IntArray
     tokens: IntArray
     finished: npt.NDArray[np.uint8]
     logprobs: StepLogprobs | None = None
+    prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
 
 
 class Runner(Protocol):

@@ -95,7 +95,7 @@ class AsyncEngine:
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
         request_id = request_id or f"request-{next(self._ids)}"
-        params = sampling_params or SamplingParams()
+        params = self._reader.with_tokens(sampling_params or SamplingParams())
         request = Request(request_id, prompt.token_ids, params, priority, cache_salt, watched=True)
         news = self._open_stream(request)
         answers = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)

@@ -146,8 +146,9 @@ class LLM:
         priority: int,
         tracked: dict[str, Answers],
     ) -> None:
-        request = Request(str(next(self._ids)), prompt.token_ids, params, priority, watched=bool(params.stop))
         try:
+            params = self._reader.with_tokens(params)
+            request = Request(str(next(self._ids)), prompt.token_ids, params, priority, watched=bool(params.stop))
             self._engine.client.submit(request)
         except RequestError as error:
             raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import ConfigError, RequestError
 from headrace.text import Tokenizer
-from headrace.types import TokenIds
+from headrace.types import SamplingParams, TokenIds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -78,6 +78,16 @@ class PromptReader:
                 "the model has no chat template; use generate() or a prompt instead of messages", param="messages"
             )
         return template.render(messages, **options)
+
+    def with_tokens(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with their bad words as tokens, each with a space before it and without."""
+        if not params.bad_words:
+            return params
+        tokenizer = self.tokenizer
+        texts = [space + word.lstrip() for word in params.bad_words for space in ("", " ")]
+        encoded = map(tuple, tokenizer.encode_batch(texts, add_special_tokens=False))
+        sequences = dict.fromkeys((*params.bad_words_token_ids, *(word for word in encoded if word)))
+        return replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
 
     def _ids_of(self, prompt: Prompt) -> TokenIds:
         raw = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt

@@ -27,11 +27,13 @@ from headrace.runner.decode_inputs import (
     splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
-from headrace.runner.results import step_logprobs
+from headrace.runner.prompt_logprobs import Pending, PromptLogprobsRows, foretell, kept_tokens
+from headrace.runner.results import on_its_way, step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.tiles import tiles_of
 from headrace.runner.upload import Upload, UploadRing
 from headrace.sampling import SampledLogprobs, Sampler
+from headrace.sampling.columns import sent
 from headrace.steps import BROKEN, Admission, IntArray, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
@@ -45,7 +47,8 @@ class Ticket:
     step: int
     rows: IntArray
     results: Tensor  # [2, B or more] int32, pinned: tokens, and how the rows stand
-    logprobs: SampledLogprobs | None  # on the device
+    logprobs: SampledLogprobs | None  # pinned too
+    prompts: Pending | None
     done: torch.cuda.Event
 
 
@@ -72,7 +75,8 @@ class GpuRunner:
         self._computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._block_tables = torch.full((num_rows, max_blocks), shape.num_blocks, dtype=torch.int32, device=device)
         self._is_finished = torch.ones(num_rows, dtype=torch.bool, device=device)
-        self._sampler = Sampler(num_rows, spec.vocab_size, device)
+        self._sampler = Sampler(num_rows, spec.vocab_size, device, tokens=self._tokens)
+        self._prompt_logprobs = PromptLogprobsRows(num_rows)
         self._caches = [
             ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -112,7 +116,14 @@ class GpuRunner:
         ticket.done.synchronize()
         tokens, finished = ticket.results.numpy()[:, : len(ticket.rows)].copy()
         logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
-        return StepResult(ticket.step, ticket.rows, tokens.astype(np.int64), finished.astype(np.uint8), logprobs)
+        return StepResult(
+            ticket.step,
+            ticket.rows,
+            tokens.astype(np.int64),
+            finished.astype(np.uint8),
+            logprobs,
+            () if ticket.prompts is None else ticket.prompts.results(),
+        )
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -154,6 +165,7 @@ class GpuRunner:
         for admission, place in zip(admissions, places[1:], strict=True):
             self._next_positions[admission.row] = admission.num_computed
             self._tokens[admission.row, : len(admission.token_ids)] = upload.get(place)
+            self._prompt_logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.params,
@@ -302,11 +314,25 @@ class GpuRunner:
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
         layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
         ends, rows = on_device[6:]
-        logits = self._decoder.logits(self._decoder.hidden(token_ids, layout, self._caches, kept=ends.long()))
+        hidden, prompts = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
+        logits = self._decoder.logits(hidden)
         self._advance(layout.rows, on_device[3])
         if self._sampler.is_plain(plan.rows[drawing]):
-            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False))
-        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False))
+            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), None, prompts)
+        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), prompts)
+
+    def _compute(
+        self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
+    ) -> tuple[Tensor, Pending | None]:
+        """What the model makes of the tokens at `ends`, and of prompts that want log-probabilities."""
+        positions = self._next_positions[plan.rows] - plan.num_tokens
+        spans = self._prompt_logprobs.spans(plan.rows, plan.num_tokens, positions)
+        if not spans:
+            return self._decoder.hidden(token_ids, layout, self._caches, kept=ends), None
+        kept = kept_tokens(plan.num_batched_tokens, host_ends, spans)
+        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=sent(kept.tokens, self._device))
+        prompts = foretell(self._decoder, hidden, kept, spans, self._tokens)
+        return hidden[sent(kept.ends, self._device)], prompts
 
     def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
         """The plan with the longest rows of one token first and prompts that begin in this step last, and how many
@@ -367,8 +393,14 @@ class GpuRunner:
         self, plan: StepPlan, logits: Tensor, rows: Tensor, *, advances: bool
     ) -> tuple[Tensor, SampledLogprobs | None]:
         rows_long = rows.long()
-        drawing = plan.rows[plan.samples]
-        sampled = self._sampler.sample(logits.float(), rows_long, self._lens[rows_long], host_rows=drawing)
+        drawing = plan.rows if plan.samples.all() else plan.rows[plan.samples]
+        sampled = self._sampler.sample(
+            logits.float(),
+            rows_long,
+            self._lens[rows_long],
+            host_rows=drawing,
+            host_lens=self._next_positions[drawing],  # what is computed is all that there is
+        )
         flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
         return self._append(rows, sampled.tokens, flags, advances=advances), sampled.logprobs
 
@@ -389,10 +421,18 @@ class GpuRunner:
         )
         return out
 
-    def _ticket(self, plan: StepPlan, results: Tensor, logprobs: SampledLogprobs | None = None) -> Ticket:
+    def _ticket(
+        self,
+        plan: StepPlan,
+        results: Tensor,
+        logprobs: SampledLogprobs | None = None,
+        prompts: Pending | None = None,
+    ) -> Ticket:
         """Send what was drawn on its way back. Contiguous on both sides: any other copy would wait for the device."""
         pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
         pinned.copy_(results, non_blocking=True)
+        logprobs = None if logprobs is None else on_its_way(logprobs)
+        prompts = None if prompts is None else replace(prompts, found=on_its_way(prompts.found))
         done = torch.cuda.Event()
         done.record()
-        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, done)
+        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, prompts, done)

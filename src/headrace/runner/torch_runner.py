@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
+from headrace.runner.prompt_logprobs import Pending, PromptLogprobsRows, foretell, kept_tokens
 from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
 from headrace.runner.shape import RunnerShape
@@ -29,7 +30,8 @@ class TorchRunner:
         self._rows = DeviceRows(
             num_rows=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
-        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device)
+        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._rows.tokens)
+        self._prompt_logprobs = PromptLogprobsRows(shape.max_num_seqs)
         self._caches = [
             ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -52,21 +54,34 @@ class TorchRunner:
         rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(rows):
             return StepResult(plan.step, *_NOTHING)
-        token_ids, layout = self._rows.layout(rows, num_tokens)
-        ends = (layout.query_starts[1:].long() - 1)[samples]
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=ends if len(ends) else None)
-        self._rows.advance(rows, num_tokens)
+        hidden, prompts = self._compute(rows, num_tokens, samples)
         drawing = rows[samples]
         if not len(drawing):
-            return StepResult(plan.step, *_NOTHING)
+            return _result(plan.step, None, None, prompts)
         logits = self._decoder.logits(hidden)
         sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
         self._rows.append(drawing, sampled.tokens, sampled.finished)
-        return _result(plan.step, drawing, sampled)
+        return _result(plan.step, drawing, sampled, prompts)
+
+    def _compute(self, rows: Tensor, num_tokens: Tensor, samples: Tensor) -> tuple[Tensor, Pending | None]:
+        """What the model makes of the tokens that are drawn from, and of prompts that want log-probabilities."""
+        positions = self._rows.computed[rows].numpy()
+        token_ids, layout = self._rows.layout(rows, num_tokens)
+        ends = (layout.query_starts[1:].long() - 1)[samples]
+        spans = self._prompt_logprobs.spans(rows.numpy(), num_tokens.numpy(), positions)
+        self._rows.advance(rows, num_tokens)
+        if not spans:
+            kept = ends if len(ends) else None
+            return self._decoder.hidden(token_ids, layout, self._caches, kept=kept), None
+        chosen = kept_tokens(len(token_ids), ends.numpy(), spans)
+        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=torch.from_numpy(chosen.tokens))
+        prompts = foretell(self._decoder, hidden, chosen, spans, self._rows.tokens)
+        return hidden[torch.from_numpy(chosen.ends)], prompts
 
     def _take_in(self, plan: StepPlan) -> None:
         self._rows.write(plan)
         for admission in plan.admissions:
+            self._prompt_logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.params,
@@ -90,11 +105,15 @@ class TorchRunner:
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
+def _result(step: int, rows: Tensor | None, sampled: Sampled | None, prompts: Pending | None) -> StepResult:
+    prompt_logprobs = () if prompts is None else prompts.results()
+    if rows is None or sampled is None:
+        return StepResult(step, *_NOTHING, prompt_logprobs=prompt_logprobs)
     return StepResult(
         step=step,
         rows=rows.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
+        prompt_logprobs=prompt_logprobs,
     )

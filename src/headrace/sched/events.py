@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
-from headrace.steps import BoolArray, StepResult
+from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
 
 
@@ -40,6 +40,23 @@ class EventWriter:
                 )
             )
 
+    def take_prompt_logprobs(self, part: StepPromptLogprobs) -> None:
+        sequence = self._rows.sequences[part.row]
+        assert sequence is not None and sequence.prompt_logprobs is not None
+        assert len(sequence.prompt_logprobs) == part.start, "a part of a prompt is missing"
+        num_top = sequence.request.params.prompt_logprobs or 0
+        tokens = sequence.request.prompt_token_ids[part.start :]
+        for position in range(len(part.chosen)):
+            sequence.prompt_logprobs.append(
+                TokenLogprobs(
+                    token_id=int(tokens[position]),
+                    logprob=float(part.chosen[position]),
+                    rank=int(part.ranks[position]),
+                    top_token_ids=tuple(part.top_ids[position, :num_top].tolist()),
+                    top_logprobs=tuple(part.top_values[position, :num_top].tolist()),
+                )
+            )
+
     def take_back_last(self, sequence: Sequence) -> None:
         """The last token was not drawn from anything: it never was."""
         self._rows.known[sequence.row] -= 1
@@ -53,6 +70,9 @@ class EventWriter:
         logprobs = None
         if sequence.logprobs is not None:
             logprobs, sequence.logprobs = tuple(sequence.logprobs), []
+        prompt_logprobs = None
+        if sequence.prompt_logprobs is not None and not sequence.owes_prompt_logprobs:
+            prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), None
         return SequenceEvent(
             request_id=sequence.request.request_id,
             index=sequence.index,
@@ -62,6 +82,7 @@ class EventWriter:
             logprobs=logprobs,
             num_cached_tokens=sequence.num_cached_tokens,
             error=error,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _answer(self, sequence: Sequence) -> TokenIds:

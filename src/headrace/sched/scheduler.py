@@ -25,6 +25,11 @@ from headrace.sched.stats import SchedulerStats
 from headrace.steps import BROKEN, GOES_ON, STOPPED, Admission, IntArray, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
+_NOTHING_TO_DRAW = (
+    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words and "
+    "min_tokens together forbid every token"
+)
+
 
 class Scheduler:
     """Owns sequences, rows and blocks. `plan` and `apply` are the only ways in which they change, but for `add` and
@@ -109,6 +114,7 @@ class Scheduler:
             token_ids=request.prompt_token_ids,
             leader=leader,
             logprobs=None if request.params.logprobs is None else [],
+            prompt_logprobs=None if request.params.prompt_logprobs is None or leader is not None else [None],
         )
 
     # ---- plan
@@ -234,6 +240,8 @@ class Scheduler:
         )
         copy = self.tables.make_writable(table, num_cached) if writes_shared else None
         sequence.table = table
+        if sequence.owes_prompt_logprobs:
+            sequence.prompt_logprobs = [None]  # from the beginning, also after a preemption
         self._capacity.opened(sequence, table)
         self._count_start(sequence, num_cached)
         row = self.rows.occupy(
@@ -276,6 +284,8 @@ class Scheduler:
 
     def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
+        if sequence.owes_prompt_logprobs:  # every token of the prompt has to be computed
+            return PrefixHit((), salt or "")
         hit = self.tables.find_prefix(token_ids, salt)
         is_full = hit.num_blocks * self.limits.block_size == len(token_ids)
         if is_full and hit.blocks[-1] in draft.written:  # too early to copy it
@@ -292,6 +302,7 @@ class Scheduler:
             seed=sequence.seed,
             params=sequence.request.params,
             stop_token_ids=sequence.stop_token_ids,
+            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.owes_prompt_logprobs else None,
         )
 
     # ---- leaving
@@ -348,6 +359,9 @@ class Scheduler:
         self._stats.num_generated_tokens += len(rows)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
+        for part in result.prompt_logprobs:
+            if self.rows.since[part.row] <= result.step:
+                self._events.take_prompt_logprobs(part)
         is_over = (finished != GOES_ON) | (self.rows.known[rows] >= self.rows.end[rows])
         events = []
         for position in np.flatnonzero(is_over | self.rows.is_watched[rows]).tolist():
@@ -367,7 +381,7 @@ class Scheduler:
             )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")
+            return self._finish(sequence, "abort", _NOTHING_TO_DRAW)
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 
     # ---- counting

@@ -35,6 +35,7 @@ class Sequence:
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as they have come; None once delivered
 
     @property
     def prompt_len(self) -> int:
@@ -44,6 +45,11 @@ class Sequence:
     def is_exact(self) -> bool:
         """Whether it cannot end before its limit."""
         return not self.stop_token_ids and not self.request.params.stop
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted and not all there."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 
     @property
     def has_answer(self) -> bool:
