@@ -30,6 +30,10 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     assert not modules_after("import headrace.cli.main") & HEAVY
 
 
+def test_the_batcher_comes_without_torch_and_numpy() -> None:
+    assert not modules_after("from headrace import DynamicBatcher") & (HEAVY | {"numpy"})
+
+
 @pytest.mark.parametrize("module", ["headrace.kv", "headrace.sched", "headrace.engine.core"])
 def test_the_engine_core_runs_without_torch(module: str) -> None:
     assert not modules_after(f"import {module}") & HEAVY

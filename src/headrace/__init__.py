@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.version import __version__
 
 if TYPE_CHECKING:
+    from headrace.batching import BatcherStats, DynamicBatcher
     from headrace.config import EngineConfig
     from headrace.engine.async_engine import AsyncEngine
     from headrace.engine.llm import LLM
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BatcherStats",
     "CompletionOutput",
+    "DynamicBatcher",
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
@@ -29,7 +32,9 @@ __all__ = [
 _HOMES = {
     "LLM": "headrace.engine.llm",
     "AsyncEngine": "headrace.engine.async_engine",
+    "BatcherStats": "headrace.batching",
     "CompletionOutput": "headrace.types",
+    "DynamicBatcher": "headrace.batching",
     "EngineConfig": "headrace.config",
     "RequestOutput": "headrace.types",
     "SamplingParams": "headrace.types",

@@ -5,6 +5,7 @@
     ├── ModelError             a model cannot be found, read or run
     │   └── UnsupportedModelError   its architecture or format is not one we know
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
+    ├── BatchError             a callable did not answer the batch it was given
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
     └── JobError               a batch job cannot start or go on
 
@@ -40,6 +41,10 @@ class RequestError(HeadraceError, ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class BatchError(HeadraceError):
+    pass
 
 
 class EngineDeadError(HeadraceError):

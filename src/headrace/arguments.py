@@ -1,0 +1,35 @@
+"""Misspelt keyword arguments of functions are refused with the name that was probably meant."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from headrace.errors import HeadraceError, nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checks_arguments(
+    error: Callable[[str], HeadraceError], *, name: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: an unknown keyword argument is an `error` that names the nearest known one, or all there are."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        shown = name or function.__name__ + "()"
+        known = [p.name for p in inspect.signature(function).parameters.values() if p.name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for given in kwargs:
+                if given not in known:
+                    hint = nearest(given, known) or f"; it takes {', '.join(known)}"
+                    raise error(f"{shown} has no argument {given!r}{hint}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
