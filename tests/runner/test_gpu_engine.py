@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace import LLM, SamplingParams
-from tests.engine.tiny import SHAPE, save_model
+from tests.engine.tiny import FAMILIES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +51,7 @@ def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat16(family: str, tmp_path: Path) -> None:
     """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best."""
     in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
