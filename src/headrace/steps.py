@@ -43,6 +43,18 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What to report of a row's tokens in a step: of those from `first` on, either the sum of their hidden states
+    after the final norm, or the log-probability of each one's target as the next token."""
+
+    row: int
+    first: int  # counted among the row's tokens of this step
+    num_tokens: int
+    targets: TokenIds | None
+    is_last: bool  # the row ends with this step
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: first the changes (admissions, table writes, copies), then `num_tokens` of each row."""
 
@@ -54,6 +66,7 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     table_writes: TableWrites | None = None
     copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
+    reads: tuple[Read, ...] = ()
     is_steady: bool = False  # the same rows as the step before, one token each: only table writes can differ
 
 
@@ -69,14 +82,24 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What a `Read` brought: [H], or a value for each target."""
+
+    row: int
+    is_last: bool
+    values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew, for the rows that drew."""
+    """What a step drew, for the rows that drew, and read."""
 
     step: int
     rows: IntArray
     tokens: IntArray
     finished: npt.NDArray[np.uint8]
     logprobs: StepLogprobs | None = None
+    readings: tuple[Reading, ...] = ()
 
 
 class Runner(Protocol):

@@ -27,6 +27,7 @@ from headrace.runner.decode_inputs import (
     splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
+from headrace.runner.reads import ReadValues, StepReads, lay_out, read, readings
 from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.tiles import tiles_of
@@ -47,6 +48,7 @@ class Ticket:
     results: Tensor  # [2, B or more] int32, pinned: tokens, and how the rows stand
     logprobs: SampledLogprobs | None  # on the device
     done: torch.cuda.Event
+    reads: tuple[StepReads, ReadValues] | None = None  # pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ class GpuRunner:
         ticket.done.synchronize()
         tokens, finished = ticket.results.numpy()[:, : len(ticket.rows)].copy()
         logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
-        return StepResult(ticket.step, ticket.rows, tokens.astype(np.int64), finished.astype(np.uint8), logprobs)
+        found = () if ticket.reads is None else readings(*ticket.reads)
+        return StepResult(ticket.step, ticket.rows, tokens.astype(np.int64), finished.astype(np.uint8), logprobs, found)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -122,7 +125,8 @@ class GpuRunner:
     def _num_values(self, plan: StepPlan) -> int:
         num_prompt = sum(len(admission.token_ids) + 16 for admission in plan.admissions)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.rows)
-        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.rows) + 1024
+        num_read = 2 * sum(read.num_tokens for read in plan.reads)
+        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + num_read + 64 * len(plan.rows) + 1024
 
     def _take_in(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -290,6 +294,9 @@ class GpuRunner:
             token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles, starts[1:][drawing] - 1, plan.rows[drawing],
         )  # fmt: skip
         places = [upload.put(array) for array in arrays]
+        reads = lay_out(plan.reads, plan.rows, plan.num_tokens) if plan.reads else None
+        if reads is not None:
+            places += [upload.put(array) for array in (reads.indexes, reads.pooled_lens, reads.targets)]
         self._is_sharing = False
         groups = self._groups(plan, num_single)
         shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
@@ -301,12 +308,19 @@ class GpuRunner:
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
         layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
-        ends, rows = on_device[6:]
-        logits = self._decoder.logits(self._decoder.hidden(token_ids, layout, self._caches, kept=ends.long()))
+        ends, rows = on_device[6:8]
+        kept = ends.long() if reads is None else torch.cat([ends, on_device[8]]).long()
+        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=kept)
+        logits = self._decoder.logits(hidden[: len(drawing)])
         self._advance(layout.rows, on_device[3])
+        found = None
+        if reads is not None:
+            lens, targets = (array.long() for array in on_device[9:])
+            found = reads, read(self._decoder, hidden[len(drawing) :], lens, targets).to_host()
         if self._sampler.is_plain(plan.rows[drawing]):
-            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False))
-        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False))
+            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), reads=found)
+        results, logprobs = self._draw_with_all_features(plan, logits, rows, advances=False)
+        return self._ticket(plan, results, logprobs, reads=found)
 
     def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
         """The plan with the longest rows of one token first and prompts that begin in this step last, and how many
@@ -389,10 +403,17 @@ class GpuRunner:
         )
         return out
 
-    def _ticket(self, plan: StepPlan, results: Tensor, logprobs: SampledLogprobs | None = None) -> Ticket:
+    def _ticket(
+        self,
+        plan: StepPlan,
+        results: Tensor,
+        logprobs: SampledLogprobs | None = None,
+        *,
+        reads: tuple[StepReads, ReadValues] | None = None,
+    ) -> Ticket:
         """Send what was drawn on its way back. Contiguous on both sides: any other copy would wait for the device."""
         pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
         pinned.copy_(results, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, done)
+        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, done, reads)

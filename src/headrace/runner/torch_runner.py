@@ -11,12 +11,13 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
+from headrace.runner.reads import StepReads, lay_out, read, readings
 from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
 from headrace.runner.shape import RunnerShape
 from headrace.runner.threads import use_threads
 from headrace.sampling import Sampled, Sampler
-from headrace.steps import BoolArray, IntArray, StepPlan, StepResult
+from headrace.steps import BoolArray, IntArray, Reading, StepPlan, StepResult
 
 
 class TorchRunner:
@@ -54,15 +55,22 @@ class TorchRunner:
             return StepResult(plan.step, *_NOTHING)
         token_ids, layout = self._rows.layout(rows, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=ends if len(ends) else None)
+        reads = lay_out(plan.reads, rows.numpy(), num_tokens.numpy()) if plan.reads else None
+        kept = ends if reads is None else torch.cat([ends, torch.from_numpy(reads.indexes)])
+        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=kept if len(kept) else None)
         self._rows.advance(rows, num_tokens)
+        found = () if reads is None else self._read(reads, hidden[len(ends) :])
         drawing = rows[samples]
         if not len(drawing):
-            return StepResult(plan.step, *_NOTHING)
-        logits = self._decoder.logits(hidden)
+            return StepResult(plan.step, *_NOTHING, readings=found)
+        logits = self._decoder.logits(hidden[: len(drawing)])
         sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
         self._rows.append(drawing, sampled.tokens, sampled.finished)
-        return _result(plan.step, drawing, sampled)
+        return _result(plan.step, drawing, sampled, found)
+
+    def _read(self, reads: StepReads, hidden: Tensor) -> tuple[Reading, ...]:
+        lens, targets = torch.from_numpy(reads.pooled_lens), torch.from_numpy(reads.targets)
+        return readings(reads, read(self._decoder, hidden, lens, targets))
 
     def _take_in(self, plan: StepPlan) -> None:
         self._rows.write(plan)
@@ -90,11 +98,12 @@ class TorchRunner:
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, rows: Tensor, sampled: Sampled) -> StepResult:
+def _result(step: int, rows: Tensor, sampled: Sampled, found: tuple[Reading, ...]) -> StepResult:
     return StepResult(
         step=step,
         rows=rows.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
+        readings=found,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headrace.kv import BlockTable
+from headrace.steps import Reading
 from headrace.types import Request, TokenIds, TokenLogprobs
 
 
@@ -35,6 +36,7 @@ class Sequence:
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
+    readings: list[Reading] = field(default_factory=list)  # of its prompt so far, since it last got a row
 
     @property
     def prompt_len(self) -> int:
