@@ -31,6 +31,7 @@ class Admission:
     seed: int
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
+    num_prompt_logprobs: int | None = None  # the prompt's log-probabilities are wanted, with so many of the likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,18 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPromptLogprobs:
+    """Log-probabilities of one row's prompt tokens, from position `start` on: [N] and [N, n or more]."""
+
+    row: int
+    start: int
+    chosen: npt.NDArray[np.float32]
+    ranks: IntArray
+    top_ids: IntArray
+    top_values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What a `Read` brought: [H], or a value for each target."""
 
@@ -92,13 +105,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew, for the rows that drew, and read."""
+    """What a step drew, for the rows that drew, and what it found and read of prompts."""
 
     step: int
     rows: IntArray
     tokens: IntArray
     finished: npt.NDArray[np.uint8]
     logprobs: StepLogprobs | None = None
+    prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
     readings: tuple[Reading, ...] = ()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +23,9 @@ Pooling = Literal["last", "mean"]
 
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300  # tokens with a bias of their own; OpenAI's bound
+MAX_BAD_WORDS = 128  # token sequences; a word has two, with a space before it and without
+MAX_BAD_WORD_LEN = 16  # tokens of each
 
 
 def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]], type[T]]:
@@ -59,6 +62,13 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: all tokens
     min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer: positive logits are divided by it, others multiplied
+    presence_penalty: float = 0.0  # off the logit of each token that the answer has
+    frequency_penalty: float = 0.0  # the same, once for each time that it has it
+    logit_bias: Mapping[int, float] | None = None  # added to the logits of these tokens
+    allowed_token_ids: Sequence[int] | None = None  # nothing else is drawn
+    bad_words: Sequence[str] = ()  # never completed within the answer; the front turns them into the next field
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -67,6 +77,7 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: up to the end of the context
     min_tokens: int = 0
     logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -75,6 +86,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         self._check_numbers()
         self._check_stops()
+        self._check_penalties()
+        self._check_chosen_tokens()
 
     def _check_numbers(self) -> None:
         _integer("n", self.n, low=1)
@@ -88,6 +101,8 @@ class SamplingParams:
             _integer("seed", self.seed, low=-(2**63), high=2**64 - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, low=0, high=MAX_LOGPROBS)
         _number("temperature", self.temperature, low=0.0, high=1e4)
         _number("top_p", self.top_p, low=0.0, high=1.0)
         _number("min_p", self.min_p, low=0.0, high=1.0)
@@ -101,6 +116,48 @@ class SamplingParams:
             _integer("stop_token_ids", token, low=0)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
+
+    def _check_penalties(self) -> None:
+        _number("repetition_penalty", self.repetition_penalty, low=0.01, high=100.0)
+        _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+
+    def _check_chosen_tokens(self) -> None:
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        words = _list("bad_words", (self.bad_words,) if isinstance(self.bad_words, str) else self.bad_words)
+        if not all(isinstance(word, str) and word.strip() for word in words):
+            raise _refuse("bad_words", self.bad_words, "a list of words")
+        object.__setattr__(self, "bad_words", words)
+        given = _list("bad_words_token_ids", self.bad_words_token_ids)
+        sequences = tuple(_token_ids("bad_words_token_ids", word) for word in given)
+        for sequence in sequences:
+            if len(sequence) > MAX_BAD_WORD_LEN:
+                rule = f"at most {MAX_BAD_WORD_LEN} tokens long"
+                raise RequestError(f"a bad word must be {rule}, got {len(sequence)}", param="bad_words")
+        if len(sequences) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"bad_words can be at most {MAX_BAD_WORDS} token sequences, got {len(sequences)} "
+                "(a word has two: with a space before it and without)",
+                param="bad_words",
+            )
+        object.__setattr__(self, "bad_words_token_ids", sequences)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        named = {
+            "logit_bias": self.logit_bias or (),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words_token_ids": [token for word in self.bad_words_token_ids for token in word],
+        }
+        for param, tokens in named.items():
+            largest = max(tokens, default=0)
+            if largest >= vocab_size:
+                raise RequestError(
+                    f"{param} has token id {largest}, but the vocabulary has {vocab_size:,} tokens", param=param
+                )
 
     @property
     def is_greedy(self) -> bool:
@@ -119,6 +176,37 @@ def _number(param: str, value: object, *, low: float, high: float) -> None:
         raise _refuse(param, value, "a finite number")
     if not low <= value <= high:
         raise _refuse(param, value, f"between {low:g} and {high:g}")
+
+
+def _list(param: str, given: object) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise _refuse(param, given, "a list")
+    return tuple(given)
+
+
+def _token_ids(param: str, given: object) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, (Sequence, set, frozenset, np.ndarray)) or not len(given):
+        raise _refuse(param, given, "a list of at least one token id")
+    for token in given:
+        _integer(param, token, low=0)
+    return tuple(int(token) for token in given)
+
+
+def _biases(given: object) -> dict[int, float]:
+    """Token ids to biases. OpenAI's ids are text, as JSON wants it."""
+    if not isinstance(given, Mapping):
+        raise _refuse("logit_bias", given, "a mapping from token ids to biases")
+    if len(given) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias can have at most {MAX_LOGIT_BIAS} tokens, got {len(given)}", param="logit_bias")
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        token_id = int(token) if isinstance(token, str) and token.isdecimal() else token
+        _integer("logit_bias", token_id, low=0)
+        _number("logit_bias", bias, low=-100.0, high=100.0)
+        biases[int(token_id)] = float(bias)
+    return biases
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,13 +242,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """For one generated token: its own log-probability and rank, and the most likely tokens with theirs."""
+    """For one token: its own log-probability and rank, and the most likely tokens with theirs."""
 
     token_id: int
     logprob: float
     rank: int  # 1 is the most likely
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +266,7 @@ class SequenceEvent:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
     readout: npt.NDArray[np.float64] | None = None  # at the end: the pooled state [H], or a value for each target
 
 
@@ -206,6 +298,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # why the engine gave it up, if it did
+    prompt_logprobs: PromptLogprobs | None = None  # if the request asked, once its prompt is computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,8 +27,13 @@ def test_equals_that_begin_alike_start_side_by_side() -> None:
     prompts = [[7, 1], [3, 9], [7, 2], [3, 1]]
     assert starting_order(prompts, limits(4, 4, 4, 4)) == [3, 1, 0, 2]
     assert starting_order(["on b", "an x", "on a"], limits(4, 4, 4)) == [1, 2, 0]
-    mixed = [{"prompt": "on"}, [1], {"prompt_token_ids": [0]}, "an", 5, None]
-    assert sorted(starting_order(mixed, limits(*[4] * 6))) == [0, 1, 2, 3, 4, 5]  # type: ignore[arg-type]
+    dictionaries = [{"prompt": "on"}, {"prompt_token_ids": [0]}, {"prompt": "an"}]
+    assert starting_order(dictionaries, limits(4, 4, 4)) == [1, 2, 0]
+
+
+def test_what_cannot_be_compared_keeps_its_place() -> None:
+    odd = ["a", 5, [1], (0,), None]
+    assert starting_order(odd, limits(4, 4, 4, 9, 4)) == [3, 0, 1, 2, 4]  # type: ignore[arg-type]
 
 
 def test_the_work_is_levelled_to_the_length_of_its_longest_answer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.engine.tiny import FAMILIES, SHAPE, greedy, save_model
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))  # never drawn, but who knows: it may be preempted
 
 
 def prompts_that_begin_alike() -> list[list[int]]:
@@ -61,7 +63,7 @@ def test_settings_change_the_schedule_and_never_the_answer(settings: dict[str, o
     with LLM(str(tiny_directory), max_num_seqs=6) as plain:
         expected = [o.outputs[0].token_ids for o in plain.generate(prompts, GREEDY, use_tqdm=False)]
     with LLM(str(tiny_directory), max_num_seqs=6, **settings) as llm:
-        outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, OPEN_ENDED, use_tqdm=False)]
         preemptions = llm.stats.scheduler.num_preemptions
     assert outputs == expected
     if settings.get("capacity_policy") == "guaranteed_no_evict":

@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -66,10 +68,23 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
 }
+# The short divisors are the long ones: transformers goes from one to the other as a text grows, an engine cannot.
+PHI4 = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
+        "long_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
+        "original_max_position_embeddings": 64,
+    },
+}
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 24}),
+    "phi4": (Phi3Config, Phi3ForCausalLM, PHI4),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "gemma": (GemmaConfig, GemmaForCausalLM, {}),

@@ -179,7 +179,16 @@ def test_labels_and_neutral_values_pass() -> None:
 
 def test_no_parameter_is_both_supported_and_refused() -> None:
     assert not SAMPLING_FIELDS & UNSUPPORTED.keys()
-    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {"detokenize"}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {
+        "detokenize",
+        "prompt_logprobs",
+    }
+
+
+def test_openais_penalties_and_biases_are_read_with_token_ids_as_text() -> None:
+    params = good(chat(presence_penalty=0.5, frequency_penalty=-1, logit_bias={"17": -100, "5": 2.5})).params
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
+    assert params.logit_bias == {17: -100.0, 5: 2.5}
 
 
 def test_another_model_is_noted_and_answered() -> None:
@@ -227,7 +236,13 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "too many answers": ({"prompt": "a", "n": 1000}, "invalid_request", "between 1 and 128"),
     "top_logprobs alone": ({"prompt": "a", "top_logprobs": 2}, "invalid_request", "needs logprobs"),
     "logprobs text": ({"prompt": "a", "logprobs": "yes"}, "invalid_request", "logprobs must be an integer"),
-    "a penalty": ({"prompt": "a", "presence_penalty": 0.5}, "unsupported", "presence_penalty=0.5 is not supported"),
+    "a penalty too large": ({"prompt": "a", "presence_penalty": 3}, "invalid_request", "between -2 and 2, got 3"),
+    "a bias of no token": (chat(logit_bias={"a": 1}), "invalid_request", "logit_bias must be an integer, got 'a'"),
+    "a bias too large": (chat(logit_bias={"5": 200}), "invalid_request", "between -100 and 100, got 200"),
+    "a list of biases": (chat(logit_bias=[5]), "invalid_request", "a mapping from token ids to biases"),
+    "no allowed tokens": ({"prompt": "a", "allowed_token_ids": []}, "invalid_request", "at least one token id"),
+    "bad words a number": ({"prompt": "a", "bad_words": 5}, "invalid_request", "bad_words must be a list, got 5"),
+    "prompt_logprobs": ({"prompt": "a", "prompt_logprobs": 1}, "unsupported", "prompt_logprobs=1 is not supported"),
     "sampling_params": ({"prompt": "a", "sampling_params": {}}, "unsupported", "beside the prompt"),
     "no custom_id": ({**chat(), "custom_id": None}, "invalid_line", "custom_id must be a non-empty text"),
     "custom_id a number": ({**chat(), "custom_id": 5}, "invalid_line", "got 5"),

@@ -52,6 +52,34 @@ QWEN2 = {
     "sliding_window": 100,
     "max_window_layers": 3,
 }
+PHI_4_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 199999,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 199999,
+    "full_attn_mod": 1,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "interpolate_factor": 1,
+    "intermediate_size": 8192,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "phi3",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 200064,
+}
 GEMMA_2_2B = {
     "architectures": ["Gemma2ForCausalLM"],
     "attention_bias": False,
@@ -123,6 +151,27 @@ def test_the_config_of_llama_3_2_reads_as_its_authors_mean_it() -> None:
     assert read.windows == (None,) * 16
 
 
+def test_the_config_of_phi_4_mini_reads_as_its_authors_mean_it() -> None:
+    read = spec(PHI_4_MINI)
+    assert read.num_params == 3_836_021_760
+    assert (read.max_model_len, read.rotary_dim, read.windows) == (131072, 96, (None,) * 32)
+    assert (read.rope.kind, read.rope.original_max_len) == ("longrope", 4096)
+    assert read.rope.attention_factor == pytest.approx(1.1902380714238083)
+    assert (read.rope.short_divisors, read.rope.long_divisors) == ((1.0,) * 48, (2.0,) * 48)
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_longrope_goes_by_other_names_in_older_configs(name: str) -> None:
+    older = PHI_4_MINI["rope_scaling"] | {"type": name}
+    assert spec(PHI_4_MINI, rope_scaling=older) == spec(PHI_4_MINI)
+
+
+@pytest.mark.parametrize("share", [1.5, -0.5, 0.04])
+def test_a_share_of_the_head_that_cannot_rotate_is_refused(share: float) -> None:
+    with pytest.raises(ModelError, match="even number of dimensions that rotate"):
+        spec(PHI_4_MINI, partial_rotary_factor=share)
+
+
 def test_the_config_of_gemma_2_reads_as_its_authors_mean_it() -> None:
     read = spec(GEMMA_2_2B)
     assert read.num_params == 2_614_341_888
@@ -185,7 +234,7 @@ def test_the_first_gemma_means_the_tanh_when_it_says_gelu() -> None:
         {"attn_logit_softcapping": 50.0},
         {"use_bidirectional_attention": True},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
         {"layer_types": ["chunked_attention"] * 26},
         {"sliding_window": None},
         {"altup_num_inputs": 4, "laurel_rank": 64, "num_experts": 4},
@@ -241,7 +290,7 @@ def test_a_window_as_long_as_the_context_is_none() -> None:
     assert spec(mistral, max_position_embeddings=4096).windows == (None,) * 4
 
 
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
 def test_stretched_rope_stretches_the_context(kind: str) -> None:
     scaling = {"rope_type": kind, "factor": 4.0}
     assert spec(QWEN2, rope_scaling=scaling, max_position_embeddings=1000).max_model_len == 4000
@@ -260,8 +309,8 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones_and_the_nearest(
     "change",
     [
         {"hidden_act": "gelu"},
-        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
         {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}},
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         {"partial_rotary_factor": 0.5},
@@ -295,6 +344,8 @@ def test_features_that_are_switched_off_are_fine() -> None:
         {"num_key_value_heads": 3},
         {"head_dim": 15},
         {"rope_scaling": {"rope_type": "linear"}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [0.0]}},
         {"use_sliding_window": True, "sliding_window": 0},
     ],
 )

@@ -19,8 +19,12 @@ from transformers import (
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -67,6 +71,17 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 
+
+def longrope(rotary_dim: int, original_max_len: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(rotary_dim // 2)],
+        "long_factor": [2.0 + 0.5 * i for i in range(rotary_dim // 2)],
+        "original_max_position_embeddings": original_max_len,
+    }
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "llama, tied, one kv head a query head": lambda: LlamaForCausalLM(
@@ -76,6 +91,24 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama 3.1": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
     "mistral, sliding window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)),
     "mistral, no window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=32)),
+    "ministral": lambda: MinistralForCausalLM(
+        MinistralConfig(
+            **SMALL,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        )
+    ),
+    "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, sliding_window=8)),
+    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(
+        Phi3Config(**SMALL, rope_parameters=longrope(16, 4))
+    ),
+    "phi 3, within the original context": lambda: Phi3ForCausalLM(
+        Phi3Config(**SMALL, rope_parameters=longrope(16, 128))
+    ),
+    "phi 4, a part of each head rotates": lambda: Phi3ForCausalLM(
+        Phi3Config(**SMALL, tie_word_embeddings=True, rope_parameters=longrope(12, 4) | {"partial_rotary_factor": 0.75})
+    ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
@@ -92,6 +125,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         Gemma3TextConfig(**GEMMA3, layer_types=["full_attention", "sliding_attention"] * 3 + ["full_attention"])
     ),
 }
+MAX_LENS = {"phi 3, within the original context": 128}  # of engines whose context is not the model's
 
 Step = list[tuple[int, int]]  # (row, number of its next tokens)
 SCHEDULES: dict[str, list[Step]] = {
@@ -124,7 +158,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs = FAMILIES[request.param]().float().eval()
     randomize(theirs)
     theirs.save_pretrained(directory)
-    return Pair(theirs=theirs, ours=load(directory))
+    return Pair(theirs=theirs, ours=load(directory, MAX_LENS.get(request.param)))
 
 
 def randomize(model: PreTrainedModel) -> None:
@@ -134,8 +168,8 @@ def randomize(model: PreTrainedModel) -> None:
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
 
 
-def load(directory: Path) -> Decoder:
-    return load_decoder(open_checkpoint(str(directory)), dtype=torch.float32, device="cpu")
+def load(directory: Path, max_len: int | None = None) -> Decoder:
+    return load_decoder(open_checkpoint(str(directory)), dtype=torch.float32, device="cpu", max_len=max_len)
 
 
 class PagedRun:

@@ -10,10 +10,12 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headrace.models.hub_config import read_rope
-from headrace.models.rope import cos_sin_table, inverse_frequencies
+from headrace.models.rope import cos_sin_table, head_order, inverse_frequencies
 from headrace.models.spec import RopeSpec
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+LONGROPE = {"short_factor": [1 + 0.01 * i for i in range(64)], "long_factor": [1 + 0.5 * i for i in range(64)]}
 
 
 @pytest.mark.parametrize(
@@ -32,13 +34,24 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
             "beta_fast": 16.0,
         },
         {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False, "attention_factor": 1.2},
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 1024, **LONGROPE},
+        {"rope_type": "longrope", "rope_theta": 1e4, "factor": 3.0, **LONGROPE},
+        {"rope_type": "longrope", "rope_theta": 1e4, "attention_factor": 1.5, **LONGROPE},
     ],
 )
-def test_frequencies_equal_those_of_transformers(parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize("max_len", [1000, 2048, 5000])  # 2048: the config's
+@pytest.mark.parametrize("share", [1.0, 0.75])
+def test_frequencies_equal_those_of_transformers(parameters: dict[str, Any], max_len: int, share: float) -> None:
+    parameters = parameters | {"partial_rotary_factor": share}
+    if "short_factor" in parameters:
+        parameters |= {key: parameters[key][: int(64 * share)] for key in ("short_factor", "long_factor")}
     config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=dict(parameters))
-    expected, attention_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+    init = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    expected, attention_factor = init(config, torch.device("cpu"), seq_len=max_len)
     rope = read_rope({"rope_parameters": parameters, "max_position_embeddings": config.max_position_embeddings})
-    torch.testing.assert_close(inverse_frequencies(rope, 128).float(), expected, rtol=1e-5, atol=0)
+    found = inverse_frequencies(rope, int(128 * share), max_len=max_len)
+    torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=0)
     assert rope.attention_factor == pytest.approx(attention_factor)
 
 
@@ -54,3 +67,28 @@ def test_a_long_table_is_exact_at_its_far_end() -> None:
     angles = torch.tensor(99_999, dtype=torch.float64) * 500_000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
     torch.testing.assert_close(table[-1], torch.cat((angles.cos(), angles.sin())).float(), atol=1e-7, rtol=0)
     assert table.shape == (100_000, 8)
+
+
+def test_dimensions_that_do_not_rotate_keep_their_value() -> None:
+    table = cos_sin_table(RopeSpec(), head_dim=16, rotary_dim=4, max_len=10, device=torch.device("cpu"))
+    cos, sin = table[:, :8], table[:, 8:]
+    assert (cos[1:, :2] != 1).all() and (sin[1:, :2] != 0).all()
+    assert (cos[:, 2:] == 1).all() and (sin[:, 2:] == 0).all()
+    still = cos_sin_table(RopeSpec(kind="none"), head_dim=16, max_len=10, device=torch.device("cpu"))
+    assert (still[:, :8] == 1).all() and (still[:, 8:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "rotates_pairs", "order"),
+    [
+        (None, False, None),
+        (8, False, None),
+        (4, False, [0, 1, 4, 5, 2, 3, 6, 7]),
+        (None, True, [0, 2, 4, 6, 1, 3, 5, 7]),
+        (4, True, [0, 2, 4, 5, 1, 3, 6, 7]),
+    ],
+)
+def test_dimensions_that_rotate_together_stand_half_a_head_apart(
+    rotary_dim: int | None, rotates_pairs: bool, order: list[int] | None
+) -> None:
+    assert head_order(8, rotary_dim, rotates_pairs=rotates_pairs) == order

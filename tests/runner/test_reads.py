@@ -5,7 +5,7 @@ import torch
 
 from headrace.engine.core import EngineCore
 from headrace.runner.fake import FakeRunner
-from headrace.runner.reads import ReadValues, lay_out, readings
+from headrace.runner.reads import PendingReads, ReadValues, lay_out
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import Read
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent
@@ -34,7 +34,8 @@ def test_values_go_back_to_the_rows_that_asked() -> None:
         Read(0, 0, 1, more, is_last=True),
     )
     layout = lay_out(reads, np.array([3, 1, 0]), np.array([2, 2, 1]))
-    found = readings(layout, ReadValues(torch.tensor([[0.5, 0.25]]), torch.tensor([-1.0, -2.0, -3.0])))
+    values = ReadValues(torch.tensor([[0.5, 0.25]]), torch.tensor([-1.0, -2.0, -3.0]))
+    found = PendingReads(layout, values).results()
     assert [(each.row, each.is_last, each.values.tolist()) for each in found] == [
         (1, True, [0.5, 0.25]),
         (3, False, [-1.0, -2.0]),

@@ -316,11 +316,15 @@ class Answer:
     readout: list[float] | None = None
 
 
+NEVER_DRAWN = 10**6  # as a stop token: then nobody can know how long an answer will be
+
+
 class Driver:
     """A scheduler on a checking runner, one call a move, and all answers so far by (request id, index)."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, stop_token_ids: tuple[int, ...] = ()) -> None:
         self.limits = limits
+        self.stop_token_ids = stop_token_ids  # of requests that bring none
         self.scheduler = Scheduler(limits)
         self.runner = CheckingRunner(limits, self.live_rows)
         self.in_flight: deque[StepResult] = deque()
@@ -332,8 +336,9 @@ class Driver:
         return [sequence.row for sequence in self.scheduler.rows.running()]
 
     def add(
-        self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] = ()
+        self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] | None = None
     ) -> None:
+        stop_token_ids = self.stop_token_ids if stop_token_ids is None else stop_token_ids
         seeds = tuple(range(request.params.n)) if seeds is None else seeds
         self.scheduler.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
         prompt = request.prompt_token_ids.tolist()

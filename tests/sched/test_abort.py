@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headrace.sched import SchedulerLimits
-from tests.sched.checking_runner import Driver, make_request
+from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 
 def make_driver(**options: object) -> Driver:
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "num_blocks": 64, "block_size": 4}
-    return Driver(SchedulerLimits(**{**values, **options}))  # type: ignore[arg-type]
+    return Driver(SchedulerLimits(**{**values, **options}), stop_token_ids=(NEVER_DRAWN,))  # type: ignore[arg-type]
 
 
 def finish(driver: Driver, depth: int = 0) -> None:

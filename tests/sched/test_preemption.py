@@ -6,12 +6,13 @@ import pytest
 
 from headrace.sched import SchedulerLimits
 from headrace.steps import Admission, StepPlan
-from tests.sched.checking_runner import Driver, make_request
+from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 
 def make_driver(num_blocks: int, **options: object) -> Driver:
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "block_size": 4, **options}
-    return Driver(SchedulerLimits(num_blocks=num_blocks, **values))  # type: ignore[arg-type]
+    limits = SchedulerLimits(num_blocks=num_blocks, **values)  # type: ignore[arg-type]
+    return Driver(limits, stop_token_ids=(NEVER_DRAWN,))
 
 
 def admissions(driver: Driver, depth: int = 0) -> list[Admission]:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.sched import SchedulerLimits
 from headrace.types import Readout
-from tests.sched.checking_runner import Driver, make_request
+from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 MAX_REQUESTS = 12
 MAX_IN_FLIGHT = 6
@@ -98,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _add(self, prompt: list[int], data: st.DataObject) -> None:
         request = make_request(f"{len(self.prompts)}", prompt, **data.draw(options(self.driver.limits, len(prompt))))
         seeds = tuple(data.draw(st.integers(0, 2)) for _ in range(request.params.n))
-        stop_token_ids = data.draw(st.sampled_from([(), (3,), (5, 6, 7, 8, 9)]))
+        stop_token_ids = data.draw(st.sampled_from([(), (NEVER_DRAWN,), (3,), (5, 6, 7, 8, 9)]))
         self.driver.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
         self.prompts.append(prompt)
 

@@ -9,7 +9,7 @@ from headrace.errors import RequestError
 from headrace.sched import SchedulerLimits
 from headrace.steps import Reading
 from headrace.types import Readout
-from tests.sched.checking_runner import Driver, make_request
+from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 PROMPT = list(range(1, 24))
 TARGETS = np.array([5, 6, 7, 8, 9, 10, 11], np.int32)
@@ -52,7 +52,7 @@ def test_a_step_reads_only_what_is_asked_for() -> None:
 def test_a_preempted_readout_begins_again_and_forgets_what_was_read() -> None:
     """The answer needs its last block while the readout, younger, is half read."""
     driver = make_driver(max_num_seqs=2, max_num_batched_tokens=2, num_blocks=7, max_model_len=28)
-    driver.add(make_request("old", [1], max_tokens=12, temperature=0))
+    driver.add(make_request("old", [1], max_tokens=12, temperature=0), stop_token_ids=(NEVER_DRAWN,))
     driver.turn()
     driver.add(make_request("young", PROMPT, readout=Readout(pooling="mean")))
     driver.drain()

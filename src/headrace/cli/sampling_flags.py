@@ -19,6 +19,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "top_p": {"type": float, "metavar": "X", "help": "draw from the likeliest tokens of this joint probability"},
     "top_k": {"type": int, "metavar": "N", "help": "draw from this many of the likeliest tokens"},
     "min_p": {"type": float, "metavar": "X", "help": "leave out tokens below this share of the likeliest one's"},
+    "repetition_penalty": {"type": float, "metavar": "X", "help": "above 1, tokens that were there become less likely"},
+    "presence_penalty": {"type": float, "metavar": "X", "help": "off the logit of each token of the answer so far"},
+    "frequency_penalty": {"type": float, "metavar": "X", "help": "the same, once for each time that it is there"},
     "stop": {"action": "append", "metavar": "TEXT", "help": "end the answer before this text; may be repeated"},
     "ignore_eos": {"action": "store_true", "help": "go on past the model's own end"},
 }

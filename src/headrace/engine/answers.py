@@ -9,6 +9,7 @@ from headrace.text import Detokenizer, StopMatcher, Tokenizer
 from headrace.types import (
     CompletionOutput,
     FinishReason,
+    PromptLogprobs,
     Request,
     RequestOutput,
     SamplingParams,
@@ -104,6 +105,7 @@ class Answers:
     first_token_at: float | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     _answers: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,6 +124,8 @@ class Answers:
             self.first_token_at = perf_counter()
         if event.error is not None:
             self.error = event.error
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         if event.index == 0:
             self.num_cached_tokens = event.num_cached_tokens
         answer = self._answers[event.index]
@@ -143,4 +147,5 @@ class Answers:
             num_cached_tokens=self.num_cached_tokens,
             metrics=metrics,
             error=self.error,
+            prompt_logprobs=self.prompt_logprobs,
         )

@@ -137,7 +137,7 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        params = sampling_params or SamplingParams()
+        params = self._reader.with_tokens(sampling_params or SamplingParams())
         request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=True)
         answers = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
         with self._stream_of(answers) as news:

@@ -34,12 +34,14 @@ class EngineCore:
         runner: Runner,
         *,
         eos_token_ids: tuple[int, ...] = (),
+        vocab_size: int | None = None,
         seed: int = 0,
         depth: int = 1,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
         self._random = np.random.default_rng(seed)
         self._depth = depth
         self._in_flight: deque[Any] = deque()
@@ -65,6 +67,9 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Refuse what could never run. Changes nothing, so any thread may ask."""
         self._scheduler.limits.check(request)
+        assert not request.params.bad_words, "the front makes tokens of bad words"
+        if self._vocab_size is not None:
+            request.params.check_vocabulary(self._vocab_size)
         num_stops = len(self._stop_token_ids(request))
         if num_stops > MAX_STOP_TOKEN_IDS:
             raise RequestError(

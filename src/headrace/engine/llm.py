@@ -72,6 +72,7 @@ class LLM:
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
         self._ids = count()
+        self._outputs: dict[str, Any] = {}  # of the call that runs
         self._is_busy = Lock()
 
     @property
@@ -191,7 +192,7 @@ class LLM:
         priorities = _one_each("priority", priority, 0, len(prompts))
 
         def ask(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
-            own = params[index]
+            own = self._reader.with_tokens(params[index])
             request = Request(str(next(self._ids)), prompt.token_ids, own, priorities[index], watched=bool(own.stop))
             return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
@@ -220,8 +221,8 @@ class LLM:
             except BaseException:
                 self._abandon(tracked)
                 raise
-        in_order = sorted(zip(order, tracked.values(), strict=True), key=lambda pair: pair[0])
-        return [pending.output() for _, pending in in_order]
+        in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
+        return [self._outputs.pop(request_id) for _, request_id in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
         for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
@@ -265,9 +266,12 @@ class LLM:
         progress = pending.take(event)
         if progress.stopped_index is not None:
             self._engine.client.abort(event.request_id, progress.stopped_index)
+        if progress.is_finished:
+            self._outputs[event.request_id] = pending.output()  # now, while the engine works on the others
         return progress.is_finished
 
     def _abandon(self, tracked: dict[str, Pending[Output_co]]) -> None:
+        self._outputs.clear()
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
@@ -277,12 +281,15 @@ def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) 
     """The order in which to start: answers that may become long first, so that none of them is left running alone;
     among equals, prompts that begin alike side by side, so that what they share is read and kept once."""
     limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
-    return sorted(range(len(params)), key=lambda index: (-limits[index], beginning(prompts[index])))
+    try:
+        return sorted(range(len(params)), key=lambda index: (-limits[index], *beginning(prompts[index])))
+    except (TypeError, ValueError):  # what is no prompt cannot be compared; reading it says what is wrong
+        return sorted(range(len(params)), key=lambda index: -limits[index])
 
 
 def beginnings_first(prompts: Sequence[Prompt]) -> list[int]:
     """The order in which to read prompts: those that begin alike side by side."""
-    return sorted(range(len(prompts)), key=lambda index: beginning(prompts[index]))
+    return starting_order(prompts, [SamplingParams()] * len(prompts))
 
 
 def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:

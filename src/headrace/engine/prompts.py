@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import ConfigError, RequestError
 from headrace.text import Tokenizer
-from headrace.types import TokenIds
+from headrace.types import SamplingParams, TokenIds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
-
-
-SORTED_CHARACTERS = 8192  # by which prompts are compared when they are put in order
-SORTED_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +47,13 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return [items] if items and isinstance(items[0], Mapping) else items
 
 
-def beginning(prompt: Prompt) -> tuple[str, tuple[int, ...]]:
-    """A key by which prompts that begin alike stand side by side. What is no prompt at all is for `read` to refuse."""
-    text = prompt.get("prompt", "") if isinstance(prompt, Mapping) else prompt
-    if isinstance(text, str) and text:
-        return text[:SORTED_CHARACTERS], ()
-    ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, Mapping) else prompt
-    if isinstance(ids, Sequence) and all(isinstance(token, int) for token in ids):
-        return "", tuple(ids[:SORTED_TOKENS])
-    return "", ()
+def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
+    """A key by which prompts that begin alike stand side by side; nothing is copied."""
+    if isinstance(prompt, str):
+        return prompt, ()
+    if isinstance(prompt, Mapping):
+        return prompt.get("prompt") or "", prompt.get("prompt_token_ids") or ()
+    return "", prompt
 
 
 class PromptReader:
@@ -106,6 +100,16 @@ class PromptReader:
                 "the model has no chat template; use generate() or a prompt instead of messages", param="messages"
             )
         return template.render(messages, **options)
+
+    def with_tokens(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with their bad words as tokens, each with a space before it and without."""
+        if not params.bad_words:
+            return params
+        tokenizer = self.tokenizer
+        texts = [space + word.lstrip() for word in params.bad_words for space in ("", " ")]
+        encoded = map(tuple, tokenizer.encode_batch(texts, add_special_tokens=False))
+        sequences = dict.fromkeys((*params.bad_words_token_ids, *(word for word in encoded if word)))
+        return replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
 
     def _ids_of(self, prompt: Prompt) -> TokenIds:
         raw = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt

@@ -64,6 +64,7 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
         Scheduler(settings.limits),
         runner,
         eos_token_ids=spec.eos_token_ids,
+        vocab_size=spec.vocab_size,
         seed=config.seed,
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
     )

@@ -18,9 +18,9 @@ UNTIL_CONTEXT_ENDS = None
 _ALIASES = ("max_completion_tokens", "top_logprobs")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
-# `detokenize` is left out: a line's answer is text.
+# Left out: `detokenize`, as a line's answer is text, and `prompt_logprobs`, which no answer has a place for.
 SAMPLING_FIELDS = frozenset(
-    {field.name for field in dataclasses.fields(SamplingParams)} - {"detokenize"} | set(_ALIASES)
+    {field.name for field in dataclasses.fields(SamplingParams)} - {"detokenize", "prompt_logprobs"} | set(_ALIASES)
 )
 
 # Accepted in an OpenAI body and without effect: they name, label or account for the request.
@@ -40,19 +40,13 @@ LABELS = frozenset(
 
 # Not supported: refused with any value but null and these, which ask for nothing.
 UNSUPPORTED_SAMPLING: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "stream": (False,),
     "structured_outputs": (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.engine.prompts import PromptReader, TokenizedPrompt
 from headrace.errors import ConfigError, RequestError
@@ -83,7 +83,8 @@ class LinePreparer:
         except (RequestError, ConfigError):  # one is bad: find out which
             return {place: self._tokenize_one(item) for place, item in chosen.items()}
         return {
-            place: Work(item.request, prompt) for (place, item), prompt in zip(chosen.items(), prompts, strict=True)
+            place: self._work(item.request, prompt)
+            for (place, item), prompt in zip(chosen.items(), prompts, strict=True)
         }
 
     def _tokenize_one(self, item: _Rendered) -> Work | BadLine:
@@ -91,7 +92,13 @@ class LinePreparer:
             (prompt,) = self._prompts.read([item.prompt], add_special_tokens=item.add_special_tokens)
         except (RequestError, ConfigError) as error:
             return BadLine(item.request.reply, _as_request_error(error))
-        return Work(item.request, prompt)
+        return self._work(item.request, prompt)
+
+    def _work(self, request: LineRequest, prompt: TokenizedPrompt) -> Work | BadLine:
+        try:
+            return Work(replace(request, params=self._prompts.with_tokens(request.params)), prompt)
+        except (RequestError, ConfigError) as error:
+            return BadLine(request.reply, _as_request_error(error))
 
 
 def _custom_id(item: LineRequest | BadLine) -> str | None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, ModelError, UnsupportedModelError
-from headrace.models.families import family_of_gguf
+from headrace.models.families import family_of_config, family_of_gguf
 from headrace.models.gguf_config import spec_from_gguf
 from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
 from headrace.models.weights.gguf_tensors import GgufTensors, frequency_divisors, stored_dtype
+from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
 from headrace.text.source import TextSource
@@ -87,13 +88,13 @@ def _only_gguf(directory: Path) -> Path:
 
 def _open_directory(directory: Path, load_format: str) -> Checkpoint:
     generation = directory / "generation_config.json"
-    spec = spec_from_config(
-        read_json(directory / "config.json"), read_json(generation) if generation.exists() else None
-    )
-    weights = None
+    config = read_json(directory / "config.json")
+    spec = spec_from_config(config, read_json(generation) if generation.exists() else None)
+    weights: WeightSource | None = None
     if load_format != "random":
         _require_safetensors(directory)
-        weights = SafetensorsFiles(directory)
+        files, stored = SafetensorsFiles(directory), family_of_config(config).stored
+        weights = files if stored.is_ours else Rearranged(files, stored, spec)
     return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
 
 

@@ -2,138 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from headrace.errors import UnsupportedModelError, nearest
+from headrace.models import traits
+from headrace.models.family import Config, Family
+from headrace.models.stored import Stored
 
-from headrace.errors import ModelError, UnsupportedModelError, nearest
-from headrace.models.spec import Activation
-
-Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
-Windows = tuple[int | None, ...]
-
-
-class Traits(TypedDict, total=False):
-    """What sets a family apart from a plain Llama: fields of ModelSpec."""
-
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    post_norms: bool
-    norm_offset: float
-    activation: Activation
-    embedding_scale: float
-    attention_scale: float
-    attention_softcap: float | None
-    logit_softcap: float | None
-    windows: Windows
-
-
-@dataclass(frozen=True)
-class Family:
-    """One row: how its models are named, what their config may leave out, and what sets them apart."""
-
-    name: str  # as `model_type` in config.json
-    architectures: tuple[str, ...]  # in config.json
-    gguf_architectures: tuple[str, ...]  # general.architecture of a GGUF file
-    traits: Callable[[Config], Traits]
-    reads: frozenset[str] = frozenset()  # config keys that `traits` understands; others of their kind are refused
-    defaults: Config = field(default_factory=dict)  # config keys that a file may leave out
-    activations: tuple[str, ...] = ("silu", "swish")  # names that its activation goes by in config.json
-    has_local_rope: bool = False  # layers with a window have a rope of their own
-    states_stretched_len: bool = False  # its configs state the context after linear stretching
-    gguf_keys: Mapping[str, str] = field(default_factory=dict)  # GGUF keys of its own -> their names in config.json
-    gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs
-
-
-def _llama(config: Config) -> Traits:
-    biased = bool(config.get("attention_bias"))
-    return {"qkv_bias": biased, "output_bias": biased, "mlp_bias": bool(config.get("mlp_bias"))}
-
-
-def _mistral(config: Config) -> Traits:
-    return {"windows": (config["sliding_window"],) * config["num_hidden_layers"]}
-
-
-def _qwen2(config: Config) -> Traits:
-    return {"qkv_bias": True, "windows": _windows_by_layer(config)}
-
-
-def _qwen3(config: Config) -> Traits:
-    biased = bool(config.get("attention_bias"))
-    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True, "windows": _windows_by_layer(config)}
-
-
-def _windows_by_layer(config: Config) -> Windows:
-    """Qwen's rule: with sliding windows on, `layer_types` names the layers, or else all from max_window_layers on."""
-    num_layers = config["num_hidden_layers"]
-    window = config["sliding_window"] if config["use_sliding_window"] else None
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config["max_window_layers"]
-        return tuple(window if index >= first else None for index in range(num_layers))
-    return _windows_of_kinds(kinds, window, num_layers)
-
-
-def _windows_of_kinds(kinds: Sequence[str], window: int | None, num_layers: int) -> Windows:
-    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise UnsupportedModelError(
-            f"layer_types must name full_attention or sliding_attention for each of {num_layers} layers, got {kinds}"
-        )
-    if window is None and "sliding_attention" in kinds:
-        raise UnsupportedModelError("some layers are of sliding_attention, but the config sets no sliding window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _gemma(config: Config) -> Traits:
-    biased = bool(config.get("attention_bias"))
-    return {
-        "qkv_bias": biased,
-        "output_bias": biased,
-        "norm_offset": 1.0,
-        "activation": "gelu_tanh",
-        "embedding_scale": math.sqrt(config["hidden_size"]),
-    }
-
-
-def _gemma2(config: Config) -> Traits:
-    return _gemma(config) | {
-        "post_norms": True,
-        "attention_scale": 1.0 / math.sqrt(_number(config, "query_pre_attn_scalar")),
-        "attention_softcap": _number_or_none(config, "attn_logit_softcapping"),
-        "logit_softcap": _number_or_none(config, "final_logit_softcapping"),
-        "windows": _windows_by_pattern(config),
-    }
-
-
-def _gemma3(config: Config) -> Traits:
-    return _gemma2(config) | {"qk_norm": True}
-
-
-def _windows_by_pattern(config: Config) -> Windows:
-    """Gemma's rule: `layer_types` names the layers, or else every so many-th sees all, the others a window."""
-    num_layers, kinds = config["num_hidden_layers"], config.get("layer_types")
-    if kinds is None:
-        period = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern")
-        if not isinstance(period, int) or period < 1:
-            raise ModelError(f"sliding_window_pattern must be a positive integer, got {period!r}")
-        kinds = ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(num_layers)]
-    return _windows_of_kinds(kinds, config["sliding_window"], num_layers)
-
-
-def _number_or_none(config: Config, key: str) -> float | None:
-    return None if config.get(key) is None else _number(config, key)
-
-
-def _number(config: Config, key: str) -> float:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ModelError(f"the model's config needs a positive number {key}, got {value!r}")
-    return float(value)
-
-
+_FUSED_QKV: dict[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
+_FUSED_GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QWEN_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 _QWEN_DEFAULTS = {
     "num_key_value_heads": 32,
@@ -163,7 +40,7 @@ FAMILIES = (
         name="llama",
         architectures=("LlamaForCausalLM",),
         gguf_architectures=("llama",),
-        traits=_llama,
+        traits=traits.llama,
         reads=frozenset({"attention_bias", "mlp_bias"}),
         defaults={"max_position_embeddings": 2048},
         gguf_rotates_pairs=True,
@@ -172,15 +49,38 @@ FAMILIES = (
         name="mistral",
         architectures=("MistralForCausalLM",),
         gguf_architectures=(),  # stored as llama
-        traits=_mistral,
+        traits=traits.mistral,
         reads=frozenset({"sliding_window"}),
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        name="ministral",
+        architectures=("MinistralForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.ministral,
+        reads=frozenset({"sliding_window", "layer_types"}),
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        name="phi3",
+        architectures=("Phi3ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.mistral,
+        reads=frozenset({"sliding_window", "partial_rotary_factor", "full_attn_mod"}),
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "sliding_window": None,
+            "eos_token_id": 32000,
+            "bos_token_id": 1,
+        },
+        stored=Stored(fused=_FUSED_QKV | _FUSED_GATE_UP),
     ),
     Family(
         name="qwen2",
         architectures=("Qwen2ForCausalLM",),
         gguf_architectures=("qwen2",),
-        traits=_qwen2,
+        traits=traits.qwen2,
         reads=_QWEN_KEYS,
         defaults=_QWEN_DEFAULTS,
     ),
@@ -188,7 +88,7 @@ FAMILIES = (
         name="qwen3",
         architectures=("Qwen3ForCausalLM",),
         gguf_architectures=("qwen3",),
-        traits=_qwen3,
+        traits=traits.qwen3,
         reads=_QWEN_KEYS | {"attention_bias"},
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
@@ -196,7 +96,7 @@ FAMILIES = (
         name="gemma",
         architectures=("GemmaForCausalLM",),
         gguf_architectures=("gemma",),
-        traits=_gemma,
+        traits=traits.gemma,
         reads=frozenset({"attention_bias"}),
         defaults=_GEMMA_DEFAULTS | {"num_key_value_heads": 16},
         activations=("gelu_pytorch_tanh", "gelu"),  # the first releases say gelu and mean the other
@@ -205,7 +105,7 @@ FAMILIES = (
         name="gemma2",
         architectures=("Gemma2ForCausalLM",),
         gguf_architectures=("gemma2",),
-        traits=_gemma2,
+        traits=traits.gemma2,
         reads=_GEMMA2_KEYS | {"attn_logit_softcapping", "sliding_window_pattern"},
         defaults=_GEMMA_DEFAULTS
         | {
@@ -223,7 +123,7 @@ FAMILIES = (
         name="gemma3_text",  # gemma3 is the model with images
         architectures=("Gemma3ForCausalLM",),
         gguf_architectures=("gemma3",),
-        traits=_gemma3,
+        traits=traits.gemma3,
         reads=_GEMMA2_KEYS | {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         defaults=_GEMMA_DEFAULTS
         | {

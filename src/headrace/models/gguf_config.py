@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ModelError, UnsupportedModelError
-from headrace.models.families import Family, family_of_gguf
+from headrace.models.families import family_of_gguf
+from headrace.models.family import Family
 from headrace.models.hub_config import build_spec, refuse_unread
 from headrace.models.spec import ModelSpec, Shape
 
@@ -132,6 +133,8 @@ def _rope_parameters(values: Metadata) -> dict[str, Any]:
     parameters: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10_000.0)}
     if kind == "none":
         return parameters
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(f"rope scaling {kind!r} in a GGUF file is not supported, only linear and yarn")
     parameters |= {"rope_type": kind, "factor": values.get("rope.scaling.factor", values.get("rope.scale_linear"))}
     if kind == "yarn":
         parameters |= {

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ModelError, UnsupportedModelError
-from headrace.models.families import Config, Family, Windows, family_of_config
+from headrace.models.families import family_of_config
+from headrace.models.family import Config, Family, Windows
 from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
 
 # A key whose name touches the computation and that nothing here reads: set, it would be ignored.
@@ -27,11 +28,14 @@ _READ_OR_HARMLESS = frozenset(
         "rope_theta",
         "rope_scaling",
         "rope_parameters",
+        "partial_rotary_factor",
+        "quantization_config",
     }
 )
 _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset(
         {
@@ -46,6 +50,7 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
             "finetuned",
         }
     ),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
 }
 
 
@@ -55,7 +60,7 @@ def spec_from_config(config: Config, generation: Config | None = None) -> ModelS
 
 
 def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
-    config = {**family.defaults, **config}
+    config = {**family.defaults, **{family.renamed.get(key, key): value for key, value in config.items()}}
     _refuse_ignored(family, config)
     hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
     num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
@@ -77,6 +82,7 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_model_len=max_model_len,
+        rotary_dim=_rotary_dim(family, config, head_dim),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
         local_rope=local_rope,
@@ -100,14 +106,9 @@ def _refuse_ignored(family: Family, config: Config) -> None:
             raise UnsupportedModelError(
                 f"{key} {config[key]!r} is not supported for {family.name} (supported: {supported})"
             )
-    if config.get("partial_rotary_factor", 1.0) not in (None, 1.0):
-        raise UnsupportedModelError(
-            f"partial_rotary_factor {config['partial_rotary_factor']} is not supported, only 1.0 (whole heads rotate)"
-        )
     if config.get("is_encoder_decoder") or config.get("is_causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the config says that this model is not one")
-    known = _READ_OR_HARMLESS | family.reads | {"partial_rotary_factor", "quantization_config"}
-    refuse_unread(config, known, where="config.json")
+    refuse_unread(config, _READ_OR_HARMLESS | family.reads, where="config.json")
 
 
 def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
@@ -141,6 +142,8 @@ def read_rope(config: Config) -> RopeSpec:
     """From `rope_parameters`, or from the older pair of `rope_theta` and `rope_scaling`."""
     values: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = values.get("rope_type", values.get("type", "default"))
+    if "long_factor" in values:
+        kind = "longrope"  # the first configs of Phi-3 call it su or yarn
     if kind not in _ROPE_KEYS:
         supported = ", ".join(_ROPE_KEYS)
         raise UnsupportedModelError(f"rope type {kind!r} is not supported (supported: {supported})")
@@ -149,11 +152,16 @@ def read_rope(config: Config) -> RopeSpec:
     theta = 10_000.0 if theta is None else float(theta)
     if kind == "default":
         return RopeSpec(theta=theta)
-    factor = _rope_factor(kind, values)
     if kind == "linear":
-        return RopeSpec(theta=theta, kind="linear", factor=factor)
+        return RopeSpec(theta=theta, kind="linear", factor=_rope_number(kind, values, "factor"))
     original = config.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
     original_max_len = int(original or _positive(config, "max_position_embeddings"))
+    if kind == "longrope":
+        return _longrope(config, values, theta, original_max_len)
+    factor = _rope_number(kind, values, "factor")
+    if kind == "dynamic":
+        stated = _positive(config, "max_position_embeddings")
+        return RopeSpec(theta=theta, kind="dynamic", factor=factor, original_max_len=stated)
     if kind == "llama3":
         return RopeSpec(
             theta=theta,
@@ -176,10 +184,8 @@ def read_rope(config: Config) -> RopeSpec:
 
 
 def _refuse_unread_rope(kind: RopeKind, values: Mapping[str, Any]) -> None:
-    harmless = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"}
+    harmless = {"rope_type", "type", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
     for key, value in values.items():
-        if key == "partial_rotary_factor" and value in (None, 1.0):
-            continue
         if value is not None and key not in harmless | _ROPE_KEYS[kind]:
             raise UnsupportedModelError(f"rope parameter {key}={value!r} is not supported with rope type {kind!r}")
 
@@ -191,8 +197,41 @@ def _rope_number(kind: str, values: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _rope_factor(kind: str, values: Mapping[str, Any]) -> float:
-    return _rope_number(kind, values, "factor")
+def _longrope(config: Config, values: Mapping[str, Any], theta: float, original_max_len: int) -> RopeSpec:
+    factor = values.get("factor") or _positive(config, "max_position_embeddings") / original_max_len
+    attention_factor = values.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max_len))
+    return RopeSpec(
+        theta=theta,
+        kind="longrope",
+        original_max_len=original_max_len,
+        attention_factor=float(attention_factor),
+        short_divisors=_rope_divisors(values, "short_factor"),
+        long_divisors=_rope_divisors(values, "long_factor"),
+    )
+
+
+def _rope_divisors(values: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    divisors = values.get(key)
+    if not isinstance(divisors, list) or not all(isinstance(value, (int, float)) and value > 0 for value in divisors):
+        raise ModelError(f"rope type 'longrope' needs a list of positive numbers {key}, got {divisors!r}")
+    return tuple(float(value) for value in divisors)
+
+
+def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if factor in (None, 1.0):
+        return None
+    if "partial_rotary_factor" not in family.reads:
+        raise UnsupportedModelError(
+            f"partial_rotary_factor {factor} is not supported for {family.name}, only 1.0 (whole heads rotate)"
+        )
+    rotary_dim = int(head_dim * factor)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise ModelError(f"{factor} of a head of {head_dim} must be a positive even number of dimensions that rotate")
+    return rotary_dim
 
 
 def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
@@ -207,9 +246,9 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
 
 
 def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
-    """Linear and yarn configs mostly state the context before stretching; llama3 ones the whole."""
+    """Configs with linear, dynamic and yarn mostly state the context before stretching, the others the whole."""
     stated = _positive(config, "max_position_embeddings")
-    if rope.kind == "linear" and not family.states_stretched_len:
+    if rope.kind in ("linear", "dynamic") and not family.states_stretched_len:
         return int(stated * rope.factor)
     if rope.kind == "yarn":
         return max(stated, int(rope.original_max_len * rope.factor))

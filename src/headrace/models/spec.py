@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh"]
 Shape = tuple[int, ...]
 
@@ -17,14 +17,16 @@ class RopeSpec:
 
     theta: float = 10_000.0
     kind: RopeKind = "default"
-    factor: float = 1.0  # linear, llama3, yarn: how far the trained context is stretched
-    original_max_len: int = 0  # llama3, yarn: the context before stretching
+    factor: float = 1.0  # linear, dynamic, llama3, yarn: how far the trained context is stretched
+    original_max_len: int = 0  # dynamic, llama3, yarn, longrope: the context before stretching
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the bounds of its ramp to whole dimensions
-    attention_factor: float = 1.0  # yarn: cosines and sines are multiplied by it
+    attention_factor: float = 1.0  # yarn, longrope: cosines and sines are multiplied by it
+    short_divisors: tuple[float, ...] = ()  # longrope: one a frequency, for engines within the original context
+    long_divisors: tuple[float, ...] = ()  # longrope: the same for longer ones
     frequency_divisors: tuple[float, ...] = ()  # one a frequency, from a GGUF file; empty: none
 
 
@@ -44,6 +46,8 @@ class ModelSpec:
     norm_eps: float
     rope: RopeSpec
     windows: tuple[int | None, ...]  # one a layer; None: the layer sees the whole context
+    rotary_dim: int | None = None  # how many dimensions of a head rotate, the first ones; None: all
+    rotates_pairs: bool = False  # dimensions 2i and 2i + 1 rotate together in the checkpoint, not i and i + half
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False

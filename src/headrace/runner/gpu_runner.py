@@ -18,6 +18,7 @@ from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
+from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.decode_inputs import (
     DecodeInputs,
     SharedBuffers,
@@ -27,8 +28,9 @@ from headrace.runner.decode_inputs import (
     splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
-from headrace.runner.reads import ReadValues, StepReads, lay_out, read, readings
-from headrace.runner.results import step_logprobs
+from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.reads import lay_out
+from headrace.runner.results import on_its_way, step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.tiles import tiles_of
 from headrace.runner.upload import Upload, UploadRing
@@ -46,9 +48,9 @@ class Ticket:
     step: int
     rows: IntArray
     results: Tensor  # [2, B or more] int32, pinned: tokens, and how the rows stand
-    logprobs: SampledLogprobs | None  # on the device
+    logprobs: SampledLogprobs | None  # pinned too
+    computed: Computed | None  # what was asked of prompts, pinned too
     done: torch.cuda.Event
-    reads: tuple[StepReads, ReadValues] | None = None  # pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class GpuRunner:
         self._computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._block_tables = torch.full((num_rows, max_blocks), shape.num_blocks, dtype=torch.int32, device=device)
         self._is_finished = torch.ones(num_rows, dtype=torch.bool, device=device)
-        self._sampler = Sampler(num_rows, spec.vocab_size, device)
+        self._sampler = Sampler(num_rows, spec.vocab_size, device, tokens=self._tokens)
+        self._prompt_logprobs = PromptLogprobsRows(num_rows)
         self._caches = [
             ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -114,8 +117,15 @@ class GpuRunner:
         ticket.done.synchronize()
         tokens, finished = ticket.results.numpy()[:, : len(ticket.rows)].copy()
         logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
-        found = () if ticket.reads is None else readings(*ticket.reads)
-        return StepResult(ticket.step, ticket.rows, tokens.astype(np.int64), finished.astype(np.uint8), logprobs, found)
+        return StepResult(
+            ticket.step,
+            ticket.rows,
+            tokens.astype(np.int64),
+            finished.astype(np.uint8),
+            logprobs,
+            ticket.computed.prompt_logprobs() if ticket.computed is not None else (),
+            ticket.computed.readings() if ticket.computed is not None else (),
+        )
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -125,8 +135,7 @@ class GpuRunner:
     def _num_values(self, plan: StepPlan) -> int:
         num_prompt = sum(len(admission.token_ids) + 16 for admission in plan.admissions)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.rows)
-        num_read = 2 * sum(read.num_tokens for read in plan.reads)
-        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + num_read + 64 * len(plan.rows) + 1024
+        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.rows) + 1024
 
     def _take_in(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -158,6 +167,7 @@ class GpuRunner:
         for admission, place in zip(admissions, places[1:], strict=True):
             self._next_positions[admission.row] = admission.num_computed
             self._tokens[admission.row, : len(admission.token_ids)] = upload.get(place)
+            self._prompt_logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.params,
@@ -294,9 +304,6 @@ class GpuRunner:
             token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles, starts[1:][drawing] - 1, plan.rows[drawing],
         )  # fmt: skip
         places = [upload.put(array) for array in arrays]
-        reads = lay_out(plan.reads, plan.rows, plan.num_tokens) if plan.reads else None
-        if reads is not None:
-            places += [upload.put(array) for array in (reads.indexes, reads.pooled_lens, reads.targets)]
         self._is_sharing = False
         groups = self._groups(plan, num_single)
         shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
@@ -308,19 +315,26 @@ class GpuRunner:
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
         layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
-        ends, rows = on_device[6:8]
-        kept = ends.long() if reads is None else torch.cat([ends, on_device[8]]).long()
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=kept)
-        logits = self._decoder.logits(hidden[: len(drawing)])
+        ends, rows = on_device[6:]
+        computed = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
+        logits = self._decoder.logits(computed.ends)
         self._advance(layout.rows, on_device[3])
-        found = None
-        if reads is not None:
-            lens, targets = (array.long() for array in on_device[9:])
-            found = reads, read(self._decoder, hidden[len(drawing) :], lens, targets).to_host()
         if self._sampler.is_plain(plan.rows[drawing]):
-            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), reads=found)
-        results, logprobs = self._draw_with_all_features(plan, logits, rows, advances=False)
-        return self._ticket(plan, results, logprobs, reads=found)
+            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), None, computed)
+        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), computed)
+
+    def _compute(
+        self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
+    ) -> Computed:
+        """What the model makes of the tokens at `ends`, and of prompts of which something is asked."""
+        positions = self._next_positions[plan.rows] - plan.num_tokens
+        spans = self._prompt_logprobs.spans(plan.rows, plan.num_tokens, positions)
+        reads = lay_out(plan.reads, plan.rows, plan.num_tokens) if plan.reads else None
+        if not spans and reads is None:
+            return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=ends))
+        return compute_with_prompts(
+            self._decoder, token_ids, layout, self._caches, host_ends, spans, reads, self._tokens
+        )
 
     def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
         """The plan with the longest rows of one token first and prompts that begin in this step last, and how many
@@ -381,8 +395,14 @@ class GpuRunner:
         self, plan: StepPlan, logits: Tensor, rows: Tensor, *, advances: bool
     ) -> tuple[Tensor, SampledLogprobs | None]:
         rows_long = rows.long()
-        drawing = plan.rows[plan.samples]
-        sampled = self._sampler.sample(logits.float(), rows_long, self._lens[rows_long], host_rows=drawing)
+        drawing = plan.rows if plan.samples.all() else plan.rows[plan.samples]
+        sampled = self._sampler.sample(
+            logits.float(),
+            rows_long,
+            self._lens[rows_long],
+            host_rows=drawing,
+            host_lens=self._next_positions[drawing],  # what is computed is all that there is
+        )
         flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
         return self._append(rows, sampled.tokens, flags, advances=advances), sampled.logprobs
 
@@ -408,12 +428,13 @@ class GpuRunner:
         plan: StepPlan,
         results: Tensor,
         logprobs: SampledLogprobs | None = None,
-        *,
-        reads: tuple[StepReads, ReadValues] | None = None,
+        computed: Computed | None = None,
     ) -> Ticket:
         """Send what was drawn on its way back. Contiguous on both sides: any other copy would wait for the device."""
         pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
         pinned.copy_(results, non_blocking=True)
+        logprobs = None if logprobs is None else on_its_way(logprobs)
+        computed = None if computed is None else computed.on_its_way()
         done = torch.cuda.Event()
         done.record()
-        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, done, reads)
+        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, computed, done)

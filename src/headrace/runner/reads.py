@@ -30,9 +30,20 @@ class ReadValues:
     pooled: Tensor  # [P, H] float32
     logprobs: Tensor  # [targets] float32
 
-    def to_host(self) -> ReadValues:
-        """Copies on their way to pinned memory; there once the stream has come so far."""
-        return ReadValues(*(_pinned(values) for values in (self.pooled, self.logprobs)))
+
+@dataclass(frozen=True, slots=True)
+class PendingReads:
+    """What a step read, perhaps still on its way."""
+
+    layout: StepReads
+    values: ReadValues
+
+    def results(self) -> tuple[Reading, ...]:
+        """The values, each to the row that asked."""
+        found: list[npt.NDArray[np.float32]] = list(self.values.pooled.numpy().copy())
+        ends = np.cumsum([read.num_tokens for read in self.layout.reads[len(found) :]])
+        found += np.split(self.values.logprobs.numpy().copy(), ends[:-1]) if len(ends) else []
+        return tuple(Reading(r.row, r.is_last, part) for r, part in zip(self.layout.reads, found, strict=True))
 
 
 def lay_out(reads: tuple[Read, ...], rows: IntArray, num_tokens: IntArray) -> StepReads:
@@ -63,20 +74,6 @@ def read(decoder: Decoder, hidden: Tensor, pooled_lens: Tensor, targets: Tensor)
     return ReadValues(pooled, torch.cat(logprobs) if logprobs else pooled.new_empty(0))
 
 
-def readings(layout: StepReads, values: ReadValues) -> tuple[Reading, ...]:
-    """The values, each to the row that asked. They must be on the host."""
-    found: list[npt.NDArray[np.float32]] = list(values.pooled.numpy().copy())
-    ends = np.cumsum([read.num_tokens for read in layout.reads[len(found) :]])
-    found += np.split(values.logprobs.numpy().copy(), ends[:-1]) if len(ends) else []
-    return tuple(Reading(r.row, r.is_last, part) for r, part in zip(layout.reads, found, strict=True))
-
-
 def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:  # [T, V], [T] -> [T]
     logits = logits.float()
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
-
-
-def _pinned(values: Tensor) -> Tensor:
-    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    pinned.copy_(values, non_blocking=True)
-    return pinned

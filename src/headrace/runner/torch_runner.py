@@ -11,13 +11,15 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
-from headrace.runner.reads import StepReads, lay_out, read, readings
+from headrace.runner.computed import Computed, compute_with_prompts
+from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.reads import lay_out
 from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
 from headrace.runner.shape import RunnerShape
 from headrace.runner.threads import use_threads
 from headrace.sampling import Sampled, Sampler
-from headrace.steps import BoolArray, IntArray, Reading, StepPlan, StepResult
+from headrace.steps import BoolArray, IntArray, StepPlan, StepResult
 
 
 class TorchRunner:
@@ -30,7 +32,8 @@ class TorchRunner:
         self._rows = DeviceRows(
             num_rows=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
-        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device)
+        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._rows.tokens)
+        self._prompt_logprobs = PromptLogprobsRows(shape.max_num_seqs)
         self._caches = [
             ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -53,28 +56,34 @@ class TorchRunner:
         rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(rows):
             return StepResult(plan.step, *_NOTHING)
-        token_ids, layout = self._rows.layout(rows, num_tokens)
-        ends = (layout.query_starts[1:].long() - 1)[samples]
-        reads = lay_out(plan.reads, rows.numpy(), num_tokens.numpy()) if plan.reads else None
-        kept = ends if reads is None else torch.cat([ends, torch.from_numpy(reads.indexes)])
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=kept if len(kept) else None)
-        self._rows.advance(rows, num_tokens)
-        found = () if reads is None else self._read(reads, hidden[len(ends) :])
+        computed = self._compute(plan, rows, num_tokens, samples)
         drawing = rows[samples]
         if not len(drawing):
-            return StepResult(plan.step, *_NOTHING, readings=found)
-        logits = self._decoder.logits(hidden[: len(drawing)])
+            return _result(plan.step, None, None, computed)
+        logits = self._decoder.logits(computed.ends)
         sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
         self._rows.append(drawing, sampled.tokens, sampled.finished)
-        return _result(plan.step, drawing, sampled, found)
+        return _result(plan.step, drawing, sampled, computed)
 
-    def _read(self, reads: StepReads, hidden: Tensor) -> tuple[Reading, ...]:
-        lens, targets = torch.from_numpy(reads.pooled_lens), torch.from_numpy(reads.targets)
-        return readings(reads, read(self._decoder, hidden, lens, targets))
+    def _compute(self, plan: StepPlan, rows: Tensor, num_tokens: Tensor, samples: Tensor) -> Computed:
+        """What the model makes of the tokens that are drawn from, and of prompts of which something is asked."""
+        positions = self._rows.computed[rows].numpy()
+        token_ids, layout = self._rows.layout(rows, num_tokens)
+        ends = (layout.query_starts[1:].long() - 1)[samples]
+        spans = self._prompt_logprobs.spans(rows.numpy(), num_tokens.numpy(), positions)
+        reads = lay_out(plan.reads, rows.numpy(), num_tokens.numpy()) if plan.reads else None
+        self._rows.advance(rows, num_tokens)
+        if not spans and reads is None:
+            kept = ends if len(ends) else None
+            return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
+        return compute_with_prompts(
+            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, reads, self._rows.tokens
+        )
 
     def _take_in(self, plan: StepPlan) -> None:
         self._rows.write(plan)
         for admission in plan.admissions:
+            self._prompt_logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,
                 admission.params,
@@ -98,12 +107,15 @@ class TorchRunner:
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, rows: Tensor, sampled: Sampled, found: tuple[Reading, ...]) -> StepResult:
+def _result(step: int, rows: Tensor | None, sampled: Sampled | None, computed: Computed) -> StepResult:
+    if rows is None or sampled is None:
+        return StepResult(step, *_NOTHING, prompt_logprobs=computed.prompt_logprobs(), readings=computed.readings())
     return StepResult(
         step=step,
         rows=rows.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
-        readings=found,
+        prompt_logprobs=computed.prompt_logprobs(),
+        readings=computed.readings(),
     )

@@ -17,39 +17,55 @@ from headrace.sampling.feature import Column
 
 
 class Columns:
-    """Owns the columns of all features. `tensors` are the device's."""
+    """Owns the columns of all features. `tensors` are the device's; rare columns are there once a row has used them."""
 
     def __init__(
         self, columns: Sequence[Column], *, max_rows: int, device: torch.device, shares_memory: bool | None = None
     ) -> None:
-        self._defaults = {column.name: column.default for column in columns}
-        self._host = {column.name: _filled(column, max_rows) for column in columns}
+        self._columns = {column.name: column for column in columns}
+        self._max_rows = max_rows
+        self._device = device
         self._shares_memory = device.type == "cpu" if shares_memory is None else shares_memory
-        self._changed: set[int] = set()
-        self.tensors: dict[str, Tensor] = {
-            name: torch.from_numpy(values if self._shares_memory else values.copy()).to(device)
-            for name, values in self._host.items()
-        }
+        self._host: dict[str, npt.NDArray[Any]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self._set: dict[str, set[int]] = {name: set() for name in self._columns}  # rows with a value of their own
+        self._changed: dict[str, set[int]] = {}  # rows that were written and not sent
+        for column in self._columns.values():
+            if not column.is_rare:
+                self._allocate(column)
 
     def host(self, name: str) -> npt.NDArray[Any]:
         return self._host[name]
 
     def write(self, row: int, settings: Mapping[str, Any]) -> None:
         """Gives a row these settings, and the default wherever they have none."""
-        for name, values in self._host.items():
-            values[row] = settings.get(name, self._defaults[name])
-        self._changed.add(row)
+        for name, column in self._columns.items():
+            if name in settings:
+                if name not in self._host:
+                    self._allocate(column)
+                self._host[name][row] = settings[name]
+                self._set[name].add(row)
+            elif row in self._set[name]:
+                self._host[name][row] = column.default
+                self._set[name].discard(row)
+            else:
+                continue
+            self._changed.setdefault(name, set()).add(row)
 
     def send(self) -> None:
         """Brings what was written to the device."""
-        if self._changed and not self._shares_memory:
-            rows = np.fromiter(self._changed, np.int64)
-            for name, tensor in self.tensors.items():
-                tensor.index_copy_(0, _sent(rows, tensor.device), _sent(self._host[name][rows], tensor.device))
+        for name, changed in self._changed.items() if not self._shares_memory else ():
+            rows = np.fromiter(changed, np.int64)
+            self.tensors[name].index_copy_(0, sent(rows, self._device), sent(self._host[name][rows], self._device))
         self._changed.clear()
 
+    def _allocate(self, column: Column) -> None:
+        values = _filled(column, self._max_rows)
+        self._host[column.name] = values
+        self.tensors[column.name] = torch.from_numpy(values if self._shares_memory else values.copy()).to(self._device)
 
-def _sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+
+def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """On its way to the device: from pinned memory, so that nobody waits."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

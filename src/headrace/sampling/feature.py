@@ -7,7 +7,7 @@ their defaults, with which the feature changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,11 @@ class Column:
     dtype: type[np.generic]
     default: float
     width: int | None = None
+    is_rare: bool = False  # it takes no memory until a row uses it
+    is_bitmap: bool = False  # as wide as the vocabulary, a bit a token
+
+    def for_vocabulary(self, vocab_size: int) -> Column:
+        return replace(self, width=-(-vocab_size // 8)) if self.is_bitmap else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Terms:
     prompt_len: int
     end_len: int
     stop_token_ids: tuple[int, ...]
+    vocab_size: int
 
     @property
     def is_greedy(self) -> bool:
@@ -51,6 +57,9 @@ class Batch:
     rows: Tensor  # [R] int64
     lens: Tensor  # [R] int64, tokens each sequence has before the one to be drawn
     columns: Mapping[str, Tensor]  # [max_rows] or [max_rows, width] each
+    tokens: Tensor | None = None  # [max_rows, max_len] int32, of all rows; past its length a row's may be anything
+    most_tokens: int = 0  # no row that uses the feature at hand has more
+    most_answered: int = 0  # nor more of them in its answer
 
     def column(self, name: str, users: Tensor) -> Tensor:
         """The settings of those rows that stand at `users` [Q] in the batch: [Q] or [Q, width]."""

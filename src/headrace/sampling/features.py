@@ -1,6 +1,8 @@
 """Every sampling feature, in the order in which a step meets them.
 
-    logits ─ logprobs (as the model gave them) ─ masks ─ filters ─ draw ─ finish checks
+    logits ─ logprobs (as the model gave them) ─ changes ─ filters ─ draw ─ finish checks
+
+The changes come in vLLM's order: a bias counts before a penalty looks at the sign of a logit.
 
 The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.draw`); their files here say what it computes,
 and are what runs elsewhere.
@@ -8,11 +10,17 @@ and are what runs elsewhere.
 
 from __future__ import annotations
 
+from headrace.sampling.allowed_tokens import AllowedTokens
+from headrace.sampling.bad_words import BadWords
 from headrace.sampling.feature import Feature, FinishFeature, LogitsFeature
+from headrace.sampling.frequency_penalty import FrequencyPenalty
 from headrace.sampling.length import Length
+from headrace.sampling.logit_bias import LogitBias
 from headrace.sampling.logprobs import Logprobs
 from headrace.sampling.min_p import MinP
 from headrace.sampling.min_tokens import MinTokens
+from headrace.sampling.presence_penalty import PresencePenalty
+from headrace.sampling.repetition_penalty import RepetitionPenalty
 from headrace.sampling.seed import Seed
 from headrace.sampling.stop_tokens import StopTokens
 from headrace.sampling.temperature import Temperature
@@ -20,11 +28,19 @@ from headrace.sampling.top_k import TopK
 from headrace.sampling.top_p import TopP
 
 LOGPROBS = Logprobs()
-MASKS: tuple[LogitsFeature, ...] = (MinTokens(),)
+CHANGES: tuple[LogitsFeature, ...] = (
+    AllowedTokens(),
+    BadWords(),
+    MinTokens(),
+    LogitBias(),
+    RepetitionPenalty(),
+    FrequencyPenalty(),
+    PresencePenalty(),
+)
 TEMPERATURE = Temperature()
 FILTERS: tuple[LogitsFeature, ...] = (TEMPERATURE, MinP(), TopK(), TopP())
 SEED = Seed()
 FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
 
-FEATURES: tuple[Feature, ...] = (LOGPROBS, *MASKS, *FILTERS, SEED, *FINISHES)
+FEATURES: tuple[Feature, ...] = (LOGPROBS, *CHANGES, *FILTERS, SEED, *FINISHES)
 PLAIN: frozenset[Feature] = frozenset((TEMPERATURE, SEED, *FINISHES))  # what a draw without filters knows

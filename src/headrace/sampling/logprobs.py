@@ -22,6 +22,24 @@ class SampledLogprobs:
     top_values: Tensor  # [Q, n] float32
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of one token each in Q lines of log-probabilities."""
+
+    chosen: Tensor  # [Q] float32
+    ranks: Tensor  # [Q] int64
+    top_ids: Tensor  # [Q, n] int64
+    top_values: Tensor  # [Q, n] float32
+
+
+def scores(logprobs: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
+    """What [Q, V] log-probabilities say of tokens [Q]."""
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = 1 + (logprobs > chosen).sum(dim=1)
+    top_values, top_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=1)
+    return Scores(chosen[:, 0], ranks, top_ids, top_values)
+
+
 class Logprobs:
     columns = (Column("num_logprobs", np.int64, 0),)
 
@@ -37,7 +55,5 @@ class Logprobs:
 
     def collect(self, captured: Tensor, rows: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
         """After the draw. `rows` and `tokens` are those of the users, [Q]."""
-        chosen = captured.gather(1, tokens[:, None])
-        ranks = 1 + (captured > chosen).sum(dim=1)
-        top_values, top_ids = captured.topk(min(num_top, captured.shape[1]), dim=1)
-        return SampledLogprobs(rows, chosen[:, 0], ranks, top_ids, top_values)
+        found = scores(captured, tokens, num_top=num_top)
+        return SampledLogprobs(rows, found.chosen, found.ranks, found.top_ids, found.top_values)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.sampling.columns import Columns
+from headrace.sampling.columns import Columns, sent
 from headrace.sampling.draw import draw
 from headrace.sampling.feature import Batch, Feature, Terms
-from headrace.sampling.features import FEATURES, FILTERS, FINISHES, LOGPROBS, MASKS, PLAIN
+from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, LOGPROBS, PLAIN
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
@@ -28,19 +28,33 @@ class Sampled:
     logprobs: SampledLogprobs | None  # of the rows that asked
 
 
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Where in a batch those rows stand that use a feature."""
+
+    places: Tensor  # [Q] int64
+    host_places: IntArray | None  # the same, as far as the host knows
+
+
 class Sampler:
     """Owns the sampling settings of all rows, on the device, and knows on the host which row uses which feature.
 
-    A row's token depends on its logits, its settings, its seed and its length: not on its number, nor on other rows.
+    A row's token depends on its logits, its settings, its seed and its tokens: not on its number, nor on other rows.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu", *, tokens: Tensor | None = None
+    ) -> None:
+        """`tokens` [max_rows, max_len] int32 are the rows' own, kept up by the runner; some features look at them."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        columns = [column for feature in FEATURES for column in feature.columns]
+        self._tokens = tokens
+        columns = [column.for_vocabulary(vocab_size) for feature in FEATURES for column in feature.columns]
         self._columns = Columns(columns, max_rows=max_rows, device=self._device)
         self._users = np.zeros((len(FEATURES), max_rows), dtype=np.bool_)
         self._users_of_more = np.zeros(max_rows, dtype=np.bool_)  # than PLAIN
+        self._prompt_lens = np.zeros(max_rows, dtype=np.int64)
+        self._last_found: tuple[IntArray, dict[Feature, Users]] | None = None
 
     def admit(
         self,
@@ -54,12 +68,14 @@ class Sampler:
     ) -> None:
         """Gives a row the settings of the sequence that moves in. `end_len` is the length at which it ends."""
         stops = tuple(dict.fromkeys(token for token in stop_token_ids if token < self._vocab_size))
-        terms = Terms(params, seed, prompt_len, end_len, stops)
+        terms = Terms(params, seed, prompt_len, end_len, stops, self._vocab_size)
         used = [feature.is_used(terms) for feature in FEATURES]
         settings: dict[str, Any] = {}
         for feature, is_used in zip(FEATURES, used, strict=True):
             settings.update(feature.settings(terms) if is_used else {})
         self._columns.write(row, settings)
+        self._prompt_lens[row] = prompt_len
+        self._last_found = None
         self._users[:, row] = used
         self._users_of_more[row] = any(is_used and f not in PLAIN for f, is_used in zip(FEATURES, used, strict=True))
 
@@ -75,6 +91,7 @@ class Sampler:
     def release(self, row: int) -> None:
         """The row is empty: its features cost nothing any more."""
         self._columns.write(row, {})
+        self._last_found = None
         self._users[:, row] = False
         self._users_of_more[row] = False
 
@@ -82,40 +99,65 @@ class Sampler:
         """Whether these rows need no more than temperature, seed and the checks for their end."""
         return not (self._users_of_more.any() and self._users_of_more[rows].any())
 
-    def sample(self, logits: Tensor, rows: Tensor, lens: Tensor, *, host_rows: IntArray | None = None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        lens: Tensor,
+        *,
+        host_rows: IntArray | None = None,
+        host_lens: IntArray | None = None,
+    ) -> Sampled:
         """Draws the next token of each row.
 
         logits [R, V] may be overwritten; rows [R] int64; lens [R] int64, the tokens each sequence has before this one.
-        `host_rows` are the rows as the host knows them; off the CPU, without them, each feature in use applies to all.
+        `host_rows` and `host_lens` (which may be too large) are the same as far as the host knows; off the CPU, without
+        them, each feature in use applies to all.
         """
         assert rows.dtype == lens.dtype == torch.int64
         self._columns.send()
-        batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors)
+        if self._device.type == "cpu":
+            host_rows, host_lens = rows.numpy(), lens.numpy()
+        batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors, self._tokens)
         users = self._find_users(rows, host_rows)
-        captured = LOGPROBS.capture(batch, users[LOGPROBS]) if LOGPROBS in users else None
-        for mask in MASKS:
-            if mask in users:
-                mask.apply(batch, users[mask])
-        tokens, is_valid = draw(batch, [(feature, users[feature]) for feature in FILTERS if feature in users])
+        places = {feature: found.places for feature, found in users.items()}
+        captured = LOGPROBS.capture(batch, places[LOGPROBS]) if LOGPROBS in users else None
+        for change in CHANGES:
+            if change in users:
+                change.apply(self._bounded(batch, users[change], host_rows, host_lens), places[change])
+        tokens, is_valid = draw(batch, [(feature, places[feature]) for feature in FILTERS if feature in users])
         finished = torch.zeros_like(tokens, dtype=torch.uint8)
         for check in FINISHES:
             if check in users:
-                check.mark(batch, users[check], tokens, finished)
+                check.mark(batch, places[check], tokens, finished)
         finished.masked_fill_(~is_valid, BROKEN)
         if captured is None:
             return Sampled(tokens, finished, None)
-        return Sampled(tokens, finished, self._collect_logprobs(captured, rows, tokens, users[LOGPROBS]))
+        return Sampled(tokens, finished, self._collect_logprobs(captured, rows, tokens, places[LOGPROBS]))
 
-    def _find_users(self, rows: Tensor, host_rows: IntArray | None) -> dict[Feature, Tensor]:
+    def _find_users(self, rows: Tensor, host_rows: IntArray | None) -> dict[Feature, Users]:
         """For each feature in use, where in the batch its users stand. The device's rows are not waited for."""
-        if host_rows is None and self._device.type == "cpu":
-            host_rows = rows.numpy()
         if host_rows is None:
-            everyone = torch.arange(rows.shape[0], device=self._device)
+            everyone = Users(torch.arange(rows.shape[0], device=self._device), None)
             return {feature: everyone for feature, users in zip(FEATURES, self._users, strict=True) if users.any()}
+        if self._last_found is not None and self._last_found[0] is host_rows:
+            return self._last_found[1]
         uses = self._users[:, host_rows]  # [features, R]
         places = {feature: np.flatnonzero(users) for feature, users in zip(FEATURES, uses, strict=True)}
-        return {feature: torch.from_numpy(users).to(self._device) for feature, users in places.items() if users.size}
+        found = {feature: Users(sent(users, self._device), users) for feature, users in places.items() if users.size}
+        self._last_found = (host_rows, found)
+        return found
+
+    def _bounded(self, batch: Batch, users: Users, host_rows: IntArray | None, host_lens: IntArray | None) -> Batch:
+        """The batch, with the most tokens that a user has."""
+        if self._tokens is None:
+            return batch
+        if users.host_places is None or host_rows is None or host_lens is None:
+            width = self._tokens.shape[1]
+            return replace(batch, most_tokens=width, most_answered=width)
+        lens = host_lens[users.host_places]
+        answered = lens - self._prompt_lens[host_rows[users.host_places]]
+        return replace(batch, most_tokens=int(lens.max()), most_answered=int(answered.max()))
 
     def _collect_logprobs(self, captured: Tensor, rows: Tensor, tokens: Tensor, users: Tensor) -> SampledLogprobs:
         num_asked = self._columns.host("num_logprobs")

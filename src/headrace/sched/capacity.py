@@ -40,8 +40,12 @@ class Capacity:
     def admits(self, demand: BlockDemand, *, is_first: bool) -> bool:
         num_available = self._tables.pool.num_available
         if self._reserves:
-            return self._num_reserved + demand.num_to_end <= num_available
+            return self.fits_to_the_end(demand)
         return demand.num_now + (0 if is_first else self._num_watermark) <= num_available
+
+    def fits_to_the_end(self, demand: BlockDemand) -> bool:
+        """Whether there is room even if all that runs, and this too, grows to its limit."""
+        return self._num_reserved + demand.num_to_end <= self._tables.pool.num_available
 
     def opened(self, sequence: Sequence, table: BlockTable) -> None:
         self._num_reserved += self._num_blocks_at_end(sequence) - len(table.blocks)

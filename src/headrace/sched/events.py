@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
-from headrace.steps import BoolArray, StepResult
+from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
 
 Values = npt.NDArray[np.float64]
@@ -45,6 +45,23 @@ class EventWriter:
                 )
             )
 
+    def take_prompt_logprobs(self, part: StepPromptLogprobs) -> None:
+        sequence = self._rows.sequences[part.row]
+        assert sequence is not None and sequence.prompt_logprobs is not None
+        assert len(sequence.prompt_logprobs) == part.start, "a part of a prompt is missing"
+        num_top = sequence.request.params.prompt_logprobs or 0
+        tokens = sequence.request.prompt_token_ids[part.start :]
+        for position in range(len(part.chosen)):
+            sequence.prompt_logprobs.append(
+                TokenLogprobs(
+                    token_id=int(tokens[position]),
+                    logprob=float(part.chosen[position]),
+                    rank=int(part.ranks[position]),
+                    top_token_ids=tuple(part.top_ids[position, :num_top].tolist()),
+                    top_logprobs=tuple(part.top_values[position, :num_top].tolist()),
+                )
+            )
+
     def take_back_last(self, sequence: Sequence) -> None:
         """The last token was not drawn from anything: it never was."""
         self._rows.known[sequence.row] -= 1
@@ -58,6 +75,9 @@ class EventWriter:
         logprobs = None
         if sequence.logprobs is not None:
             logprobs, sequence.logprobs = tuple(sequence.logprobs), []
+        prompt_logprobs = None
+        if sequence.prompt_logprobs is not None and not sequence.owes_prompt_logprobs:
+            prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), None
         return SequenceEvent(
             request_id=sequence.request.request_id,
             index=sequence.index,
@@ -67,6 +87,7 @@ class EventWriter:
             logprobs=logprobs,
             num_cached_tokens=sequence.num_cached_tokens,
             error=error,
+            prompt_logprobs=prompt_logprobs,
             readout=_readout(sequence) if reason == "length" else None,
         )
 

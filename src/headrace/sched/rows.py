@@ -31,6 +31,9 @@ class RowTable:
         self.computed = np.zeros(num_rows, np.int64)
         self.capacity = np.zeros(num_rows, np.int64)  # tokens that the row's blocks can hold
         self.end = np.zeros(num_rows, np.int64)
+        self.prompt_len = np.zeros(num_rows, np.int64)
+        self.cached = np.zeros(num_rows, np.int64)  # tokens that others had computed when the row was taken
+        self.is_exact = np.zeros(num_rows, np.bool_)  # see Sequence
         self.since = np.full(
             num_rows, NEVER, np.int64
         )  # first step of the row's owner; earlier results are not its own
@@ -65,6 +68,9 @@ class RowTable:
         self.computed[row] = num_computed
         self.capacity[row] = capacity
         self.end[row] = sequence.end_len
+        self.prompt_len[row] = sequence.prompt_len
+        self.cached[row] = num_computed
+        self.is_exact[row] = sequence.is_exact
         self.since[row] = step
         self.is_watched[row] = sequence.request.watched
         return row

@@ -13,9 +13,10 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.kv import BlockTable, BlockTables, PrefixHit
-from headrace.sched.capacity import Capacity
+from headrace.sched.capacity import BlockDemand, Capacity
 from headrace.sched.draft import PlanDraft
 from headrace.sched.events import EventWriter
+from headrace.sched.forecast import Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
@@ -23,6 +24,11 @@ from headrace.sched.sequence import Sequence, State
 from headrace.sched.stats import SchedulerStats
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
+
+_NOTHING_TO_DRAW = (
+    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words and "
+    "min_tokens together forbid every token"
+)
 
 
 class Scheduler:
@@ -39,6 +45,7 @@ class Scheduler:
         self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be set lower, for a while
         self._capacity = Capacity(self.tables, limits.capacity_policy)
+        self._forecast = Forecast()
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # siblings whose prompt is computed; they go before the queue
         self._next_forks: list[Sequence] = []  # siblings whose prompt is computed in the last planned step
@@ -107,6 +114,7 @@ class Scheduler:
             token_ids=request.prompt_token_ids,
             leader=leader,
             logprobs=None if request.params.logprobs is None else [],
+            prompt_logprobs=None if request.params.prompt_logprobs is None or leader is not None else [None],
         )
 
     # ---- plan
@@ -235,7 +243,9 @@ class Scheduler:
         writes_shared = num_cached // self.limits.block_size < hit.num_blocks
         copies_block = writes_shared and self.tables.pool.count(hit.blocks[-1]) > 0
         demand = self._capacity.demand(sequence, hit, copies_block=copies_block)
-        if not self._capacity.admits(demand, is_first=self.rows.num_running == 0):
+        if not (
+            self._capacity.admits(demand, is_first=self.rows.num_running == 0) and self._fits_later(sequence, demand)
+        ):
             self._blocked = (sequence, self.tables.pool.num_drops)
             return False
         table = (
@@ -243,6 +253,8 @@ class Scheduler:
         )
         copy = self.tables.make_writable(table, num_cached) if writes_shared else None
         sequence.table = table
+        if sequence.owes_prompt_logprobs:
+            sequence.prompt_logprobs = [None]  # from the beginning, also after a preemption
         self._capacity.opened(sequence, table)
         self._count_start(sequence, num_cached)
         row = self.rows.occupy(
@@ -254,6 +266,15 @@ class Scheduler:
         sequence.row = row
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
+
+    def _fits_later(self, sequence: Sequence, demand: BlockDemand) -> bool:
+        """Whether the cache will hold all that runs to its end, as far as that is known; what it will not hold would be
+        preempted and computed again."""
+        if self.rows.num_running == 0 or self._capacity.fits_to_the_end(demand):
+            return True
+        block_size, pool = self.limits.block_size, self.tables.pool
+        num_held = (pool.num_held + demand.num_now) * block_size
+        return self._forecast.peak_tokens(self.rows, sequence, num_held=num_held) <= pool.num_blocks * block_size
 
     def _may_cut(self, draft: PlanDraft) -> bool:
         """A prompt that does not fit is cut only if the step would otherwise be small: whole ones are cheaper."""
@@ -276,6 +297,8 @@ class Scheduler:
 
     def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
+        if sequence.owes_prompt_logprobs:  # every token of the prompt has to be computed
+            return PrefixHit((), salt or "")
         if sequence.request.readout is not None:
             return self.tables.find_prefix(token_ids[: sequence.request.readout.first_read(len(token_ids))], salt)
         hit = self.tables.find_prefix(token_ids, salt)
@@ -294,6 +317,7 @@ class Scheduler:
             seed=sequence.seed,
             params=sequence.request.params,
             stop_token_ids=sequence.stop_token_ids,
+            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.owes_prompt_logprobs else None,
         )
 
     # ---- leaving
@@ -351,6 +375,9 @@ class Scheduler:
         self._stats.num_generated_tokens += len(rows)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
+        for part in result.prompt_logprobs:
+            if self.rows.since[part.row] <= result.step:
+                self._events.take_prompt_logprobs(part)
         is_over = (finished != GOES_ON) | (self.rows.known[rows] >= self.rows.end[rows])
         events = []
         for position in np.flatnonzero(is_over | self.rows.is_watched[rows]).tolist():
@@ -376,9 +403,13 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
         self._stats.num_finished += 1
+        if not sequence.is_exact:
+            self._forecast.learn(
+                int(self.rows.known[sequence.row]) - sequence.prompt_len, sequence.end_len - sequence.prompt_len
+            )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            return self._finish(sequence, "abort", "the model gave no valid probabilities (NaN) for the next token")
+            return self._finish(sequence, "abort", _NOTHING_TO_DRAW)
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 
     # ---- counting

@@ -36,11 +36,22 @@ class Sequence:
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as they have come; None once delivered
     readings: list[Reading] = field(default_factory=list)  # of its prompt so far, since it last got a row
 
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it cannot end before its limit."""
+        return self.request.readout is not None or (not self.stop_token_ids and not self.request.params.stop)
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted and not all there."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 
     @property
     def has_answer(self) -> bool:

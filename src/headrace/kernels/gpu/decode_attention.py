@@ -98,14 +98,17 @@ def decode_attention(
         **common,
     )
     if num_parts > 1:
-        _merge[(num_seqs, num_heads)](
+        _merge[(num_seqs, num_kv_heads)](
             partial,
             sums,
             out,
             num_parts,
+            NUM_HEADS=num_heads,
+            GROUP=num_heads // num_kv_heads,
+            GROUP_BLOCK=triton.next_power_of_2(num_heads // num_kv_heads),
             HEAD_DIM=head_dim,
             DIM_BLOCK=triton.next_power_of_2(head_dim),
-            PARTS_BLOCK=2 * MAX_SPLITS,
+            PARTS_BLOCK=triton.next_power_of_2(num_parts),
             num_warps=1,
         )
 
@@ -319,28 +322,36 @@ def _merge(
     sums,
     out,
     num_parts,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
-    """The parts of one head's context into one. A part that was not computed has a sum of zero and anything else; where
-    none was, the answer stands already."""
+    """The parts of a context into one, for the query heads of one kv head. A part that was not computed has a sum of
+    zero and anything else; where none was, the answer stands already."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = seq * tl.num_programs(1) + head
+    lines = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, DIM_BLOCK)
     parts = tl.arange(0, PARTS_BLOCK)
-    at = sums + (place * num_parts + parts) * 2
-    total = tl.load(at + 1, mask=parts < num_parts, other=0.0)
-    is_there = total > 0.0
-    highest = tl.load(at, mask=is_there, other=float("-inf"))
-    peak = tl.max(highest, axis=0)
-    if peak != float("-inf"):
-        whole = tl.sum(total * tl.exp2(highest - peak), axis=0)
-        mixed = tl.zeros([DIM_BLOCK], tl.float32)
+    place = seq * NUM_HEADS + head * GROUP + lines
+    at = sums + (place[:, None] * num_parts + parts[None, :]) * 2
+    total = tl.load(at + 1, mask=(lines[:, None] < GROUP) & (parts[None, :] < num_parts), other=0.0)
+    highest = tl.load(at, mask=total > 0.0, other=float("-inf"))
+    peak = tl.max(highest, axis=1)
+    if tl.max(peak, axis=0) != float("-inf"):
+        floor = tl.where(peak == float("-inf"), 0.0, peak)
+        whole = tl.sum(total * tl.exp2(highest - floor[:, None]), axis=1)
+        mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
         for part in range(num_parts):
-            share = tl.load(sums + (place * num_parts + part) * 2 + 1)
-            if share > 0.0:
-                weight = tl.exp2(tl.load(sums + (place * num_parts + part) * 2) - peak)
-                line = partial + (place * num_parts + part) * HEAD_DIM + dims
-                mixed += weight * tl.load(line, mask=dims < HEAD_DIM, other=0.0)
-        tl.store(out + place * HEAD_DIM + dims, (mixed / whole).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+            line = place * num_parts + part
+            is_there = tl.load(sums + line * 2 + 1, mask=lines < GROUP, other=0.0) > 0.0
+            weight = tl.exp2(tl.load(sums + line * 2, mask=is_there, other=float("-inf")) - floor)
+            inside = is_there[:, None] & (dims[None, :] < HEAD_DIM)
+            mixed += weight[:, None] * tl.load(
+                partial + line[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
+            )
+        answer = (mixed / tl.where(whole > 0.0, whole, 1.0)[:, None]).to(out.dtype.element_ty)
+        inside = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+        tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], answer, mask=inside)

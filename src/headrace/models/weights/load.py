@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import re
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
 from headrace.models.layers import Attention, GatedMlp, Layer
-from headrace.models.rope import cos_sin_table
+from headrace.models.rope import cos_sin_table, head_order
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.random_numbers import RandomNumbers
 from headrace.models.weights.source import WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
 _EMBEDDINGS = "model.embed_tokens.weight"
+_ROTATED = re.compile(r".*\.self_attn\.[qk]_(proj|norm)\.(weight|bias)")
 
 
 def load_decoder(
@@ -38,13 +40,13 @@ def load_decoder(
     """The checkpoint's model on `device`. `max_len` bounds the rotary table of an engine with a shorter context."""
     spec, device = checkpoint.spec, torch.device(device)
     source = _source(checkpoint, load_format, seed)
-    reader = _Reader(source, dtype, device, norm_offset=spec.norm_offset, as_fp8=quantization == "fp8")
+    reader = _Reader(source, spec, dtype, device, as_fp8=quantization == "fp8")
     check_tensors(reader.source, spec, where=checkpoint.source)
     # The largest matrices first: packing may copy them, and little else is there yet.
     embeddings, head = _both_ends(reader, spec)
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
     tables = {
-        rope: cos_sin_table(rope, head_dim=spec.head_dim, max_len=max_len, device=device)
+        rope: cos_sin_table(rope, head_dim=spec.head_dim, rotary_dim=spec.rotary_dim, max_len=max_len, device=device)
         for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
     }
     return Decoder(
@@ -126,11 +128,12 @@ class _Reader:
     """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
 
     def __init__(
-        self, source: WeightSource, dtype: torch.dtype, device: torch.device, *, norm_offset: float, as_fp8: bool
+        self, source: WeightSource, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, as_fp8: bool
     ) -> None:
         self.source = source
         self.num_bytes = 0
-        self._norm_offset = norm_offset
+        self._norm_offset = spec.norm_offset
+        self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
         self._as_fp8 = as_fp8  # the layers' matrices
         self._dtype = dtype
         self._device = device
@@ -151,7 +154,7 @@ class _Reader:
     def norm(self, name: str) -> Tensor:
         """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""
         out = _allocate(self.source.shape(name), torch.float32, self._device)
-        self.source.fill(name, out)
+        self._fill(name, out)
         self.num_bytes += out.nbytes
         return out.add_(self._norm_offset) if self._norm_offset else out
 
@@ -160,9 +163,15 @@ class _Reader:
         num_rows = [shape[0] for shape in shapes]
         out = _allocate((sum(num_rows), *shapes[0][1:]), self._dtype, self._device)
         for name, part in zip(names, out.split(num_rows), strict=True):
-            self.source.fill(name, part)
+            self._fill(name, part)
         self.num_bytes += out.nbytes
         return out
+
+    def _fill(self, name: str, out: Tensor) -> None:
+        self.source.fill(name, out)
+        if self._head_order is not None and _ROTATED.fullmatch(name):
+            heads = out.unflatten(0, (-1, len(self._head_order)))  # [heads, D, ...]
+            heads.copy_(heads[:, self._head_order])
 
 
 def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:

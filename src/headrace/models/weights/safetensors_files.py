@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +40,16 @@ class SafetensorsFiles:
         return self._shapes[name]
 
     def fill(self, name: str, out: Tensor) -> None:
+        self.fill_with(name, out, lambda tensor: tensor)
+
+    def fill_with(self, name: str, out: Tensor, part_of: Callable[[Tensor], Tensor]) -> None:
+        """Writes what `part_of` takes of the stored tensor into `out`."""
         tensor = self._open(self._files[name]).get_tensor(name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise UnsupportedModelError(
                 f"tensor {name!r} is stored as {tensor.dtype}; quantized safetensors are not supported; use a GGUF file"
             )
-        out.copy_(tensor)
+        out.copy_(part_of(tensor))
         self._bytes_read += tensor.nbytes
         if self._bytes_read > _REMAP_AFTER_BYTES:
             self._close()

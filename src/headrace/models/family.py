@@ -1,0 +1,50 @@
+"""What a row of the table of families says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from headrace.models.spec import Activation
+from headrace.models.stored import AS_NAMED, Stored
+
+Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
+Windows = tuple[int | None, ...]
+
+
+class Traits(TypedDict, total=False):
+    """What sets a family apart from a plain Llama: fields of ModelSpec."""
+
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    post_norms: bool
+    norm_offset: float
+    activation: Activation
+    embedding_scale: float
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
+    windows: Windows
+    rotates_pairs: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row: how its models are named, what their config may leave out, and what sets them apart."""
+
+    name: str  # as `model_type` in config.json
+    architectures: tuple[str, ...]  # in config.json
+    gguf_architectures: tuple[str, ...]  # general.architecture of a GGUF file
+    traits: Callable[[Config], Traits]
+    reads: frozenset[str] = frozenset()  # config keys that `traits` understands; others of their kind are refused
+    renamed: Mapping[str, str] = field(default_factory=dict)  # names of its own -> those that the others give
+    defaults: Config = field(default_factory=dict)  # config keys that a file may leave out
+    activations: tuple[str, ...] = ("silu", "swish")  # names that its activation goes by in config.json
+    stored: Stored = AS_NAMED  # how its checkpoints hold the weights
+    has_local_rope: bool = False  # layers with a window have a rope of their own
+    states_stretched_len: bool = False  # its configs state the context after linear stretching
+    gguf_keys: Mapping[str, str] = field(default_factory=dict)  # GGUF keys of its own -> their names in config.json
+    gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs

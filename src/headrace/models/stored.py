@@ -1,0 +1,98 @@
+"""How checkpoints hold tensors: under other names than ours, several in one, or transposed. Imports no torch.
+
+Ours are the names of Llama in transformers, which most families share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.errors import ModelError
+from headrace.models.spec import ModelSpec, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The ways of one family. Stems are names without `.weight` and `.bias`, and of layers without the layer."""
+
+    root: str = "model."  # before all but the head; checkpoints of the bare model may leave it out
+    layers: str = "layers"
+    names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, rows one after the other
+    by_head: bool = False  # what is fused takes turns head by head, with one kv head for each query head
+    has_transposed_layers: bool = False  # their matrices have a row for each input
+    leftovers: str = r"[^\s\S]"  # a pattern of tensors that are no weights; nothing matches this one
+
+    @property
+    def is_ours(self) -> bool:
+        return self == AS_NAMED
+
+
+AS_NAMED = Stored()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one of our tensors is: some rows of each group of rows of a stored tensor."""
+
+    name: str
+    first_row: int
+    num_rows: int
+    rows_of_group: int
+    num_groups: int = 1
+    is_transposed: bool = False
+
+    def shape(self, stored: Shape) -> Shape:
+        rows, *others = reversed(stored) if self.is_transposed else stored
+        if rows != self.rows_of_group * self.num_groups:
+            raise ModelError(
+                f"tensor {self.name!r} has shape {list(stored)}; its config implies "
+                f"{self.rows_of_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
+            )
+        return (self.num_rows * self.num_groups, *others)
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        matrix = tensor.t() if self.is_transposed else tensor
+        groups = matrix.view(self.num_groups, self.rows_of_group, *matrix.shape[1:])
+        return groups[:, self.first_row : self.first_row + self.num_rows].flatten(0, 1)
+
+
+def places(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, Place]:
+    """Where each tensor of the spec is. `found`, the names in the checkpoint, says whether the root is there."""
+    root = stored.root if any(name.startswith(stored.root) for name in found) else ""
+    shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
+    holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
+    return {name: _place(stored, spec, root, name, shapes, holders) for name in shapes}
+
+
+def _place(
+    stored: Stored, spec: ModelSpec, root: str, name: str, shapes: Mapping[str, Shape], holders: Mapping[str, str]
+) -> Place:
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None:
+        stem, _, kind = name.rpartition(".")
+        theirs = stored.names.get(stem, stem)
+        their_name = f"{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
+        return Place(their_name, 0, shapes[name][0], shapes[name][0])
+    index, stem, kind = match.groups()
+    theirs = holders.get(stem) or stored.names.get(stem, stem)
+    parts = [f"model.layers.{index}.{part}.{kind}" for part in stored.fused.get(theirs, (stem,))]
+    num_groups = spec.num_heads if stored.by_head and len(parts) > 1 else 1
+    counts = [shapes[part][0] // num_groups for part in parts]
+    at = parts.index(name)
+    return Place(
+        name=f"{root}{stored.layers}.{index}.{theirs}.{kind}",
+        first_row=sum(counts[:at]),
+        num_rows=counts[at],
+        rows_of_group=sum(counts),
+        num_groups=num_groups,
+        is_transposed=stored.has_transposed_layers and len(shapes[name]) > 1,
+    )

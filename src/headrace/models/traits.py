@@ -1,0 +1,102 @@
+"""What sets each family apart, read from its config: the `traits` of its row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.family import Config, Traits, Windows
+
+
+def llama(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    return {"qkv_bias": biased, "output_bias": biased, "mlp_bias": bool(config.get("mlp_bias"))}
+
+
+def mistral(config: Config) -> Traits:
+    return {"windows": (config["sliding_window"],) * config["num_hidden_layers"]}
+
+
+def ministral(config: Config) -> Traits:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return mistral(config)
+    return {"windows": _windows_of_kinds(kinds, config["sliding_window"], config["num_hidden_layers"])}
+
+
+def qwen2(config: Config) -> Traits:
+    return {"qkv_bias": True, "windows": _windows_by_layer(config)}
+
+
+def qwen3(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True, "windows": _windows_by_layer(config)}
+
+
+def _windows_by_layer(config: Config) -> Windows:
+    """Qwen's rule: with sliding windows on, `layer_types` names the layers, or else all from max_window_layers on."""
+    num_layers = config["num_hidden_layers"]
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config["max_window_layers"]
+        return tuple(window if index >= first else None for index in range(num_layers))
+    return _windows_of_kinds(kinds, window, num_layers)
+
+
+def _windows_of_kinds(kinds: Sequence[str], window: int | None, num_layers: int) -> Windows:
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise UnsupportedModelError(
+            f"layer_types must name full_attention or sliding_attention for each of {num_layers} layers, got {kinds}"
+        )
+    if window is None and "sliding_attention" in kinds:
+        raise UnsupportedModelError("some layers are of sliding_attention, but the config sets no sliding window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def gemma(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "norm_offset": 1.0,
+        "activation": "gelu_tanh",
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+    }
+
+
+def gemma2(config: Config) -> Traits:
+    return gemma(config) | {
+        "post_norms": True,
+        "attention_scale": 1.0 / math.sqrt(_number(config, "query_pre_attn_scalar")),
+        "attention_softcap": _number_or_none(config, "attn_logit_softcapping"),
+        "logit_softcap": _number_or_none(config, "final_logit_softcapping"),
+        "windows": _windows_by_pattern(config),
+    }
+
+
+def gemma3(config: Config) -> Traits:
+    return gemma2(config) | {"qk_norm": True}
+
+
+def _windows_by_pattern(config: Config) -> Windows:
+    """Gemma's rule: `layer_types` names the layers, or else every so many-th sees all, the others a window."""
+    num_layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    if kinds is None:
+        period = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern")
+        if not isinstance(period, int) or period < 1:
+            raise ModelError(f"sliding_window_pattern must be a positive integer, got {period!r}")
+        kinds = ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(num_layers)]
+    return _windows_of_kinds(kinds, config["sliding_window"], num_layers)
+
+
+def _number_or_none(config: Config, key: str) -> float | None:
+    return None if config.get(key) is None else _number(config, key)
+
+
+def _number(config: Config, key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ModelError(f"the model's config needs a positive number {key}, got {value!r}")
+    return float(value)

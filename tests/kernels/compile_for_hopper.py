@@ -1,0 +1,121 @@
+"""Compiles every Triton kernel for a Hopper GPU, down to machine code, on a machine that has none.
+
+Run as a program, without Triton's interpreter: the wrappers are called with tensors on the CPU, and a launch compiles
+instead of running. Says what was compiled, and fails as a compilation would on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from headrace.kernels import gpu
+from headrace.kernels.gpu import rows as row_kernels
+from headrace.kernels.gpu.draw import draw
+from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+compiled: set[str] = set()
+
+
+class HopperWithoutHardware:
+    """What the compiler asks of a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only() -> None:
+    original = JITFunction.run
+
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled.add(self.__name__)
+        return original(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = run  # type: ignore[method-assign]
+    driver.set_active(HopperWithoutHardware())
+
+
+def layout_of(num_single: int, num_splits: int) -> StepLayout:
+    num_seqs, num_tokens = num_single + 1, num_single + 128
+    return StepLayout(
+        positions=torch.arange(num_tokens),
+        slots=torch.arange(num_tokens),
+        query_starts=torch.tensor([*range(num_single + 1), num_tokens], dtype=torch.int32),
+        context_lens=torch.full((num_seqs,), 128, dtype=torch.int32),
+        rows=torch.arange(num_seqs, dtype=torch.int32),
+        block_tables=torch.zeros((num_seqs, 16), dtype=torch.int32),
+        max_query_len=128,
+        max_context_len=256,
+        num_single=num_single,
+        num_splits=num_splits,
+        tiles=torch.zeros((1, 2), dtype=torch.int32),
+    )
+
+
+def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
+    cache = LayerCache(*(torch.zeros(64, num_kv_heads, 16, head_dim, dtype=cache_dtype) for _ in range(2)))
+    for num_splits in (1, 4):
+        layout = layout_of(16, num_splits)
+        qkv = torch.zeros(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=BF16)
+        norm = torch.zeros(head_dim)
+        q = gpu.rope_and_store(qkv, layout, torch.zeros(256, head_dim), cache, num_heads, num_kv_heads, norm, norm)
+        gpu.paged_attention(q, cache, layout, 0.1, None, None)
+        gpu.paged_attention(q, cache, layout, 0.1, 64, 30.0)
+        seqs_per_tile = 128 // (num_heads // num_kv_heads)
+        shared = SharedPrefixes(
+            torch.zeros(16, dtype=torch.int32),
+            torch.zeros((2, seqs_per_tile), dtype=torch.int32),
+            torch.zeros(2, dtype=torch.int32),
+        )
+        gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1)
+
+
+def elementwise() -> None:
+    x, residual, weight = torch.zeros(32, 2048, dtype=BF16), torch.zeros(32, 2048, dtype=BF16), torch.zeros(2048)
+    gpu.rms_norm(x, weight, 1e-5)
+    gpu.add_rms_norm(x, residual, weight, 1e-5)
+    gpu.rms_norm_fp8(x, weight, 1e-5)
+    gpu.add_rms_norm_fp8(x, residual, weight, 1e-5)
+    gpu.quantize_rows(x)
+    for activation in (gpu.silu_and_mul, gpu.gelu_tanh_and_mul, gpu.silu_and_mul_fp8, gpu.gelu_tanh_and_mul_fp8):
+        activation(x)
+    gpu.soft_cap(x, 30.0)
+
+
+def rows() -> None:
+    numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
+    tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
+    row_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
+    row_kernels.write_tables(tables, numbers, numbers, numbers)
+    flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
+    stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
+    for advances in (None, wide):
+        row_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
+    logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
+    draw(logits, numbers, wide, temperature, wide, wide, flags)
+
+
+def main() -> None:
+    compile_only()
+    elementwise()
+    rows()
+    attention(8, 2, 64, BF16)
+    attention(8, 2, 128, FP8)
+    sys.stdout.write(" ".join(sorted(compiled)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The forecast of what running sequences will hold, and what admission makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.sched import Scheduler
+from headrace.sched.forecast import LEAST_FINISHED, Forecast
+from headrace.sched.limits import SchedulerLimits
+from headrace.sched.rows import RowTable
+from headrace.sched.sequence import Sequence
+from headrace.steps import GOES_ON, STOPPED, StepResult
+from headrace.types import Request, SamplingParams
+
+
+def sequence(prompt_len: int, end_len: int, *, stops: bool = False, known: int | None = None) -> Sequence:
+    request = Request("r", np.arange(prompt_len, dtype=np.int32), SamplingParams(max_tokens=end_len - prompt_len))
+    return Sequence(
+        request=request,
+        index=0,
+        seed=0,
+        arrival=0,
+        end_len=end_len,
+        stop_token_ids=(2,) if stops else (),
+        token_ids=np.zeros(known or prompt_len, np.int32),
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 5)), max_size=8),
+    st.integers(1, 20),
+    st.integers(1, 20),
+)
+def test_the_peak_is_what_a_run_to_the_end_would_see(
+    running: list[tuple[int, int, int]], new_len: int, new_rest: int
+) -> None:
+    rows = RowTable(8, 100)
+    for length, rest, cached in running:
+        one = sequence(length, length + rest)
+        rows.occupy(one, step=0, num_computed=min(cached, length), capacity=length)
+    held = 1000
+    everyone = [(n, rest, min(cached, n)) for n, rest, cached in running] + [(new_len, new_rest, 0)]
+    seen = [
+        held + sum(time if rest >= time else cached - n for n, rest, cached in everyone)
+        for time in range(max(rest for _, rest, _ in everyone) + 1)
+    ]
+    newcomer = sequence(new_len, new_len + new_rest)
+    assert Forecast().peak_tokens(rows, newcomer, num_held=held) == max(seen)
+
+
+def test_nothing_is_held_against_answers_of_unknown_length_until_some_have_ended() -> None:
+    forecast, rows = Forecast(), RowTable(2, 100)
+    rows.occupy(sequence(10, 90, stops=True), step=0, num_computed=0, capacity=16)
+    newcomer = sequence(10, 90, stops=True)
+    assert forecast.peak_tokens(rows, newcomer, num_held=20) == 20
+    for _ in range(LEAST_FINISHED):
+        forecast.learn(20, 80)
+    assert forecast.share == 0.25
+    assert forecast.peak_tokens(rows, newcomer, num_held=20) == 20 + 2 * 20
+
+
+def scheduler(num_blocks: int) -> Scheduler:
+    return Scheduler(
+        SchedulerLimits(
+            max_num_seqs=8, max_num_batched_tokens=200, max_model_len=100, num_blocks=num_blocks, block_size=4
+        )
+    )
+
+
+def run(target: Scheduler, *, ends_at: int | None = None) -> None:
+    """To the end; answers stop by themselves at `ends_at` tokens in all."""
+    for _ in range(2000):
+        plan = target.plan()
+        if plan is None:
+            assert not target.has_unfinished
+            return
+        drew = plan.rows[plan.samples]
+        lens = target.rows.known[drew] + 1
+        finished = np.where(lens == ends_at, STOPPED, GOES_ON).astype(np.uint8)
+        target.apply(StepResult(plan.step, drew, np.full(len(drew), 9, np.int64), finished))
+    raise AssertionError("it does not come to an end")
+
+
+def add(target: Scheduler, count: int, *, first: int = 0, stops: bool = False) -> None:
+    for number in range(first, first + count):
+        prompt = np.full(8, 100 + number, np.int32)
+        request = Request(f"{number}", prompt, SamplingParams(max_tokens=40, ignore_eos=not stops))
+        target.add(request, seeds=(0,), stop_token_ids=(2,) if stops else ())
+
+
+def test_answers_of_known_length_are_never_preempted() -> None:
+    target = scheduler(num_blocks=40)  # three of twelve blocks each, and a little
+    add(target, 8)
+    run(target)
+    assert target.stats.num_finished == 8
+    assert target.stats.num_preemptions == 0
+
+
+def test_answers_of_unknown_length_start_as_long_as_there_is_room() -> None:
+    target = scheduler(num_blocks=40)
+    add(target, 8, stops=True)
+    target.plan()
+    assert target.rows.num_running == 8
+
+
+def test_what_has_finished_teaches_how_many_fit() -> None:
+    target = scheduler(num_blocks=40)
+    add(target, 3 * LEAST_FINISHED, stops=True)
+    run(target)  # all to their limits, which nobody knew: some are preempted
+    first = target.stats.num_preemptions
+    assert first > 0
+    add(target, 3 * LEAST_FINISHED, first=1000, stops=True)
+    run(target)
+    assert target.stats.num_preemptions == first
