@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.engine.async_engine import AsyncEngine
     from headrace.engine.llm import LLM
-    from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+    from headrace.types import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        SamplingParams,
+        ScoreRequestOutput,
+    )
 
 __all__ = [
     "LLM",
@@ -23,9 +29,11 @@ __all__ = [
     "BatcherStats",
     "CompletionOutput",
     "DynamicBatcher",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "ScoreRequestOutput",
     "__version__",
 ]
 
@@ -37,6 +45,8 @@ _HOMES = {
     "DynamicBatcher": "headrace.batching",
     "EngineConfig": "headrace.config",
     "RequestOutput": "headrace.types",
+    "ScoreRequestOutput": "headrace.types",
+    "EmbeddingRequestOutput": "headrace.types",
     "SamplingParams": "headrace.types",
 }
 

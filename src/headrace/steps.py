@@ -44,6 +44,18 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What to report of a row's tokens in a step: of those from `first` on, either the sum of their hidden states
+    after the final norm, or the log-probability of each one's target as the next token."""
+
+    row: int
+    first: int  # counted among the row's tokens of this step
+    num_tokens: int
+    targets: TokenIds | None
+    is_last: bool  # the row ends with this step
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: first the changes (admissions, table writes, copies), then `num_tokens` of each row."""
 
@@ -55,6 +67,7 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     table_writes: TableWrites | None = None
     copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
+    reads: tuple[Read, ...] = ()
     is_steady: bool = False  # the same rows as the step before, one token each: only table writes can differ
 
 
@@ -82,8 +95,17 @@ class StepPromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What a `Read` brought: [H], or a value for each target."""
+
+    row: int
+    is_last: bool
+    values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew, for the rows that drew, and what it found of prompts."""
+    """What a step drew, for the rows that drew, and what it found and read of prompts."""
 
     step: int
     rows: IntArray
@@ -91,6 +113,7 @@ class StepResult:
     finished: npt.NDArray[np.uint8]
     logprobs: StepLogprobs | None = None
     prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
 
 class Runner(Protocol):

@@ -19,6 +19,7 @@ from headrace.errors import HeadraceError, RequestError, nearest
 T = TypeVar("T")
 TokenIds = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
+Pooling = Literal["last", "mean"]
 
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
 MAX_LOGPROBS = 20
@@ -208,6 +209,20 @@ def _biases(given: object) -> dict[int, float]:
     return biases
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Readout:
+    """What a request asks of its prompt, instead of an answer: one of the two."""
+
+    pooling: Pooling | None = None  # its hidden states after the final norm, of the last token or the mean of all
+    targets: TokenIds | None = None  # the log-probabilities of these, the last of which comes after its last token
+
+    def first_read(self, prompt_len: int) -> int:
+        """The first prompt token whose hidden state is needed; what is before it may come from the prefix cache."""
+        if self.targets is not None:
+            return prompt_len - len(self.targets)
+        return prompt_len - 1 if self.pooling == "last" else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as the engine takes it: tokens, not text."""
@@ -218,6 +233,7 @@ class Request:
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
     watched: bool = False  # deliver tokens as they come, not once at the end
+    readout: Readout | None = None  # nothing is drawn; `params` is not looked at
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.
@@ -251,6 +267,7 @@ class SequenceEvent:
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
+    readout: npt.NDArray[np.float64] | None = None  # at the end: the pooled state [H], or a value for each target
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +299,57 @@ class RequestOutput:
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # why the engine gave it up, if it did
     prompt_logprobs: PromptLogprobs | None = None  # if the request asked, once its prompt is computed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    embedding: npt.NDArray[np.float32]  # [H]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingRequestOutput:
+    """A prompt with its embedding."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+    @property
+    def embedding(self) -> npt.NDArray[np.float32]:
+        return self.outputs.embedding
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """A continuation's tokens, and the natural logarithm of each one's probability after all before it."""
+
+    token_ids: tuple[int, ...]
+    token_logprobs: tuple[float, ...]
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole continuation: the sum."""
+        return math.fsum(self.token_logprobs)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequestOutput:
+    """A prompt with the score of one continuation."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: ScoreOutput
+    finished: bool = True
+    num_cached_tokens: int = 0

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
 
 from headrace.sched import Scheduler, SchedulerLimits
-from headrace.steps import FULL, GOES_ON, STOPPED, Admission, StepLogprobs, StepPlan, StepResult
-from headrace.types import FinishReason, Request, SamplingParams, SequenceEvent, TokenLogprobs
+from headrace.steps import FULL, GOES_ON, STOPPED, Admission, Read, Reading, StepLogprobs, StepPlan, StepResult
+from headrace.types import FinishReason, Readout, Request, SamplingParams, SequenceEvent, TokenLogprobs
 
 VOCAB_SIZE = 40
 GARBAGE = 9_999  # what a finished row goes on to "draw"
@@ -42,6 +42,21 @@ def decode_alone(prompt: Iterable[int], *, seed: int, end_len: int, stop_token_i
         if tokens[-1] in stop_token_ids:
             break
     return tokens[prompt_len:]
+
+
+def states_of(digests: np.ndarray, targets: np.ndarray | None) -> np.ndarray:
+    """A position's hidden state, or its target's log-probability: a small number that depends on all before it."""
+    states = digests.astype(np.int64) % 997
+    return states if targets is None else -((states + targets) % 997)
+
+
+def read_alone(prompt: list[int], readout: Readout) -> list[float]:
+    """The reference for a readout: all of the prompt at once."""
+    digests = np.array([digest(np.array(prompt[: position + 1])) for position in range(len(prompt))])
+    if readout.targets is not None:
+        return states_of(digests[-len(readout.targets) :], readout.targets).tolist()
+    states = states_of(digests, None)
+    return [float(states[-1] if readout.pooling == "last" else states.mean())]
 
 
 def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
@@ -103,7 +118,8 @@ class CheckingRunner:
         self._write_digests(work)
         self._last = plan
         self._uncollected.append(plan.step)
-        return self._draw(plan)
+        readings = tuple(self._read(read) for read in plan.reads)
+        return replace(self._draw(plan), readings=readings)
 
     def collect(self, ticket: StepResult) -> StepResult:
         assert self._uncollected.popleft() == ticket.step, "results are collected in the order of submission"
@@ -126,11 +142,20 @@ class CheckingRunner:
         admitted = [admission.row for admission in plan.admissions]
         assert len(set(admitted)) == len(admitted)
         assert set(admitted) <= set(rows), "admitted, but nothing of it is computed"
+        self._check_reads(plan)
         if not limits.enable_chunked_prefill:
-            assert plan.samples.all(), "a prompt was cut"
+            assert plan.samples.sum() + len(plan.reads) == len(rows), "a prompt was cut"
             assert not admitted or set(admitted) == set(rows), "prompts share a step with decoding"
         if plan.is_steady:
             self._check_steady(plan)
+
+    def _check_reads(self, plan: StepPlan) -> None:
+        computed = dict(zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True))
+        assert len({read.row for read in plan.reads}) == len(plan.reads)
+        for read in plan.reads:
+            assert read.first + read.num_tokens == computed[read.row], "what is read ends with what is computed"
+            assert read.first >= 0 and read.num_tokens >= 1
+            assert read.targets is None or len(read.targets) == read.num_tokens
 
     def _check_steady(self, plan: StepPlan) -> None:
         assert self._last is not None
@@ -139,6 +164,7 @@ class CheckingRunner:
         assert plan.samples.all()
         assert not plan.admissions
         assert not plan.copies
+        assert not plan.reads
 
     # ---- the changes before a step
 
@@ -159,7 +185,9 @@ class CheckingRunner:
 
     def _admit(self, admission: Admission, step: int) -> None:
         known_len = len(admission.token_ids)
-        assert 0 <= admission.num_computed < known_len < admission.end_len <= self._limits.max_model_len
+        most = max(self._limits.max_model_len, admission.prompt_len + 1)
+        assert 0 <= admission.num_computed < known_len < admission.end_len <= most
+        assert known_len <= self._limits.max_model_len
         assert 0 < admission.prompt_len <= known_len
         self._rows[admission.row] = DeviceRow(
             admission=admission,
@@ -176,6 +204,7 @@ class CheckingRunner:
 
     def _advance(self, plan: StepPlan) -> list[RowWork]:
         work = []
+        read_out = {read.row for read in plan.reads if read.is_last}
         for number, num_tokens, samples in zip(
             plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
@@ -183,9 +212,10 @@ class CheckingRunner:
             start = row.planned_computed
             row.planned_computed += num_tokens
             assert row.planned_computed <= row.planned_len, "computes tokens that nobody has drawn"
-            assert samples == (row.planned_computed == row.planned_len), (
+            assert (samples or number in read_out) == (row.planned_computed == row.planned_len), (
                 "draws too early, or not although all is computed"
             )
+            assert not (samples and number in read_out)
             row.planned_len += samples
             assert row.planned_len <= row.admission.end_len, "goes on after its end"
             if not row.is_finished:
@@ -234,6 +264,13 @@ class CheckingRunner:
             for position in range(item.start, item.stop):
                 self._digests[item.slots[position]] = digest(context[: position + 1])
 
+    def _read(self, read: Read) -> Reading:
+        row = self._rows[read.row]
+        slots = self._context_slots(row, row.planned_computed)[-read.num_tokens :]
+        states = states_of(self._digests[slots], read.targets)
+        values = states.sum(keepdims=True) if read.targets is None else states
+        return Reading(read.row, read.is_last, values.astype(np.float32))
+
     def _draw(self, plan: StepPlan) -> StepResult:
         rows = plan.rows[plan.samples]
         drawn = [self._draw_row(number, plan.step) for number in rows.tolist()]
@@ -276,6 +313,7 @@ class Answer:
     num_events: int = 0
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    readout: list[float] | None = None
 
 
 NEVER_DRAWN = 10**6  # as a stop token: then nobody can know how long an answer will be
@@ -292,6 +330,7 @@ class Driver:
         self.in_flight: deque[StepResult] = deque()
         self.answers: dict[tuple[str, int], Answer] = {}
         self._expected: dict[tuple[str, int], list[int]] = {}
+        self._expected_readouts: dict[tuple[str, int], list[float] | None] = {}
 
     def live_rows(self) -> list[int]:
         return [sequence.row for sequence in self.scheduler.rows.running()]
@@ -303,7 +342,7 @@ class Driver:
         seeds = tuple(range(request.params.n)) if seeds is None else seeds
         self.scheduler.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
         prompt = request.prompt_token_ids.tolist()
-        max_tokens = request.params.max_tokens
+        max_tokens = request.params.max_tokens if request.readout is None else 0
         end_len = (
             self.limits.max_model_len
             if max_tokens is None
@@ -312,6 +351,7 @@ class Driver:
         for index, seed in enumerate(seeds):
             key = (request.request_id, index)
             self.answers[key] = Answer()
+            self._expected_readouts[key] = None if request.readout is None else read_alone(prompt, request.readout)
             self._expected[key] = decode_alone(prompt, seed=seed, end_len=end_len, stop_token_ids=stop_token_ids)
 
     def submit(self) -> StepPlan | None:
@@ -357,6 +397,7 @@ class Driver:
             answer.num_events += 1
             answer.finish_reason = event.finish_reason
             answer.num_cached_tokens = event.num_cached_tokens
+            answer.readout = None if event.readout is None else event.readout.tolist()
         return events
 
     def check_answers(self) -> None:
@@ -368,6 +409,7 @@ class Driver:
                 assert answer.token_ids == expected[: len(answer.token_ids)]
             else:
                 assert answer.token_ids == expected, f"{key} answered differently than alone"
+                assert answer.readout == self._expected_readouts[key], f"{key} read differently than alone"
 
     def check_blocks(self) -> None:
         """Free + idle + held = all; each block is counted once for each table that holds it."""
@@ -394,5 +436,5 @@ class Driver:
 
 def make_request(request_id: str, prompt: Iterable[int], **options: object) -> Request:
     """A request; options that Request does not know are sampling parameters."""
-    own = {name: options.pop(name) for name in ("priority", "cache_salt", "watched") if name in options}
+    own = {name: options.pop(name) for name in ("priority", "cache_salt", "watched", "readout") if name in options}
     return Request(request_id, np.array(list(prompt), np.int32), SamplingParams(**options), **own)  # type: ignore[arg-type]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.sched import SchedulerLimits
+from headrace.types import Readout
 from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 MAX_REQUESTS = 12
@@ -47,9 +49,23 @@ def prompts(draw: st.DrawFn, limits: SchedulerLimits) -> list[int]:
 
 
 @st.composite
-def options(draw: st.DrawFn, limits: SchedulerLimits) -> dict[str, object]:
+def readouts(draw: st.DrawFn, prompt_len: int) -> Readout | None:
+    match draw(st.sampled_from(["none", "none", "none", "last", "mean", "targets"])):
+        case "none":
+            return None
+        case "targets":
+            targets = draw(st.lists(st.integers(0, 30), min_size=1, max_size=prompt_len))
+            return Readout(targets=np.array(targets, np.int32))
+        case pooling:
+            return Readout(pooling=pooling)
+
+
+@st.composite
+def options(draw: st.DrawFn, limits: SchedulerLimits, prompt_len: int) -> dict[str, object]:
+    readout = draw(readouts(prompt_len))
     return {
-        "n": draw(st.sampled_from([1, 1, 2, 3])),
+        "readout": readout,
+        "n": 1 if readout is not None else draw(st.sampled_from([1, 1, 2, 3])),
         "max_tokens": draw(st.sampled_from([1, 2, limits.block_size, limits.block_size + 1, 20, None])),
         "logprobs": draw(st.sampled_from([None, None, 2])),
         "priority": draw(st.integers(0, 2)),
@@ -80,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._add(prompt[: self.driver.limits.max_model_len - 1], data)
 
     def _add(self, prompt: list[int], data: st.DataObject) -> None:
-        request = make_request(f"{len(self.prompts)}", prompt, **data.draw(options(self.driver.limits)))
+        request = make_request(f"{len(self.prompts)}", prompt, **data.draw(options(self.driver.limits, len(prompt))))
         seeds = tuple(data.draw(st.integers(0, 2)) for _ in range(request.params.n))
         stop_token_ids = data.draw(st.sampled_from([(), (NEVER_DRAWN,), (3,), (5, 6, 7, 8, 9)]))
         self.driver.add(request, seeds=seeds, stop_token_ids=stop_token_ids)

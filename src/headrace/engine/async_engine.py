@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -11,11 +12,20 @@ from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.engine.answers import Answers
 from headrace.engine.core import EngineStats
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt
+from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
 from headrace.errors import EngineDeadError, RequestError
 from headrace.text import Tokenizer
-from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent
+from headrace.types import (
+    EmbeddingRequestOutput,
+    Pooling,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    ScoreRequestOutput,
+    SequenceEvent,
+)
 
 
 class AsyncEngine:
@@ -78,6 +88,39 @@ class AsyncEngine:
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        request_id: str | None = None,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The prompt's hidden state after the final norm, of its last token or the mean of all."""
+        (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
+        pending = ask_embedding(
+            self._new_id(request_id), tokenized, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
+        )
+        await self._read_out(pending)
+        return pending.output()
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuation: Prompt,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ScoreRequestOutput:
+        """How likely the continuation is after the prompt."""
+        (pair,) = await asyncio.to_thread(self._reader.read_pairs, [prompt], [continuation])
+        pending = ask_score(self._new_id(request_id), pair, priority=priority, cache_salt=cache_salt)
+        await self._read_out(pending)
+        return pending.output()
+
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish reason `abort`. Unknown ids are left in peace."""
         if request_id in self._streams:
@@ -94,18 +137,32 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        request_id = request_id or f"request-{next(self._ids)}"
         params = self._reader.with_tokens(sampling_params or SamplingParams())
-        request = Request(request_id, prompt.token_ids, params, priority, cache_salt, watched=True)
-        news = self._open_stream(request)
+        request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=True)
         answers = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
-        try:
+        with self._stream_of(answers) as news:
             while not answers.is_finished:
                 await self._take_news(news, answers)
                 yield answers.output()
+
+    async def _read_out(self, pending: PendingReadout) -> None:
+        with self._stream_of(pending) as news:
+            while not pending.is_finished:
+                await self._take_news(news, pending)
+
+    def _new_id(self, request_id: str | None) -> str:
+        return request_id or f"request-{next(self._ids)}"
+
+    @contextmanager
+    def _stream_of(self, pending: Answers | PendingReadout) -> Iterator[asyncio.Queue[SequenceEvent | None]]:
+        """A submitted request's news; whoever leaves before its end aborts it."""
+        request_id = pending.request.request_id
+        news = self._open_stream(pending.request)
+        try:
+            yield news
         finally:
             del self._streams[request_id]
-            if not answers.is_finished and self._engine.client.failure is None:
+            if not pending.is_finished and self._engine.client.failure is None:
                 self._engine.client.abort(request_id)
 
     def _open_stream(self, request: Request) -> asyncio.Queue[SequenceEvent | None]:
@@ -117,7 +174,7 @@ class AsyncEngine:
         self._streams[request.request_id] = news
         return news
 
-    async def _take_news(self, news: asyncio.Queue[SequenceEvent | None], answers: Answers) -> None:
+    async def _take_news(self, news: asyncio.Queue[SequenceEvent | None], answers: Answers | PendingReadout) -> None:
         """Wait for an event, and take all that have come."""
         event = await news.get()
         while True:

@@ -3,34 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from headrace.config import EMBEDDED_MODEL, EngineConfig
-from headrace.engine.answers import Answers
+from headrace.engine.answers import Answers, Progress
 from headrace.engine.core import EngineStats
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,
     Prompt,
     PromptReader,
+    TokenizedPair,
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
     beginning,
 )
+from headrace.engine.readouts import ask_embedding, ask_score
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
 from headrace.errors import EngineDeadError, RequestError
 from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
-from headrace.types import Request, RequestOutput, SamplingParams, SequenceEvent
+from headrace.types import (
+    EmbeddingRequestOutput,
+    Pooling,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    ScoreRequestOutput,
+    SequenceEvent,
+)
+
+Input = TypeVar("Input")
+Output_co = TypeVar("Output_co", covariant=True)
 
 TOKENIZE_AT_ONCE = 256  # prompts; the engine works on the first while the next are tokenized
+
+
+class Pending(Protocol[Output_co]):
+    """A request that was submitted, and what becomes of it."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def take(self, event: SequenceEvent) -> Progress: ...
+
+    def output(self) -> Output_co: ...
 
 
 class LLM:
@@ -45,7 +72,7 @@ class LLM:
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
         self._ids = count()
-        self._outputs: dict[str, RequestOutput] = {}  # of the call that runs
+        self._outputs: dict[str, Any] = {}  # of the call that runs
         self._is_busy = Lock()
 
     @property
@@ -91,6 +118,52 @@ class LLM:
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
         return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The prompts' hidden states after the final norm: that of the last token, or the mean of all; `normalize`
+        makes their length 1."""
+        items = as_prompt_list(prompts)
+        priorities = _one_each("priority", priority, 0, len(items))
+
+        def ask(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
+            return ask_embedding(str(next(self._ids)), prompt, pooling, normalize=normalize, priority=priorities[index])
+
+        order = beginnings_first(items)
+        tokenized = self._tokenized([items[i] for i in order], is_chat=False)
+        return self._collect(order, tokenized, ask, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[ScoreRequestOutput]:
+        """How likely each continuation is after its prompt; one prompt may have several."""
+        heads, tails = as_prompt_list(prompts), as_prompt_list(continuations)
+        heads = heads * len(tails) if len(heads) == 1 else heads
+        if len(heads) != len(tails):
+            raise RequestError(
+                f"{len(tails)} continuations for {len(heads)} prompts; give one for each, or one prompt for all",
+                param="continuations",
+            )
+        priorities = _one_each("priority", priority, 0, len(heads))
+
+        def ask(index: int, pair: TokenizedPair) -> Pending[ScoreRequestOutput]:
+            return ask_score(str(next(self._ids)), pair, priority=priorities[index])
+
+        pairs = self._reader.read_pairs(heads, tails)
+        order = beginnings_first(heads)
+        return self._collect(order, (pairs[i] for i in order), ask, use_tqdm=use_tqdm)
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: what follows finds nothing that came before. For measuring."""
         self._engine.client.forget_prefixes()
@@ -117,15 +190,32 @@ class LLM:
     ) -> list[RequestOutput]:
         params = _one_each("sampling_params", sampling_params, SamplingParams(), len(prompts))
         priorities = _one_each("priority", priority, 0, len(prompts))
-        with self._is_busy, GenerateProgress(len(prompts), enabled=use_tqdm) as progress:
-            order = starting_order(prompts, params)
-            tracked: dict[str, Answers] = {}
-            self._engine.client.limit_running(level(params, self.settings))
+
+        def ask(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
+            own = self._reader.with_tokens(params[index])
+            request = Request(str(next(self._ids)), prompt.token_ids, own, priorities[index], watched=bool(own.stop))
+            return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
+
+        order = starting_order(prompts, params)
+        tokenized = self._tokenized([prompts[i] for i in order], is_chat=is_chat)
+        return self._collect(order, tokenized, ask, num_running=level(params, self.settings), use_tqdm=use_tqdm)
+
+    def _collect(
+        self,
+        order: list[int],
+        inputs: Iterable[Input],
+        ask: Callable[[int, Input], Pending[Output_co]],
+        *,
+        num_running: int | None = None,
+        use_tqdm: bool,
+    ) -> list[Output_co]:
+        """Submit what `ask` makes of each input, which come in this order, and wait for all; outputs are in place."""
+        tracked: dict[str, Pending[Output_co]] = {}
+        with self._is_busy, GenerateProgress(len(order), enabled=use_tqdm) as progress:
+            self._engine.client.limit_running(num_running)
             try:
-                for index, prompt in zip(
-                    order, self._tokenized([prompts[i] for i in order], is_chat=is_chat), strict=True
-                ):
-                    self._submit(index, prompt, params[index], priorities[index], tracked)
+                for index, given in zip(order, inputs, strict=True):
+                    self._submit(index, given, ask, tracked)
                     self._take_events(tracked, wait=False)
                 self._wait_for_all(tracked, progress)
             except BaseException:
@@ -141,26 +231,24 @@ class LLM:
     def _submit(
         self,
         index: int,
-        prompt: TokenizedPrompt,
-        params: SamplingParams,
-        priority: int,
-        tracked: dict[str, Answers],
+        given: Input,
+        ask: Callable[[int, Input], Pending[Output_co]],
+        tracked: dict[str, Pending[Output_co]],
     ) -> None:
         try:
-            params = self._reader.with_tokens(params)
-            request = Request(str(next(self._ids)), prompt.token_ids, params, priority, watched=bool(params.stop))
-            self._engine.client.submit(request)
+            pending = ask(index, given)
+            self._engine.client.submit(pending.request)
         except RequestError as error:
             raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from None
-        tracked[request.request_id] = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
+        tracked[pending.request.request_id] = pending
 
-    def _wait_for_all(self, tracked: dict[str, Answers], progress: GenerateProgress) -> None:
-        num_done = sum(answers.is_finished for answers in tracked.values())
+    def _wait_for_all(self, tracked: dict[str, Pending[Output_co]], progress: GenerateProgress) -> None:
+        num_done = sum(pending.is_finished for pending in tracked.values())
         while num_done < len(tracked):
             num_done += self._take_events(tracked, wait=True)
             progress.update(num_done, self.stats)
 
-    def _take_events(self, tracked: dict[str, Answers], *, wait: bool) -> int:
+    def _take_events(self, tracked: dict[str, Pending[Output_co]], *, wait: bool) -> int:
         """Take in what the engine has sent; how many requests that finished."""
         num_finished = 0
         while wait or not self._events.empty():
@@ -171,18 +259,18 @@ class LLM:
             num_finished += sum(self._take(event, tracked) for event in events)
         return num_finished
 
-    def _take(self, event: SequenceEvent, tracked: dict[str, Answers]) -> bool:
-        answers = tracked.get(event.request_id)
-        if answers is None or answers.is_finished:
+    def _take(self, event: SequenceEvent, tracked: dict[str, Pending[Output_co]]) -> bool:
+        pending = tracked.get(event.request_id)
+        if pending is None or pending.is_finished:
             return False
-        progress = answers.take(event)
+        progress = pending.take(event)
         if progress.stopped_index is not None:
             self._engine.client.abort(event.request_id, progress.stopped_index)
         if progress.is_finished:
-            self._outputs[event.request_id] = answers.output()  # now, while the engine works on the others
+            self._outputs[event.request_id] = pending.output()  # now, while the engine works on the others
         return progress.is_finished
 
-    def _abandon(self, tracked: dict[str, Answers]) -> None:
+    def _abandon(self, tracked: dict[str, Pending[Output_co]]) -> None:
         self._outputs.clear()
         if self._engine.client.failure is None:
             for request_id in tracked:
@@ -197,6 +285,11 @@ def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) 
         return sorted(range(len(params)), key=lambda index: (-limits[index], *beginning(prompts[index])))
     except (TypeError, ValueError):  # what is no prompt cannot be compared; reading it says what is wrong
         return sorted(range(len(params)), key=lambda index: -limits[index])
+
+
+def beginnings_first(prompts: Sequence[Prompt]) -> list[int]:
+    """The order in which to read prompts: those that begin alike side by side."""
+    return starting_order(prompts, [SamplingParams()] * len(prompts))
 
 
 def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:

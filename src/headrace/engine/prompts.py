@@ -22,6 +22,15 @@ class TokenizedPrompt:
     token_ids: TokenIds
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPair:
+    """A prompt and what follows it, each of at least one token."""
+
+    text: str | None  # of the prompt
+    context: TokenIds
+    continuation: TokenIds
+
+
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a list of integers is one prompt, a list of anything else is many."""
     if isinstance(prompts, (str, Mapping)):
@@ -70,6 +79,19 @@ class PromptReader:
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
+    def read_pairs(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[TokenizedPair]:
+        """Prompts with a continuation each. Two texts are tokenized as the one text they make, as a model reads them:
+        the continuation begins where its tokens part from those of the prompt alone. Token ids stay as they are."""
+        heads = self.read(prompts)
+        tails = self.read(continuations, add_special_tokens=False)
+        is_text = [head.text is not None and tail.text is not None for head, tail in zip(heads, tails, strict=True)]
+        joined = [f"{h.text}{t.text}" for h, t, both in zip(heads, tails, is_text, strict=True) if both]
+        wholes = iter(self.read(joined))
+        return [
+            _pair(i, head, next(wholes).token_ids if is_text[i] else np.concatenate([head.token_ids, tail.token_ids]))
+            for i, (head, tail) in enumerate(zip(heads, tails, strict=True))
+        ]
+
     def render(self, messages: Messages, **options: Any) -> str:
         """A conversation as the model's chat template writes it. It brings its own special tokens."""
         template = self.tokenizer.chat_template
@@ -103,6 +125,17 @@ class PromptReader:
                 f"token id {outside[0]} is outside the vocabulary of {self._vocab_size:,}", param="prompt"
             )
         return wide.astype(np.int32)
+
+
+def _pair(index: int, head: TokenizedPrompt, whole: TokenIds) -> TokenizedPair:
+    shortest = min(len(head.token_ids), len(whole))
+    differs = np.flatnonzero(head.token_ids[:shortest] != whole[:shortest])
+    num_context = int(differs[0]) if len(differs) else shortest
+    if num_context == 0:
+        raise RequestError(f"prompt {index} has no tokens to continue", param="prompts", code="empty_prompt")
+    if num_context == len(whole):
+        raise RequestError(f"continuation {index} has no tokens", param="continuations", code="empty_continuation")
+    return TokenizedPair(head.text, whole[:num_context], whole[num_context:])
 
 
 def _text_of(prompt: Prompt) -> str | None:

@@ -51,9 +51,15 @@ class Decoder:
             x = _post_normed(x, layer.mlp_post_norm, eps)
         return residual if x is None else residual.add_(x)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """[S, H] -> [S, H]: what the head reads, and what embeddings are made of."""
+        normed = ops.rms_norm(hidden, self.norm, self.spec.norm_eps)
+        assert isinstance(normed, Tensor)
+        return normed
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
-        logits = self.head(ops.rms_norm(hidden, self.norm, self.spec.norm_eps))
+        logits = self.head(self.normed(hidden))
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 

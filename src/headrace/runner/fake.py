@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, StepPlan, StepResult
+from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Read, Reading, StepPlan, StepResult
 
 
 class FakeRunner:
@@ -35,7 +35,7 @@ class FakeRunner:
         for position, row in enumerate(rows.tolist()) if self._stops else ():
             if tokens[position] in self._stops.get(row, ()):
                 finished[position] = STOPPED
-        return StepResult(plan.step, rows, tokens, finished)
+        return StepResult(plan.step, rows, tokens, finished, readings=tuple(map(_reading, plan.reads)))
 
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
@@ -49,3 +49,9 @@ class FakeRunner:
         mixed ^= mixed >> np.uint64(31)
         tokens: IntArray = (mixed % np.uint64(self.vocab_size)).astype(np.int64)
         return tokens
+
+
+def _reading(read: Read) -> Reading:
+    """A hidden state of [1], and as the log-probability of a token its negative."""
+    values = np.array([read.num_tokens]) if read.targets is None else -read.targets
+    return Reading(read.row, read.is_last, values.astype(np.float32))

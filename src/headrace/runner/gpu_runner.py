@@ -18,6 +18,7 @@ from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
+from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.decode_inputs import (
     DecodeInputs,
     SharedBuffers,
@@ -27,13 +28,13 @@ from headrace.runner.decode_inputs import (
     splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
-from headrace.runner.prompt_logprobs import Pending, PromptLogprobsRows, foretell, kept_tokens
+from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.reads import lay_out
 from headrace.runner.results import on_its_way, step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.tiles import tiles_of
 from headrace.runner.upload import Upload, UploadRing
 from headrace.sampling import SampledLogprobs, Sampler
-from headrace.sampling.columns import sent
 from headrace.steps import BROKEN, Admission, IntArray, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
@@ -48,7 +49,7 @@ class Ticket:
     rows: IntArray
     results: Tensor  # [2, B or more] int32, pinned: tokens, and how the rows stand
     logprobs: SampledLogprobs | None  # pinned too
-    prompts: Pending | None
+    computed: Computed | None  # what was asked of prompts, pinned too
     done: torch.cuda.Event
 
 
@@ -122,7 +123,8 @@ class GpuRunner:
             tokens.astype(np.int64),
             finished.astype(np.uint8),
             logprobs,
-            () if ticket.prompts is None else ticket.prompts.results(),
+            ticket.computed.prompt_logprobs() if ticket.computed is not None else (),
+            ticket.computed.readings() if ticket.computed is not None else (),
         )
 
     def close(self) -> None:
@@ -314,25 +316,25 @@ class GpuRunner:
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
         layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
         ends, rows = on_device[6:]
-        hidden, prompts = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
-        logits = self._decoder.logits(hidden)
+        computed = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
+        logits = self._decoder.logits(computed.ends)
         self._advance(layout.rows, on_device[3])
         if self._sampler.is_plain(plan.rows[drawing]):
-            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), None, prompts)
-        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), prompts)
+            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), None, computed)
+        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), computed)
 
     def _compute(
         self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
-    ) -> tuple[Tensor, Pending | None]:
-        """What the model makes of the tokens at `ends`, and of prompts that want log-probabilities."""
+    ) -> Computed:
+        """What the model makes of the tokens at `ends`, and of prompts of which something is asked."""
         positions = self._next_positions[plan.rows] - plan.num_tokens
         spans = self._prompt_logprobs.spans(plan.rows, plan.num_tokens, positions)
-        if not spans:
-            return self._decoder.hidden(token_ids, layout, self._caches, kept=ends), None
-        kept = kept_tokens(plan.num_batched_tokens, host_ends, spans)
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=sent(kept.tokens, self._device))
-        prompts = foretell(self._decoder, hidden, kept, spans, self._tokens)
-        return hidden[sent(kept.ends, self._device)], prompts
+        reads = lay_out(plan.reads, plan.rows, plan.num_tokens) if plan.reads else None
+        if not spans and reads is None:
+            return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=ends))
+        return compute_with_prompts(
+            self._decoder, token_ids, layout, self._caches, host_ends, spans, reads, self._tokens
+        )
 
     def _fresh_last(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
         """The plan with the longest rows of one token first and prompts that begin in this step last, and how many
@@ -426,13 +428,13 @@ class GpuRunner:
         plan: StepPlan,
         results: Tensor,
         logprobs: SampledLogprobs | None = None,
-        prompts: Pending | None = None,
+        computed: Computed | None = None,
     ) -> Ticket:
         """Send what was drawn on its way back. Contiguous on both sides: any other copy would wait for the device."""
         pinned = self._results[plan.step % _RESULTS_IN_FLIGHT, : results.numel()].view(results.shape)
         pinned.copy_(results, non_blocking=True)
         logprobs = None if logprobs is None else on_its_way(logprobs)
-        prompts = None if prompts is None else replace(prompts, found=on_its_way(prompts.found))
+        computed = None if computed is None else computed.on_its_way()
         done = torch.cuda.Event()
         done.record()
-        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, prompts, done)
+        return Ticket(plan.step, plan.rows[plan.samples], pinned, logprobs, computed, done)

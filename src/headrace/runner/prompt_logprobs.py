@@ -87,7 +87,8 @@ class PromptLogprobsRows:
 
 def kept_tokens(num_tokens: int, ends: IntArray, spans: Sequence[Span]) -> Kept:
     """Of a step of `num_tokens` in all, drawn from at `ends`."""
-    in_spans = np.concatenate([np.arange(s.first_token, s.first_token + s.num_tokens) for s in spans])
+    none = np.empty(0, np.int64)
+    in_spans = np.concatenate([none, *(np.arange(s.first_token, s.first_token + s.num_tokens) for s in spans)])
     is_kept = np.zeros(num_tokens, np.bool_)
     is_kept[ends] = is_kept[in_spans] = True
     place = np.cumsum(is_kept) - 1

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
-from headrace.runner.prompt_logprobs import Pending, PromptLogprobsRows, foretell, kept_tokens
+from headrace.runner.computed import Computed, compute_with_prompts
+from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.reads import lay_out
 from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
 from headrace.runner.shape import RunnerShape
@@ -54,29 +56,29 @@ class TorchRunner:
         rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(rows):
             return StepResult(plan.step, *_NOTHING)
-        hidden, prompts = self._compute(rows, num_tokens, samples)
+        computed = self._compute(plan, rows, num_tokens, samples)
         drawing = rows[samples]
         if not len(drawing):
-            return _result(plan.step, None, None, prompts)
-        logits = self._decoder.logits(hidden)
+            return _result(plan.step, None, None, computed)
+        logits = self._decoder.logits(computed.ends)
         sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
         self._rows.append(drawing, sampled.tokens, sampled.finished)
-        return _result(plan.step, drawing, sampled, prompts)
+        return _result(plan.step, drawing, sampled, computed)
 
-    def _compute(self, rows: Tensor, num_tokens: Tensor, samples: Tensor) -> tuple[Tensor, Pending | None]:
-        """What the model makes of the tokens that are drawn from, and of prompts that want log-probabilities."""
+    def _compute(self, plan: StepPlan, rows: Tensor, num_tokens: Tensor, samples: Tensor) -> Computed:
+        """What the model makes of the tokens that are drawn from, and of prompts of which something is asked."""
         positions = self._rows.computed[rows].numpy()
         token_ids, layout = self._rows.layout(rows, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
         spans = self._prompt_logprobs.spans(rows.numpy(), num_tokens.numpy(), positions)
+        reads = lay_out(plan.reads, rows.numpy(), num_tokens.numpy()) if plan.reads else None
         self._rows.advance(rows, num_tokens)
-        if not spans:
+        if not spans and reads is None:
             kept = ends if len(ends) else None
-            return self._decoder.hidden(token_ids, layout, self._caches, kept=kept), None
-        chosen = kept_tokens(len(token_ids), ends.numpy(), spans)
-        hidden = self._decoder.hidden(token_ids, layout, self._caches, kept=torch.from_numpy(chosen.tokens))
-        prompts = foretell(self._decoder, hidden, chosen, spans, self._rows.tokens)
-        return hidden[torch.from_numpy(chosen.ends)], prompts
+            return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
+        return compute_with_prompts(
+            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, reads, self._rows.tokens
+        )
 
     def _take_in(self, plan: StepPlan) -> None:
         self._rows.write(plan)
@@ -105,15 +107,15 @@ class TorchRunner:
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, rows: Tensor | None, sampled: Sampled | None, prompts: Pending | None) -> StepResult:
-    prompt_logprobs = () if prompts is None else prompts.results()
+def _result(step: int, rows: Tensor | None, sampled: Sampled | None, computed: Computed) -> StepResult:
     if rows is None or sampled is None:
-        return StepResult(step, *_NOTHING, prompt_logprobs=prompt_logprobs)
+        return StepResult(step, *_NOTHING, prompt_logprobs=computed.prompt_logprobs(), readings=computed.readings())
     return StepResult(
         step=step,
         rows=rows.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=computed.prompt_logprobs(),
+        readings=computed.readings(),
     )

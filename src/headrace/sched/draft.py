@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.kv import BlockCopy
-from headrace.steps import Admission, IntArray, StepPlan, TableWrites
+from headrace.steps import Admission, IntArray, Read, StepPlan, TableWrites
 
 _NO_ROWS: IntArray = np.empty(0, np.int64)
 
@@ -22,6 +22,7 @@ class PlanDraft:
         self._rows: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
+        self._reads: list[Read] = []
         self._admissions: list[Admission] = []
         self._copies: list[BlockCopy] = []
         self._table_writes: list[tuple[IntArray, IntArray, IntArray]] = []
@@ -39,6 +40,9 @@ class PlanDraft:
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
         self.budget -= num_tokens
+
+    def read(self, read: Read) -> None:
+        self._reads.append(read)
 
     def admit(self, admission: Admission, blocks: list[int], copy: BlockCopy | None) -> None:
         self._admissions.append(admission)
@@ -63,6 +67,7 @@ class PlanDraft:
             if self._table_writes
             else None,
             copies=tuple(self._copies),
+            reads=tuple(self._reads),
             is_steady=not self._rows and last is not None and last.rows is self._steady,
         )
 

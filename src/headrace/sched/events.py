@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
 from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
+
+Values = npt.NDArray[np.float64]
 
 
 class EventWriter:
@@ -83,9 +88,23 @@ class EventWriter:
             num_cached_tokens=sequence.num_cached_tokens,
             error=error,
             prompt_logprobs=prompt_logprobs,
+            readout=_readout(sequence) if reason == "length" else None,
         )
 
     def _answer(self, sequence: Sequence) -> TokenIds:
         if sequence.state is State.RUNNING:
             return self._rows.known_tokens(sequence.row)[sequence.prompt_len :]
         return sequence.token_ids[sequence.prompt_len :]
+
+
+def _readout(sequence: Sequence) -> Values | None:
+    """What the steps of a sequence have read, put together."""
+    readout = sequence.request.readout
+    if readout is None:
+        return None
+    parts = [reading.values for reading in sequence.readings]
+    if readout.targets is not None:
+        return np.concatenate(parts, dtype=np.float64)
+    num_read = sequence.prompt_len - readout.first_read(sequence.prompt_len)
+    total: Values = np.sum(parts, axis=0, dtype=np.float64)
+    return total / num_read

@@ -29,6 +29,8 @@ class SchedulerLimits:
 
     def end_len(self, request: Request) -> int:
         """Total length at which the request's sequences end at the latest."""
+        if request.readout is not None:
+            return len(request.prompt_token_ids) + 1  # as if one were drawn: all of the prompt is computed
         max_tokens = request.params.max_tokens
         if max_tokens is None:
             return self.max_model_len
@@ -39,9 +41,10 @@ class SchedulerLimits:
         prompt_len = len(request.prompt_token_ids)
         if prompt_len == 0:
             raise RequestError("the prompt has no tokens", param="prompt", code="empty_prompt")
-        if prompt_len >= self.max_model_len:
+        if prompt_len + (request.readout is None) > self.max_model_len:
+            more = " and at least one must follow" if request.readout is None else ""
             raise RequestError(
-                f"the prompt has {prompt_len:,} tokens and at least one must follow, but the context holds "
+                f"the prompt has {prompt_len:,} tokens{more}, but the context holds "
                 f"{self.max_model_len:,}; shorten the prompt or raise max_model_len",
                 param="prompt",
                 code="context_length_exceeded",
@@ -52,6 +55,6 @@ class SchedulerLimits:
                 f"prompt and answer of up to {self.end_len(request):,} tokens need {num_needed:,} cache blocks of "
                 f"{self.block_size} tokens, but there are {self.num_blocks:,}; "
                 "lower max_tokens or give the KV cache more memory",
-                param="max_tokens",
+                param="max_tokens" if request.readout is None else "prompt",
                 code="cache_too_small",
             )

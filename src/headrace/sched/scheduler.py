@@ -22,7 +22,7 @@ from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.stats import SchedulerStats
-from headrace.steps import BROKEN, GOES_ON, STOPPED, Admission, IntArray, StepPlan, StepResult
+from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
 _NOTHING_TO_DRAW = (
@@ -183,14 +183,27 @@ class Scheduler:
         if num_tokens == 0:
             return False
         assert sequence.table is not None
-        draft.written.update(sequence.table.blocks[rows.computed[row] // self.limits.block_size :])
+        start = int(rows.computed[row])
+        draft.written.update(sequence.table.blocks[start // self.limits.block_size :])
         is_complete = rows.advance(row, num_tokens)
-        draft.compute(row, num_tokens, samples=is_complete)
+        draft.compute(row, num_tokens, samples=is_complete and sequence.request.readout is None)
+        self._read_part(sequence, start, num_tokens, draft)
         self.tables.publish(sequence.table, sequence.token_ids, int(rows.computed[row]))
         if is_complete and sequence.siblings:
             self._next_forks.extend(sequence.siblings)
             sequence.siblings = []
         return is_complete
+
+    def _read_part(self, sequence: Sequence, start: int, num_tokens: int, draft: PlanDraft) -> None:
+        """Ask for what a readout needs of the prompt tokens that this step computes."""
+        readout, prompt_len = sequence.request.readout, sequence.prompt_len
+        if readout is None:
+            return
+        first_read, end = readout.first_read(prompt_len), start + num_tokens
+        first = max(start, first_read)
+        if first < end:
+            targets = None if readout.targets is None else readout.targets[first - first_read : end - first_read]
+            draft.read(Read(sequence.row, first - start, end - first, targets, is_last=end == prompt_len))
 
     # ---- admission
 
@@ -286,6 +299,8 @@ class Scheduler:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
         if sequence.owes_prompt_logprobs:  # every token of the prompt has to be computed
             return PrefixHit((), salt or "")
+        if sequence.request.readout is not None:
+            return self.tables.find_prefix(token_ids[: sequence.request.readout.first_read(len(token_ids))], salt)
         hit = self.tables.find_prefix(token_ids, salt)
         is_full = hit.num_blocks * self.limits.block_size == len(token_ids)
         if is_full and hit.blocks[-1] in draft.written:  # too early to copy it
@@ -312,6 +327,7 @@ class Scheduler:
         self._stats.num_preemptions += 1
         sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
         self._leave_row(sequence)
+        sequence.readings = []
         sequence.state = State.WAITING
         self._num_waiting += 1
         self._queue.push(sequence)
@@ -371,7 +387,19 @@ class Scheduler:
                 events.append(self._end(sequence, int(finished[position])))
             else:
                 events.append(self._events.news(sequence))
+        for reading in result.readings:
+            if self.rows.since[reading.row] <= result.step:
+                events += self._take_reading(reading)
         return events
+
+    def _take_reading(self, reading: Reading) -> list[SequenceEvent]:
+        sequence = self.rows.sequences[reading.row]
+        assert sequence is not None
+        if not np.isfinite(reading.values).all():
+            self._stats.num_finished += 1
+            return [self._finish(sequence, "abort", "the model gave no valid numbers (NaN) for the prompt")]
+        sequence.readings.append(reading)
+        return [self._end(sequence, FULL)] if reading.is_last else []
 
     def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
         self._stats.num_finished += 1

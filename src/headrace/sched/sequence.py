@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headrace.kv import BlockTable
+from headrace.steps import Reading
 from headrace.types import Request, TokenIds, TokenLogprobs
 
 
@@ -36,6 +37,7 @@ class Sequence:
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as they have come; None once delivered
+    readings: list[Reading] = field(default_factory=list)  # of its prompt so far, since it last got a row
 
     @property
     def prompt_len(self) -> int:
@@ -44,7 +46,7 @@ class Sequence:
     @property
     def is_exact(self) -> bool:
         """Whether it cannot end before its limit."""
-        return not self.stop_token_ids and not self.request.params.stop
+        return self.request.readout is not None or (not self.stop_token_ids and not self.request.params.stop)
 
     @property
     def owes_prompt_logprobs(self) -> bool:
