@@ -13,12 +13,14 @@ from headrace.version import __version__
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.engine.async_engine import AsyncEngine
+    from headrace.engine.beam_search import BeamSearchParams
     from headrace.engine.llm import LLM
     from headrace.types import CompletionOutput, RequestOutput, SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "RequestOutput",
@@ -29,6 +31,7 @@ __all__ = [
 _HOMES = {
     "LLM": "headrace.engine.llm",
     "AsyncEngine": "headrace.engine.async_engine",
+    "BeamSearchParams": "headrace.engine.beam_search",
     "CompletionOutput": "headrace.types",
     "EngineConfig": "headrace.config",
     "RequestOutput": "headrace.types",

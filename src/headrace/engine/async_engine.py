@@ -57,7 +57,10 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The answer as it grows. Leaving the loop early, or cancelling the task, aborts the request."""
+        """The answer as it grows; with `best_of`, only its end, which alone tells the best.
+
+        Leaving the loop early, or cancelling the task, aborts the request.
+        """
         (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
@@ -102,7 +105,8 @@ class AsyncEngine:
         try:
             while not answers.is_finished:
                 await self._take_news(news, answers)
-                yield answers.output()
+                if answers.can_be_shown:
+                    yield answers.output()
         finally:
             del self._streams[request_id]
             if not answers.is_finished and self._engine.client.failure is None:
