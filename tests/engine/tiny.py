@@ -100,8 +100,8 @@ PHI4 = {
         "partial_rotary_factor": 0.75,
         "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
         "long_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
-        "original_max_position_embeddings": 64,
     },
+    "original_max_position_embeddings": 64,
 }
 GRANITE = {
     "embedding_multiplier": 12.0,

@@ -102,13 +102,16 @@ GEMMA3_ROPE = {
 }
 
 
-def longrope(rotary_dim: int, original_max_len: int) -> dict[str, Any]:
+def longrope(original_max_len: int, rotary_dim: int = 16) -> dict[str, Any]:
     return {
-        "rope_type": "longrope",
-        "rope_theta": 500.0,
-        "short_factor": [1.0 + 0.1 * i for i in range(rotary_dim // 2)],
-        "long_factor": [2.0 + 0.5 * i for i in range(rotary_dim // 2)],
         "original_max_position_embeddings": original_max_len,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": rotary_dim / 16,
+            "short_factor": [1.0 + 0.1 * i for i in range(rotary_dim // 2)],
+            "long_factor": [2.0 + 0.5 * i for i in range(rotary_dim // 2)],
+        },
     }
 
 
@@ -130,14 +133,10 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         )
     ),
     "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, sliding_window=8)),
-    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, rope_parameters=longrope(16, 4))
-    ),
-    "phi 3, within the original context": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, rope_parameters=longrope(16, 128))
-    ),
+    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(4))),
+    "phi 3, within the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(128))),
     "phi 4, a part of each head rotates": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, tie_word_embeddings=True, rope_parameters=longrope(12, 4) | {"partial_rotary_factor": 0.75})
+        Phi3Config(**SMALL, tie_word_embeddings=True, **longrope(4, rotary_dim=12))
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),

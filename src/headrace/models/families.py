@@ -84,7 +84,7 @@ FAMILIES = (
     Family(
         name="phi3",
         architectures=("Phi3ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("phi3",),
         traits=traits.mistral,
         reads=frozenset({"sliding_window", "partial_rotary_factor", "full_attn_mod"}),
         defaults={
@@ -95,6 +95,7 @@ FAMILIES = (
             "bos_token_id": 1,
         },
         stored=Stored(fused=_FUSED_QKV | _FUSED_GATE_UP),
+        gguf_keys={"attention.sliding_window": "sliding_window"},
     ),
     Family(
         name="qwen2",
@@ -115,7 +116,7 @@ FAMILIES = (
     Family(
         name="smollm3",
         architectures=("SmolLM3ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("smollm3",),
         traits=traits.smollm3,
         reads=frozenset(
             {
@@ -137,20 +138,28 @@ FAMILIES = (
             "eos_token_id": 128001,
             "bos_token_id": 128000,
         },
+        gguf_rotates_pairs=True,
     ),
     Family(
         name="granite",
         architectures=("GraniteForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("granite",),
         traits=traits.granite,
         reads=_MULTIPLIERS | {"attention_bias", "mlp_bias"},
         defaults=dict.fromkeys(_MULTIPLIERS, 1.0)
         | {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2, "bos_token_id": 1},
+        gguf_keys={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        gguf_rotates_pairs=True,
     ),
     Family(
         name="olmo2",
         architectures=("Olmo2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("olmo2",),
         traits=traits.olmo2,
         reads=frozenset({"attention_bias"}),
         defaults=_OLMO2_DEFAULTS,
@@ -158,7 +167,7 @@ FAMILIES = (
     Family(
         name="olmo3",
         architectures=("Olmo3ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=(),  # stored as olmo2, with windows
         traits=traits.olmo3,
         reads=frozenset({"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types"}),
         defaults=_OLMO2_DEFAULTS | {"rope_theta": 500_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
@@ -176,7 +185,7 @@ FAMILIES = (
     Family(
         name="glm4",
         architectures=("Glm4ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("glm4",),
         traits=traits.glm4,
         reads=_GLM_KEYS,
         defaults=_GLM_DEFAULTS,
@@ -192,7 +201,7 @@ FAMILIES = (
     Family(
         name="starcoder2",
         architectures=("Starcoder2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("starcoder2",),
         traits=traits.starcoder2,
         reads=frozenset(
             {
@@ -217,11 +226,12 @@ FAMILIES = (
         },
         activations=("gelu_pytorch_tanh",),
         stored=Stored(names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}),
+        gguf_keys={"attention.sliding_window": "sliding_window"},
     ),
     Family(
         name="gpt_neox",
         architectures=("GPTNeoXForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("gptneox",),
         traits=traits.gpt_neox,
         reads=frozenset({"partial_rotary_factor", "attention_bias", "attention_probs_dropout_prob"}),
         renamed={
@@ -254,11 +264,12 @@ FAMILIES = (
             by_head=True,
             leftovers=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
         ),
+        gguf_keys={"use_parallel_residual": "use_parallel_residual"},
     ),
     Family(
         name="gpt2",
         architectures=("GPT2LMHeadModel",),
-        gguf_architectures=(),
+        gguf_architectures=("gpt2",),
         traits=traits.gpt2,
         reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # ours is in float32 anyway
         renamed={
@@ -303,16 +314,17 @@ FAMILIES = (
     Family(
         name="cohere",
         architectures=("CohereForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("command-r",),
         traits=traits.cohere,
         reads=frozenset({"attention_bias", "logit_scale"}),
         renamed={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE_DEFAULTS | {"rope_theta": 500_000.0},
+        gguf_keys={"logit_scale": "logit_scale"},
     ),
     Family(
         name="cohere2",
         architectures=("Cohere2ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("cohere2",),
         traits=traits.cohere2,
         reads=frozenset(
             {
@@ -326,6 +338,7 @@ FAMILIES = (
         ),
         renamed={"layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor"},
         defaults=_COHERE_DEFAULTS | {"sliding_window": 4096, "sliding_window_pattern": 4},
+        gguf_keys={"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"},
     ),
     Family(
         name="gemma",

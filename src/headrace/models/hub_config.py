@@ -230,7 +230,7 @@ def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
         raise UnsupportedModelError(
             f"partial_rotary_factor {factor} is not supported for {family.name}, only 1.0 (whole heads rotate)"
         )
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = int(head_dim * factor + 1e-6)  # a ratio of two whole numbers may be a little less
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{factor} of a head of {head_dim} must be a positive even number of dimensions that rotate")
     return rotary_dim
