@@ -89,6 +89,8 @@ def elementwise() -> None:
     gpu.add_rms_norm(x, residual, weight, 1e-5)
     gpu.rms_norm_fp8(x, weight, 1e-5)
     gpu.add_rms_norm_fp8(x, residual, weight, 1e-5)
+    gpu.layer_norm(x, weight, weight, 1e-5)
+    gpu.add_layer_norm_fp8(x, residual, weight, weight, 1e-5)
     gpu.quantize_rows(x)
     for activation in (gpu.silu_and_mul, gpu.gelu_tanh_and_mul, gpu.silu_and_mul_fp8, gpu.gelu_tanh_and_mul_fp8):
         activation(x)
