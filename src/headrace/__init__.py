@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.batching import BatcherStats, DynamicBatcher
     from headrace.config import EngineConfig
     from headrace.engine.async_engine import AsyncEngine
+    from headrace.engine.beam_search import BeamSearchParams
     from headrace.engine.llm import LLM
     from headrace.types import (
         CompletionOutput,
@@ -27,6 +28,7 @@ __all__ = [
     "LLM",
     "AsyncEngine",
     "BatcherStats",
+    "BeamSearchParams",
     "CompletionOutput",
     "DynamicBatcher",
     "EmbeddingRequestOutput",
@@ -41,6 +43,7 @@ _HOMES = {
     "LLM": "headrace.engine.llm",
     "AsyncEngine": "headrace.engine.async_engine",
     "BatcherStats": "headrace.batching",
+    "BeamSearchParams": "headrace.engine.beam_search",
     "CompletionOutput": "headrace.types",
     "DynamicBatcher": "headrace.batching",
     "EngineConfig": "headrace.config",

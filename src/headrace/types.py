@@ -59,6 +59,7 @@ class SamplingParams:
     """How one request is sampled. Names and defaults are vLLM's; values are checked here, once."""
 
     n: int = 1
+    best_of: int | None = None  # so many are drawn, and the n of the largest mean log-probability are given
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: all tokens
@@ -92,6 +93,10 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         _integer("n", self.n, low=1)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, low=1)
+            if self.best_of < self.n:
+                raise _refuse("best_of", self.best_of, f"at least n ({self.n})")
         _integer("top_k", self.top_k, low=-1)
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None:
@@ -163,6 +168,20 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """That are drawn; `n` of them are given."""
+        return self.best_of or self.n
+
+    @property
+    def picks_best(self) -> bool:
+        return self.num_sequences > self.n
+
+    @property
+    def uses_logprobs(self) -> bool:
+        """Whether the log-probabilities of drawn tokens are needed, though perhaps not given."""
+        return self.logprobs is not None or self.picks_best
 
 
 def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:

@@ -22,6 +22,7 @@ CALLS: list[tuple[Callable[[LLM], Any], str]] = [
     (lambda llm: llm.chat([], add_generation_promt=True), r"chat\(\) .* did you mean 'add_generation_prompt'"),
     (lambda llm: llm.embed("a", poolin="last"), r"embed\(\) .* did you mean 'pooling'"),
     (lambda llm: llm.score("a", continuation="b"), r"score\(\) .* did you mean 'continuations'"),
+    (lambda llm: llm.beam_search("a", parms=None), r"beam_search\(\) .* did you mean 'params'"),
     (lambda llm: llm.chat([], chat_template_kwargs={"tools": []}), r"'tools' is an argument of its own"),
 ]
 
@@ -55,7 +56,7 @@ def test_calls_of_the_async_engine_name_the_right_argument(tiny_directory: Path)
 def test_what_is_like_no_other_gets_the_list_of_those_there_are() -> None:
     with pytest.raises(ConfigError, match="no argument 'worker_cls'; it takes model, tokenizer, revision"):
         EngineConfig(worker_cls="x")  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match="no argument 'guided_json'; it takes n, temperature"):
+    with pytest.raises(RequestError, match="no argument 'guided_json'; it takes n, "):
         SamplingParams(guided_json="{}")  # type: ignore[call-arg]
 
 

@@ -117,3 +117,12 @@ def test_chat_streams_through_the_template(tiny_directory: Path) -> None:
         assert len(outputs[-1].outputs[0].token_ids) == 6
 
     with_engine(tiny_directory, body)
+
+
+def test_with_best_of_a_stream_has_one_output_the_last(tiny_directory: Path) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        params = SamplingParams(best_of=3, max_tokens=6, ignore_eos=True, seed=1)
+        outputs = [output async for output in engine.generate("abc", params)]
+        assert [(output.finished, len(output.outputs)) for output in outputs] == [(True, 1)]
+
+    with_engine(tiny_directory, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from headrace.errors import RequestError
 from tests.engine.tiny import SHAPE, save_model
 
 NUM_TOKENS = 24
+NEVER_DRAWN = (10**6,)  # but who knows: such answers may be preempted
 TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112, "max_num_seqs": 6}
 BIASES = {token: 3.0 * (token % 5) for token in range(40)}
 BAD_WORDS = [[token] for token in range(0, 300, 7)] + [[5, 6], [8, 9, 10]]
@@ -66,7 +68,8 @@ def test_greedy_answers_equal_those_of_transformers_processors_through_preemptio
     directory, judge = model
     kinds = [list(FEATURES.values())[i % len(FEATURES)] for i in range(len(prompts()))]
     params = [
-        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, **settings) for settings, _ in kinds
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN, **settings)
+        for settings, _ in kinds
     ]
     with LLM(str(directory), **TIGHT) as llm:
         outputs = llm.generate(prompts(), params, use_tqdm=False)
@@ -86,7 +89,9 @@ SAMPLED: list[dict[str, Any]] = [
 
 def test_sampled_answers_are_the_same_alone_together_and_through_preemption(tiny_directory: Path) -> None:
     params = [
-        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=i, **SAMPLED[i % len(SAMPLED)])
+        SamplingParams(
+            max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN, seed=i, **SAMPLED[i % len(SAMPLED)]
+        )
         for i in range(len(prompts()))
     ]
     with LLM(str(tiny_directory), max_num_seqs=8) as roomy:
@@ -154,8 +159,8 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
     model: tuple[Path, PreTrainedModel], settings: dict[str, Any]
 ) -> None:
     directory, judge = model
-    plain = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    asking = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, prompt_logprobs=2)
+    plain = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN)
+    asking = dataclasses.replace(plain, prompt_logprobs=2)
     params = [asking if i % 3 else plain for i in range(len(prompts()))]
     with LLM(str(directory), **settings) as llm:
         without = llm.generate(prompts(), plain, use_tqdm=False)  # leaves prefixes that the next call could hit

@@ -9,16 +9,36 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -26,6 +46,10 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 EOS = 0
@@ -76,17 +100,48 @@ PHI4 = {
         "partial_rotary_factor": 0.75,
         "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
         "long_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
-        "original_max_position_embeddings": 64,
+    },
+    "original_max_position_embeddings": 64,
+}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
+OLMO3 = {
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
 }
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
+    "ministral": (MinistralConfig, MinistralForCausalLM, {"sliding_window": 24}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 24}),
     "phi4": (Phi3Config, Phi3ForCausalLM, PHI4),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layer_interval": 2}),
+    "granite": (GraniteConfig, GraniteForCausalLM, GRANITE),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM, OLMO3),
+    "glm": (GlmConfig, GlmForCausalLM, {}),
+    "glm4": (Glm4Config, Glm4ForCausalLM, {}),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, {"sliding_window": 24}),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {"num_key_value_heads": None}),
+    "gpt2": (GPT2Config, GPT2LMHeadModel, {"num_key_value_heads": None}),
+    "cohere": (CohereConfig, CohereForCausalLM, {}),
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM, {"sliding_window": 24, "sliding_window_pattern": 2}),
     "gemma": (GemmaConfig, GemmaForCausalLM, {}),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
@@ -104,7 +159,7 @@ def save_model(directory: Path, family: str = "llama") -> PreTrainedModel:
     model = model_class(config_class(**SHAPE | extra)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" not in name:
+            if "norm" not in name and ".ln_" not in name:
                 parameter.normal_(0, 0.25)
     model.save_pretrained(directory)
     save_tokenizer(directory)

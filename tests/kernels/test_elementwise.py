@@ -53,6 +53,49 @@ def test_add_rms_norm_updates_a_residual_that_is_a_view() -> None:
     torch.testing.assert_close(out, twins.rms_norm(x, weight, 1e-6))
 
 
+def test_the_layer_norm_twin_sums_bfloat16_in_float32() -> None:
+    x = (100 + torch.randn(3, 4096)).bfloat16()
+    out = twins.layer_norm(x, torch.ones(4096), torch.zeros(4096), 0.0)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float().mean(-1), torch.zeros(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(out.float().std(-1), torch.ones(3), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layer_norm_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+    x, weight, bias = 3 + torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
+    before = x.clone()
+    torch.testing.assert_close(
+        norms.layer_norm(x, weight, bias, 1e-5), twins.layer_norm(x, weight, bias, 1e-5), atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_layer_norm_agrees_with_its_twin_and_updates_the_residual(shape: tuple[int, int]) -> None:
+    x, residual, weight, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
+    expected_residual = residual.clone()
+    expected = twins.add_layer_norm(x, expected_residual, weight, bias, 1e-5)
+    torch.testing.assert_close(norms.add_layer_norm(x, residual, weight, bias, 1e-5), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(residual, expected_residual)
+
+
+def test_layer_norms_take_rows_that_lie_apart() -> None:
+    x, weight, bias = torch.randn(6, 3, 32), torch.randn(32), torch.randn(32)
+    apart, residual = x[:, 1], x[:, 2]
+    torch.testing.assert_close(norms.layer_norm(apart, weight, bias, 1e-5), twins.layer_norm(apart, weight, bias, 1e-5))
+    total = apart + residual
+    found = norms.add_layer_norm(apart, residual, weight, bias, 1e-5)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(found, twins.layer_norm(total, weight, bias, 1e-5))
+
+
+def test_both_gelus_are_those_of_torch() -> None:
+    x = 4 * torch.randn(5, 46)
+    assert torch.equal(ops.gelu(x), torch.nn.functional.gelu(x))
+    assert torch.equal(ops.gelu_tanh(x), torch.nn.functional.gelu(x, approximate="tanh"))
+
+
 @pytest.mark.parametrize("shape", [(1, 3072), (128, 3072), (5, 46), (3, 2), (0, 64)])
 def test_silu_and_mul_agrees_with_its_twin(shape: tuple[int, int]) -> None:
     gate_up = 4 * torch.randn(shape)

@@ -114,6 +114,30 @@ def test_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
     assert torch.equal(residual, other)
 
 
+@cases("hidden_size", gpu=[(576,), (2048,), (4608,)], interpreted=[(64,), (200,)])
+def test_layer_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
+    from headrace.kernels import gpu
+
+    x = 3 + place.randn(37, hidden_size)
+    weight, bias = (torch.randn(hidden_size, device=place.device) for _ in range(2))
+    expected = twins.layer_norm(x, weight, bias, 1e-5)
+    assert relative_error(gpu.layer_norm(x, weight, bias, 1e-5), expected) < place.error
+    residual = torch.randn_like(x)
+    other = residual.clone()
+    found = gpu.add_layer_norm(x, residual, weight, bias, 1e-5)
+    assert relative_error(found, twins.add_layer_norm(x, other, weight, bias, 1e-5)) < place.error
+    assert torch.equal(residual, other)
+
+
+@everywhere
+def test_a_norm_reads_rows_that_lie_apart(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    wide, weight = place.randn(9, 300), torch.randn(200, device=place.device)
+    part = wide[:, 50:250]
+    assert relative_error(gpu.rms_norm(part, weight, 1e-5), twins.rms_norm(part, weight, 1e-5)) < place.error
+
+
 @everywhere
 def test_norms_take_weights_in_float32(place: Place) -> None:
     from headrace.kernels import gpu

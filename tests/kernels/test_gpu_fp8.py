@@ -52,6 +52,29 @@ def test_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
 
 
 @on_gpu
+def test_layer_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    x, weight, bias = place.randn(7, 200), *(torch.randn(200, device=place.device) for _ in range(2))
+    expected = twins.layer_norm(x, weight, bias, 1e-5)
+    assert relative_error(widened(gpu.layer_norm_fp8(x, weight, bias, 1e-5)), expected) < 0.04
+    residual = place.randn(7, 200)
+    other = residual.clone()
+    found = gpu.add_layer_norm_fp8(x, residual, weight, bias, 1e-5)
+    assert relative_error(widened(found), widened(twins.add_layer_norm_fp8(x, other, weight, bias, 1e-5))) < ROUNDING
+    assert torch.equal(residual, other)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["gelu_fp8", "gelu_tanh_fp8"])
+def test_plain_activations_in_eight_bits_equal_their_twins(place: Place, name: str) -> None:
+    from headrace.kernels import gpu
+
+    x = 3 * place.randn(5, 700)
+    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(twins, name)(x))) < ROUNDING
+
+
+@on_gpu
 @pytest.mark.parametrize("name", ["silu_and_mul_fp8", "gelu_tanh_and_mul_fp8"])
 def test_gated_activations_in_eight_bits_equal_their_twins(place: Place, name: str) -> None:
     from headrace.kernels import gpu

@@ -128,14 +128,14 @@ def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
     decoder = load(model, load_format="random")
     assert decoder.num_bytes == 4 * decoder.spec.num_params
     assert decoder.embeddings(torch.arange(decoder.spec.vocab_size)).std().item() == pytest.approx(0.02, rel=0.1)
-    assert (decoder.norm == 1).all()
+    assert (decoder.norm.weight == 1).all()
 
 
 def test_random_norms_come_to_one_where_a_checkpoint_has_them_less_one(tmp_path: Path) -> None:
     model = write(tmp_path, None, architectures=["Gemma2ForCausalLM"])
     decoder = load(model, load_format="random")
-    assert (decoder.norm == 1).all()
-    assert all((layer.mlp_post_norm == 1).all() for layer in decoder.layers)
+    assert (decoder.norm.weight == 1).all()
+    assert all((layer.mlp_post_norm.weight == 1).all() for layer in decoder.layers)
 
 
 def test_random_weights_depend_on_the_seed_and_the_name_only() -> None:

@@ -175,7 +175,10 @@ def write(
     writer.add_feed_forward_length(values["intermediate_size"])
     writer.add_head_count(values["num_attention_heads"])
     writer.add_head_count_kv(values["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
+    if "layer_norm_eps" in values:
+        writer.add_layer_norm_eps(values["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(values["rope_theta"])
     if "head_dim" in numbers:
         writer.add_key_length(numbers["head_dim"])
@@ -417,7 +420,7 @@ def test_a_sliding_window_in_a_llama_file_is_kept(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", tensors_of(make("llama"), "llama"), architecture="mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, phi3, qwen2, qwen3"):
         open_checkpoint(str(path))
 
 

@@ -11,18 +11,36 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -30,6 +48,10 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from headrace.kernels import ops
@@ -57,6 +79,14 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 2.0,
+}
+NEOX = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 GEMMA2 = SMALL | {
     "num_hidden_layers": 4,
     "head_dim": 32,
@@ -72,13 +102,16 @@ GEMMA3_ROPE = {
 }
 
 
-def longrope(rotary_dim: int, original_max_len: int) -> dict[str, Any]:
+def longrope(original_max_len: int, rotary_dim: int = 16) -> dict[str, Any]:
     return {
-        "rope_type": "longrope",
-        "rope_theta": 500.0,
-        "short_factor": [1.0 + 0.1 * i for i in range(rotary_dim // 2)],
-        "long_factor": [2.0 + 0.5 * i for i in range(rotary_dim // 2)],
         "original_max_position_embeddings": original_max_len,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": rotary_dim / 16,
+            "short_factor": [1.0 + 0.1 * i for i in range(rotary_dim // 2)],
+            "long_factor": [2.0 + 0.5 * i for i in range(rotary_dim // 2)],
+        },
     }
 
 
@@ -100,18 +133,64 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         )
     ),
     "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, sliding_window=8)),
-    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, rope_parameters=longrope(16, 4))
-    ),
-    "phi 3, within the original context": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, rope_parameters=longrope(16, 128))
-    ),
+    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(4))),
+    "phi 3, within the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(128))),
     "phi 4, a part of each head rotates": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, tie_word_embeddings=True, rope_parameters=longrope(12, 4) | {"partial_rotary_factor": 0.75})
+        Phi3Config(**SMALL, tie_word_embeddings=True, **longrope(4, rotary_dim=12))
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
     "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
+    "smollm 3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layer_interval=2)),
+    "smollm 3, biased, sliding window": lambda: SmolLM3ForCausalLM(
+        SmolLM3Config(
+            **SMALL,
+            no_rope_layers=[0, 1, 1],
+            use_sliding_window=True,
+            sliding_window=8,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        )
+    ),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, **MULTIPLIERS)),
+    "granite, tied": lambda: GraniteForCausalLM(
+        GraniteConfig(**SMALL, **MULTIPLIERS | {"residual_multiplier": 2.0}, tie_word_embeddings=True, rms_norm_eps=0.1)
+    ),
+    "olmo 2": lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL)),
+    "olmo 3": lambda: Olmo3ForCausalLM(
+        Olmo3Config(
+            **SMALL | {"num_hidden_layers": 4},
+            sliding_window=8,
+            rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default"}},
+        )
+    ),
+    "glm": lambda: GlmForCausalLM(GlmConfig(**SMALL, head_dim=32)),
+    "glm 4": lambda: Glm4ForCausalLM(Glm4Config(**SMALL, head_dim=32)),
+    "glm 4, whole heads rotate, no bias": lambda: Glm4ForCausalLM(
+        Glm4Config(**SMALL, head_dim=16, partial_rotary_factor=1.0, attention_bias=False)
+    ),
+    "starcoder 2": lambda: Starcoder2ForCausalLM(Starcoder2Config(**SMALL, sliding_window=8)),
+    "starcoder 2, no biases, untied": lambda: Starcoder2ForCausalLM(
+        Starcoder2Config(**SMALL, use_bias=False, tie_word_embeddings=False)
+    ),
+    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**NEOX)),
+    "gpt-neox, one half after the other, half of each head rotates": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            **NEOX,
+            use_parallel_residual=False,
+            hidden_act="gelu_fast",
+            attention_bias=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        )
+    ),
+    "gpt-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "gpt-2, other settings": lambda: GPT2LMHeadModel(
+        GPT2Config(**GPT2, n_inner=96, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False)
+    ),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5)),
+    "cohere 2": lambda: Cohere2ForCausalLM(
+        Cohere2Config(**SMALL, logit_scale=0.5, sliding_window=8, sliding_window_pattern=2)
+    ),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SMALL, head_dim=32)),
     "gemma, biased, untied": lambda: GemmaForCausalLM(
         GemmaConfig(**SMALL, head_dim=16, attention_bias=True, tie_word_embeddings=False)
@@ -165,7 +244,11 @@ def randomize(model: PreTrainedModel) -> None:
     """Fresh models have biases of zero and norms of one, which would hide a mix-up."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            parameter.normal_(1.0 if is_gain(name) else 0.0, 0.2)
+
+
+def is_gain(name: str) -> bool:
+    return name.endswith("weight") and ("norm" in name or ".ln_" in name)
 
 
 def load(directory: Path, max_len: int | None = None) -> Decoder:
@@ -267,5 +350,5 @@ def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> N
     with torch.no_grad():
         embedded = theirs.model.embed_tokens(tokens)
         assert torch.equal(ours.embeddings(tokens), embedded)
-        normed = ops.rms_norm(embedded, ours.layers[0].attention_norm, ours.spec.norm_eps)
-        assert torch.equal(normed, first(embedded))
+        norm = ours.layers[0].attention_norm
+        assert norm is not None and torch.equal(norm.plain(embedded), first(embedded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -29,7 +30,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params: SamplingParams = params
-        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._logprobs: list[TokenLogprobs] | None = [] if params.uses_logprobs else None
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = Detokenizer(
@@ -55,14 +56,21 @@ class Answer:
             if event.stop_token_id is not None and event.stop_token_id not in eos_token_ids:
                 self.stop_reason = event.stop_token_id
 
-    def output(self) -> CompletionOutput:
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; only where they were asked for."""
+        if not self._logprobs:
+            return -math.inf
+        return sum(entry.logprob for entry in self._logprobs) / len(self._logprobs)
+
+    def output(self, index: int) -> CompletionOutput:
         return CompletionOutput(
-            index=self.index,
+            index=index,
             text=self.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            logprobs=None if self._logprobs is None or self._params.logprobs is None else tuple(self._logprobs),
         )
 
     def _add_text(self, tokens: list[int]) -> None:
@@ -109,7 +117,7 @@ class Answers:
     _answers: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.n)]
+        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.num_sequences)]
 
     @property
     def is_finished(self) -> bool:
@@ -133,6 +141,17 @@ class Answers:
         ended_here = answer.finish_reason is not None and event.finish_reason is None
         return Progress(self.is_finished, event.index if ended_here else None)
 
+    @property
+    def can_be_shown(self) -> bool:
+        """Which answers are the best is known at the end."""
+        return self.is_finished or not self.request.params.picks_best
+
+    def _given(self) -> list[Answer]:
+        if not self.request.params.picks_best:
+            return self._answers
+        best_first = sorted(self._answers, key=lambda answer: answer.mean_logprob, reverse=True)
+        return best_first[: self.request.params.n] if self.is_finished else []
+
     def output(self) -> RequestOutput:
         now = perf_counter()
         metrics = {"seconds": now - self.submitted_at}
@@ -142,7 +161,7 @@ class Answers:
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_token_ids=tuple(self.request.prompt_token_ids.tolist()),
-            outputs=tuple(answer.output() for answer in self._answers),
+            outputs=tuple(answer.output(index) for index, answer in enumerate(self._given())),
             finished=self.is_finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=metrics,

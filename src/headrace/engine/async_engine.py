@@ -69,7 +69,10 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The answer as it grows. Leaving the loop early, or cancelling the task, aborts the request."""
+        """The answer as it grows; with `best_of`, only its end, which alone tells the best.
+
+        Leaving the loop early, or cancelling the task, aborts the request.
+        """
         (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
@@ -152,7 +155,8 @@ class AsyncEngine:
         with self._stream_of(answers) as news:
             while not answers.is_finished:
                 await self._take_news(news, answers)
-                yield answers.output()
+                if answers.can_be_shown:
+                    yield answers.output()
 
     async def _read_out(self, pending: PendingReadout) -> None:
         with self._stream_of(pending) as news:

@@ -82,7 +82,7 @@ class EngineCore:
         self.check(request)
         params = request.params
         seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
-        seeds = tuple(sequence_seed(seed, index) for index in range(params.n))
+        seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
         self._scheduler.add(request, seeds=seeds, stop_token_ids=self._stop_token_ids(request))
 
     def _stop_token_ids(self, request: Request) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 from headrace.arguments import checks_arguments
 from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers, Progress
+from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
@@ -40,6 +42,7 @@ from headrace.types import (
     SamplingParams,
     ScoreRequestOutput,
     SequenceEvent,
+    TokenLogprobs,
 )
 
 Input = TypeVar("Input")
@@ -171,6 +174,39 @@ class LLM:
         pairs = self._reader.read_pairs(heads, tails)
         order = beginnings_first(heads)
         return self._collect(order, (pairs[i] for i in order), ask, use_tqdm=use_tqdm)
+
+    @checks_arguments(RequestError)
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The beams of the best scores for each prompt; see `headrace.engine.beam_search` for what it costs."""
+        read = self._reader.read(as_prompt_list(prompts))
+        for index, prompt in enumerate(read):
+            if len(prompt.token_ids) + params.max_tokens > self.settings.max_model_len:
+                raise RequestError(
+                    f"prompt {index}: {len(prompt.token_ids):,} tokens and max_tokens ({params.max_tokens:,}) are more "
+                    f"than the context of {self.settings.max_model_len:,}; lower max_tokens",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+        tokens = [tuple(prompt.token_ids.tolist()) for prompt in read]
+        outputs = search(tokens, params, self._next_token_of_each, self._engine.eos_token_ids)
+        return [self._with_texts(output) for output in outputs]
+
+    def _next_token_of_each(self, beams: list[tuple[int, ...]], params: SamplingParams) -> list[TokenLogprobs]:
+        found = []
+        for output in self._run(beams, params, use_tqdm=False, priority=None, is_chat=False):
+            if output.error is not None:
+                raise RequestError(output.error)
+            assert output.outputs[0].logprobs is not None
+            found.append(output.outputs[0].logprobs[0])
+        return found
+
+    def _with_texts(self, output: BeamSearchOutput) -> BeamSearchOutput:
+        if self._engine.tokenizer is None:
+            return output
+        texts = self._engine.tokenizer.decode_batch([beam.tokens for beam in output.sequences])
+        return BeamSearchOutput(
+            tuple(replace(beam, text=text) for beam, text in zip(output.sequences, texts, strict=True))
+        )
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: what follows finds nothing that came before. For measuring."""
@@ -308,7 +344,9 @@ def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:
     if not params or settings.full_rate_seqs is None:
         return None
     limits = [
-        min(each.max_tokens or settings.max_model_len, settings.max_model_len) for each in params for _ in range(each.n)
+        min(each.max_tokens or settings.max_model_len, settings.max_model_len)
+        for each in params
+        for _ in range(each.num_sequences)
     ]
     return max(settings.full_rate_seqs, math.ceil(sum(limits) / max(limits)))
 

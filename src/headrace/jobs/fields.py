@@ -40,7 +40,6 @@ LABELS = frozenset(
 
 # Not supported: refused with any value but null and these, which ask for nothing.
 UNSUPPORTED_SAMPLING: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -118,9 +117,10 @@ def _check_kinds(own: Mapping[str, Any]) -> None:
         raise RequestError(f"stop must be text or a list of it, got {own['stop']!r}", param="stop")
     if not isinstance(own.get("stop_token_ids", []), list):
         raise RequestError(f"stop_token_ids must be a list, got {own['stop_token_ids']!r}", param="stop_token_ids")
-    num_answers = own.get("n", 1)
-    if isinstance(num_answers, int) and num_answers > MAX_N:
-        raise RequestError(f"n must be between 1 and {MAX_N}, got {num_answers}", param="n")
+    for name in ("n", "best_of"):
+        num_answers = own.get(name, 1)
+        if isinstance(num_answers, int) and num_answers > MAX_N:
+            raise RequestError(f"{name} must be between 1 and {MAX_N}, got {num_answers}", param=name)
 
 
 def _join_max_tokens(own: dict[str, Any]) -> None:

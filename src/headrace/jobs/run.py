@@ -207,7 +207,7 @@ class JobRun:
     def _has_room(self, item: Work | BadLine) -> bool:
         if isinstance(item, BadLine) or not self._in_flight:
             return True
-        return self._num_sequences + item.request.params.n <= self._max_sequences
+        return self._num_sequences + item.request.params.num_sequences <= self._max_sequences
 
     def _start(self, item: Work | BadLine) -> None:
         if isinstance(item, BadLine):
@@ -228,7 +228,7 @@ class JobRun:
             return
         answers = Answers(request, None, self._engine.tokenizer, self._engine.eos_token_ids)
         self._in_flight[request.request_id] = InFlight(line, answers)
-        self._num_sequences += line.params.n
+        self._num_sequences += line.params.num_sequences
 
     def _abort(self, request_id: str, index: int | None = None) -> None:
         if self._engine.client.failure is None:
@@ -239,7 +239,7 @@ class JobRun:
     def _finish(self, entry: InFlight) -> None:
         line, answers = entry.line, entry.answers
         del self._in_flight[answers.request.request_id]
-        self._num_sequences -= line.params.n
+        self._num_sequences -= line.params.num_sequences
         if answers.error is not None:
             self._abort(answers.request.request_id)  # its other sequences, if any still run
             self._fail(line.reply, RequestError(answers.error, code=ENGINE_ERROR))

@@ -19,11 +19,15 @@ __all__ = [
     "PackedLinear",
     "Rows",
     "StepLayout",
+    "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
     "copy_blocks",
     "embed",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
+    "layer_norm",
     "pack_linear",
     "paged_attention",
     "rms_norm",
@@ -87,6 +91,23 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, as_
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:
+    kernels = _kernels(x.device, x.dtype)
+    norm = kernels.layer_norm_fp8 if as_fp8 else kernels.layer_norm
+    out: Rows = norm(x, weight, bias, eps)
+    return out
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, *, as_fp8: bool = False
+) -> Rows:
+    """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
+    kernels = _kernels(x.device, x.dtype)
+    norm = kernels.add_layer_norm_fp8 if as_fp8 else kernels.add_layer_norm
+    out: Rows = norm(x, residual, weight, bias, eps)
+    return out
+
+
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
@@ -130,6 +151,19 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     """The gelu whose normal distribution is approximated by a tanh."""
     kernels = _kernels(gate_up.device, gate_up.dtype)
     out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
+    return out
+
+
+def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
+    """The exact one."""
+    kernels = _kernels(x.device, x.dtype)
+    out: Rows = kernels.gelu_fp8(x) if as_fp8 else kernels.gelu(x)
+    return out
+
+
+def gelu_tanh(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
+    kernels = _kernels(x.device, x.dtype)
+    out: Rows = kernels.gelu_tanh_fp8(x) if as_fp8 else kernels.gelu_tanh(x)
     return out
 
 

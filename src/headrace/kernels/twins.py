@@ -87,6 +87,24 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
     return quantize_rows(add_rms_norm(x, residual, weight, eps))
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # [..., H], [H], [H] -> [..., H]
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
+    residual += x
+    return layer_norm(residual, weight, bias, eps)
+
+
+def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
+    return quantize_rows(layer_norm(x, weight, bias, eps))
+
+
+def add_layer_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
+    return quantize_rows(add_layer_norm(x, residual, weight, bias, eps))
+
+
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
@@ -190,6 +208,22 @@ def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
 
 def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
     return quantize_rows(gelu_tanh_and_mul(gate_up))
+
+
+def gelu(x: Tensor) -> Tensor:  # [T, I]
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:  # [T, I]
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_fp8(x: Tensor) -> Fp8Rows:
+    return quantize_rows(gelu(x))
+
+
+def gelu_tanh_fp8(x: Tensor) -> Fp8Rows:
+    return quantize_rows(gelu_tanh(x))
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

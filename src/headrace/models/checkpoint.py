@@ -14,7 +14,7 @@ from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
-from headrace.models.weights.gguf_tensors import GgufTensors, frequency_divisors, stored_dtype
+from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
@@ -65,7 +65,7 @@ def _open_gguf(path: Path, load_format: str) -> Checkpoint:
         raise ConfigError(f"load_format 'safetensors' does not fit {path}; leave it at 'auto'")
     file = read_gguf(path)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
-    spec = spec_from_gguf(file.metadata, shapes, frequency_divisors=frequency_divisors(file), dtype=stored_dtype(file))
+    spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
     family = family_of_gguf(file.metadata["general.architecture"])
     weights = GgufTensors(file, spec, rotates_pairs=family.gguf_rotates_pairs)
     return Checkpoint(

@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
-from headrace.models.layers import Layer
+from headrace.models.layers import Layer, Norm
 from headrace.models.spec import ModelSpec
 
 
@@ -23,8 +23,9 @@ class Decoder:
     dtype: torch.dtype  # of the weights and the cache
     device: torch.device
     embeddings: Embeddings
+    positions: Tensor | None  # [P, H], learned; None: there are none
     layers: tuple[Layer, ...]
-    norm: Tensor  # [H]
+    norm: Norm
     head: ops.PackedLinear  # [V, H]; of the embeddings themselves when they are tied
     max_len: int  # positions that the rotary tables hold
     num_bytes: int  # of the weights
@@ -37,25 +38,27 @@ class Decoder:
         With `kept` (indexes of tokens) only for these: the last layer does no more for the others than store their
         keys and values.
         """
-        eps = self.spec.norm_eps
         residual = self.embeddings(token_ids)
+        if self.positions is not None:
+            residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed = _normed(x, residual, layer.attention_norm, eps, layer.attention.qkv)
+            normed = _normed(x, residual, layer.attention_norm, layer.attention.qkv)
             if kept is not None and layer is self.layers[-1]:
                 x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
             else:
                 x = layer.attention(normed, layout, cache)
-            x = _post_normed(x, layer.attention_post_norm, eps)
-            x = layer.mlp(_normed(x, residual, layer.mlp_norm, eps, layer.mlp.gate_up))
-            x = _post_normed(x, layer.mlp_post_norm, eps)
+            if layer.is_parallel:
+                x.add_(layer.mlp(_normed(None, residual, layer.mlp_norm, layer.mlp.up)))
+                continue
+            x = _post_normed(x, layer.attention_post_norm)
+            x = layer.mlp(_normed(x, residual, layer.mlp_norm, layer.mlp.up))
+            x = _post_normed(x, layer.mlp_post_norm)
         return residual if x is None else residual.add_(x)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, H]: what the head reads, and what embeddings are made of."""
-        normed = ops.rms_norm(hidden, self.norm, self.spec.norm_eps)
-        assert isinstance(normed, Tensor)
-        return normed
+        return self.norm.plain(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
@@ -63,16 +66,14 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _normed(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, taker: ops.PackedLinear) -> ops.Rows:
+def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, taker: ops.PackedLinear) -> ops.Rows:
     """The stream with x added, normed, in the form that the product after it takes."""
+    if norm is None:
+        return residual if x is None else residual.add_(x)
     if x is None:
-        return ops.rms_norm(residual, weight, eps, as_fp8=taker.takes_fp8)
-    return ops.add_rms_norm(x, residual, weight, eps, as_fp8=taker.takes_fp8)
+        return norm(residual, as_fp8=taker.takes_fp8)
+    return norm.of_sum(x, residual, as_fp8=taker.takes_fp8)
 
 
-def _post_normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    if weight is None:
-        return x
-    normed = ops.rms_norm(x, weight, eps)
-    assert isinstance(normed, Tensor)
-    return normed
+def _post_normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else norm.plain(x)

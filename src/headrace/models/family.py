@@ -19,13 +19,26 @@ class Traits(TypedDict, total=False):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    head_bias: bool
     qk_norm: bool
+    wide_qk_norm: bool
+    layer_norm: bool
+    norm_bias: bool
+    norm_eps: float
+    pre_norms: bool
     post_norms: bool
     norm_offset: float
+    is_parallel: bool
+    shares_norm: bool
+    is_gated: bool
     activation: Activation
+    ropeless_layers: tuple[int, ...]
+    num_positions: int
     embedding_scale: float
+    rounds_embedding_scale: bool
     attention_scale: float
     attention_softcap: float | None
+    logit_scale: float
     logit_softcap: float | None
     windows: Windows
     rotates_pairs: bool
@@ -43,6 +56,8 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # names of its own -> those that the others give
     defaults: Config = field(default_factory=dict)  # config keys that a file may leave out
     activations: tuple[str, ...] = ("silu", "swish")  # names that its activation goes by in config.json
+    has_rope: bool = True
+    widens_by: int | None = None  # the MLP's width in hidden sizes, where the config leaves it out
     stored: Stored = AS_NAMED  # how its checkpoints hold the weights
     has_local_rope: bool = False  # layers with a window have a rope of their own
     states_stretched_len: bool = False  # its configs state the context after linear stretching

@@ -16,7 +16,7 @@ Metadata = Mapping[str, Any]
 
 _CONTROL_OR_USER_DEFINED = (3, 4)
 # Ends of a turn that some converters leave out of the metadata; without them a chat model talks on.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 # Models, by family and number of layers, whose attention is scaled by the width a head would have if heads shared the
 # hidden size, not by the width it has. GGUF files do not say so.
 _SCALED_BY_SHARE = {("gemma2", 46), ("gemma3_text", 62)}  # the 27B ones
@@ -27,6 +27,7 @@ _READ = frozenset(
         "attention.key_length",
         "attention.value_length",
         "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
         "attention.sliding_window",
         "attention.causal",
         "rope.dimension_count",
@@ -35,6 +36,7 @@ _READ = frozenset(
         "rope.scaling.factor",
         "rope.scaling.original_context_length",
         "rope.scaling.finetuned",
+        "rope.scaling.attn_factor",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
         "rope.scale_linear",
@@ -43,7 +45,7 @@ _READ = frozenset(
 
 
 def spec_from_gguf(
-    metadata: Metadata, shapes: Mapping[str, Shape], *, frequency_divisors: tuple[float, ...], dtype: str
+    metadata: Metadata, shapes: Mapping[str, Shape], *, rope_tensors: Mapping[str, tuple[float, ...]], dtype: str
 ) -> ModelSpec:
     """`shapes` are the file's tensors under their GGUF names; their presence says what metadata does not."""
     architecture = metadata.get("general.architecture")
@@ -54,16 +56,18 @@ def spec_from_gguf(
         if key.startswith(f"{architecture}.")
     }
     _refuse_ignored(family, values)
-    config = _as_config(values, metadata, shapes) | _of_family(family, values) | {"dtype": dtype}
+    rope = _rope_parameters(values, rope_tensors)
+    config = _as_config(values, metadata, shapes) | _of_family(family, values) | {"rope_scaling": rope, "dtype": dtype}
     spec = build_spec(family, config, generation={})
     return dataclasses.replace(
         spec,
         windows=_windows(family, values, spec),
-        qkv_bias="blk.0.attn_q.bias" in shapes,
+        qkv_bias=not shapes.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
         output_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_gate.bias" in shapes,
+        mlp_bias="blk.0.ffn_up.bias" in shapes,
+        norm_bias="output_norm.bias" in shapes,
         norm_offset=0.0,  # the converter has added it
-        rope=dataclasses.replace(spec.rope, frequency_divisors=frequency_divisors),
+        rope=dataclasses.replace(spec.rope, frequency_divisors=rope_tensors.get("rope_freqs", ())),
     )
 
 
@@ -88,8 +92,11 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
         "num_key_value_heads": _same_for_all_layers(values, "attention.head_count_kv"),
         "head_dim": head_dim,
         "max_position_embeddings": values.get("context_length"),
-        "rms_norm_eps": values.get("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_scaling": _rope_parameters(values),
+        "original_max_position_embeddings": values.get("rope.scaling.original_context_length"),
+        "rms_norm_eps": values.get(
+            "attention.layer_norm_rms_epsilon", values.get("attention.layer_norm_epsilon", 1e-6)
+        ),
+        "partial_rotary_factor": _rotary_share(values, head_dim),
         "tie_word_embeddings": "output.weight" not in shapes,
         "eos_token_id": list(_eos_token_ids(metadata)),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
@@ -98,6 +105,8 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
 
 def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
     config = {name: values[key] for key, name in family.gguf_keys.items() if key in values}
+    if config.get("sliding_window") == 0:
+        config["sliding_window"] = None
     if "query_pre_attn_scalar" in family.reads:
         num_heads = _same_for_all_layers(values, "attention.head_count")
         width_of = _width_of_share if (family.name, values.get("block_count")) in _SCALED_BY_SHARE else _head_dim
@@ -118,31 +127,48 @@ def _head_dim(values: Metadata, num_heads: int | None) -> int | None:
     head_dim = values.get("attention.key_length")
     if head_dim is None:
         head_dim = _width_of_share(values, num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if values.get(key, head_dim) != head_dim:
-            raise UnsupportedModelError(f"{key} is {values[key]}, but only the head size, {head_dim}, is supported")
+    key = "attention.value_length"
+    if values.get(key, head_dim) != head_dim:
+        raise UnsupportedModelError(f"{key} is {values[key]}, but only the head size, {head_dim}, is supported")
     return head_dim
+
+
+def _rotary_share(values: Metadata, head_dim: int | None) -> float:
+    count = values.get("rope.dimension_count")
+    return count / head_dim if count and head_dim else 1.0
 
 
 def _width_of_share(values: Metadata, num_heads: int | None) -> int | None:
     return values["embedding_length"] // num_heads if num_heads and "embedding_length" in values else None
 
 
-def _rope_parameters(values: Metadata) -> dict[str, Any]:
+def _rope_parameters(values: Metadata, tensors: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
     kind = values.get("rope.scaling.type", "linear" if "rope.scale_linear" in values else "none")
     parameters: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10_000.0)}
+    original = {"original_max_position_embeddings": values.get("rope.scaling.original_context_length")}
+    if "rope_factors_long" in tensors:
+        return parameters | _longrope(values, tensors) | original
     if kind == "none":
         return parameters
     if kind not in ("linear", "yarn"):
         raise UnsupportedModelError(f"rope scaling {kind!r} in a GGUF file is not supported, only linear and yarn")
     parameters |= {"rope_type": kind, "factor": values.get("rope.scaling.factor", values.get("rope.scale_linear"))}
     if kind == "yarn":
-        parameters |= {
-            "original_max_position_embeddings": values.get("rope.scaling.original_context_length"),
+        parameters |= original | {
             "beta_fast": values.get("rope.scaling.yarn_beta_fast"),
             "beta_slow": values.get("rope.scaling.yarn_beta_slow"),
         }
     return parameters
+
+
+def _longrope(values: Metadata, tensors: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
+    """The presence of its two tensors is all that says so."""
+    return {
+        "rope_type": "longrope",
+        "long_factor": list(tensors["rope_factors_long"]),
+        "short_factor": list(tensors.get("rope_factors_short", ())),
+        "attention_factor": values.get("rope.scaling.attn_factor"),
+    }
 
 
 def _windows(family: Family, values: Metadata, spec: ModelSpec) -> tuple[int | None, ...]:

@@ -72,18 +72,18 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
     traits = family.traits(config)
     windows = _checked_windows(traits.get("windows", (None,) * num_layers))
     traits["windows"] = _useful_windows(windows, max_model_len) if local_rope is None else windows
+    traits.setdefault("norm_eps", float(config.get("rms_norm_eps", 1e-6)))
     return ModelSpec(
         family=family.name,
         vocab_size=_positive(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_positive(config, "intermediate_size"),
+        intermediate_size=_intermediate_size(family, config),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_model_len=max_model_len,
         rotary_dim=_rotary_dim(family, config, head_dim),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
         local_rope=local_rope,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -122,6 +122,8 @@ def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
 
 def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
     """That of all layers; or that of the layers that see everything, and that of those with a window."""
+    if not family.has_rope:
+        return RopeSpec(kind="none"), None
     if not family.has_local_rope:
         return read_rope(config), None
     by_kind = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
@@ -132,7 +134,7 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
     wide = {**config, "rope_scaling": None, "rope_parameters": by_kind.get("full_attention")}
     local = {
         "max_position_embeddings": config.get("max_position_embeddings"),
-        "rope_theta": config["rope_local_base_freq"],
+        "rope_theta": config.get("rope_local_base_freq", config.get("rope_theta")),
         "rope_parameters": by_kind.get("sliding_attention"),
     }
     return read_rope(wide), read_rope(local)
@@ -228,7 +230,7 @@ def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
         raise UnsupportedModelError(
             f"partial_rotary_factor {factor} is not supported for {family.name}, only 1.0 (whole heads rotate)"
         )
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = int(head_dim * factor + 1e-6)  # a ratio of two whole numbers may be a little less
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{factor} of a head of {head_dim} must be a positive even number of dimensions that rotate")
     return rotary_dim
@@ -253,6 +255,12 @@ def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
     if rope.kind == "yarn":
         return max(stated, int(rope.original_max_len * rope.factor))
     return stated
+
+
+def _intermediate_size(family: Family, config: Config) -> int:
+    if family.widens_by is not None and config.get("intermediate_size") is None:
+        return family.widens_by * _positive(config, "hidden_size")
+    return _positive(config, "intermediate_size")
 
 
 def _checked_windows(windows: Windows) -> Windows:

@@ -10,7 +10,34 @@ from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
-_ACTIVATIONS = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+_GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+_PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu}
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm, or LayerNorm if there is a bias."""
+
+    weight: Tensor  # [H] float32
+    bias: Tensor | None  # [H] float32
+    eps: float
+
+    def __call__(self, x: Tensor, *, as_fp8: bool = False) -> Rows:
+        if self.bias is None:
+            return ops.rms_norm(x, self.weight, self.eps, as_fp8=as_fp8)
+        return ops.layer_norm(x, self.weight, self.bias, self.eps, as_fp8=as_fp8)
+
+    def of_sum(self, x: Tensor, residual: Tensor, *, as_fp8: bool = False) -> Rows:
+        """Adds x to `residual` in place."""
+        if self.bias is None:
+            return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
+        return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """In the type of x, whatever comes after."""
+        normed = self(x)
+        assert isinstance(normed, Tensor)
+        return normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +48,7 @@ class Attention:
     output: ops.PackedLinear  # [H, Hq * D]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
+    wide_norms: tuple[Norm, Norm] | None  # of all queries of a token together, and all keys
     cos_sin: Tensor  # [max_len, D] float32, one for all layers of the same rope
     num_heads: int
     num_kv_heads: int
@@ -31,8 +59,11 @@ class Attention:
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H], or of the `kept` tokens only."""
+        qkv = self.qkv(x)
+        if self.wide_norms is not None:
+            _norm_queries_and_keys(qkv, *self.wide_norms)
         q = ops.rope_and_store(
-            self.qkv(x),
+            qkv,
             layout,
             self.cos_sin,
             cache,
@@ -46,21 +77,32 @@ class Attention:
         return self.output(mixed if kept is None else mixed[kept])
 
 
+def _norm_queries_and_keys(qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
+    """In place. The columns are queries, keys, values."""
+    num_queries, num_keys = len(q_norm.weight), len(k_norm.weight)
+    queries, keys = qkv[:, :num_queries], qkv[:, num_queries : num_queries + num_keys]
+    queries.copy_(q_norm.plain(queries))
+    keys.copy_(k_norm.plain(keys))
+
+
 @dataclass(frozen=True, slots=True)
-class GatedMlp:
-    gate_up: ops.PackedLinear  # [2 * I, H]
+class Mlp:
+    up: ops.PackedLinear  # [I, H], or with a gate before it [2 * I, H]
     down: ops.PackedLinear  # [H, I]
     activation: Activation
+    is_gated: bool
 
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        return self.down(_ACTIVATIONS[self.activation](self.gate_up(x), as_fp8=self.down.takes_fp8))
+        activate = (_GATED if self.is_gated else _PLAIN)[self.activation]
+        return self.down(activate(self.up(x), as_fp8=self.down.takes_fp8))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Tensor  # [H]
+    attention_norm: Norm | None
     attention: Attention
-    attention_post_norm: Tensor | None  # [H]
-    mlp_norm: Tensor  # [H]
-    mlp: GatedMlp
-    mlp_post_norm: Tensor | None  # [H]
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: Mlp
+    mlp_post_norm: Norm | None
+    is_parallel: bool  # the MLP reads what attention reads

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
 Shape = tuple[int, ...]
 
 
@@ -52,14 +52,26 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False  # of the head that gives logits
+    qk_norm: bool = False  # queries and keys are normed, each head by itself
+    wide_qk_norm: bool = False  # they are normed, all heads together
+    layer_norm: bool = False  # norms are LayerNorm, not RMS norm
+    norm_bias: bool = False  # and have a bias
+    pre_norms: bool = True  # attention and MLP read the residual stream normed
     post_norms: bool = False  # attention's and the MLP's outputs are normed before they join the residual stream
     norm_offset: float = 0.0  # what a checkpoint's norm weights lack; added at load
+    is_parallel: bool = False  # the MLP reads what attention reads, not what it has written
+    shares_norm: bool = False  # and by the same norm
+    is_gated: bool = True  # the MLP has a gate beside its first matrix
     activation: Activation = "silu"
     local_rope: RopeSpec | None = None  # of the layers with a window; None: theirs is as the others'
+    ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
+    num_positions: int | None = None  # learned vectors of positions, added to the embeddings; None: there are none
     embedding_scale: float | None = None
+    rounds_embedding_scale: bool = False  # to the type of the table
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_softcap: float | None = None
+    logit_scale: float | None = None
     logit_softcap: float | None = None
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = ()
@@ -90,6 +102,8 @@ class ModelSpec:
         return 2 * self.num_layers * self.kv_size
 
     def rope_of(self, layer: int) -> RopeSpec:
+        if layer in self.ropeless_layers:
+            return RopeSpec(kind="none")
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
 
     def tensor_shapes(self) -> dict[str, Shape]:
@@ -100,31 +114,54 @@ class ModelSpec:
         return shapes
 
     def outer_shapes(self) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {
-            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size),
-            "model.norm.weight": (self.hidden_size,),
-        }
+        table = (self.vocab_size, self.hidden_size)
+        shapes: dict[str, Shape] = {"model.embed_tokens.weight": table, **self._norm_shapes("model.norm")}
+        if self.num_positions is not None:
+            shapes["model.embed_positions.weight"] = (self.num_positions, self.hidden_size)
         if not self.tie_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+            shapes["lm_head.weight"] = table
+        if self.head_bias:
+            shapes["lm_head.bias"] = table[:1]
         return shapes
 
     def layer_shapes(self, index: int) -> dict[str, Shape]:
-        hidden, wide = self.hidden_size, self.intermediate_size
-        shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-        if self.post_norms:
-            shapes |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+        shapes: dict[str, Shape] = {}
+        for name in self._layer_norms():
+            shapes |= self._norm_shapes(name)
         if self.qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
-        for name, shape, has_bias in (
-            ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
-            ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
-            ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
-            ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
-            ("mlp.gate_proj", (wide, hidden), self.mlp_bias),
-            ("mlp.up_proj", (wide, hidden), self.mlp_bias),
-            ("mlp.down_proj", (hidden, wide), self.mlp_bias),
-        ):
+        if self.wide_qk_norm:
+            shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
+        for name, shape, has_bias in self._layer_matrices():
             shapes[f"{name}.weight"] = shape
             if has_bias:
                 shapes[f"{name}.bias"] = shape[:1]
         return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+    @property
+    def mlp_norm_name(self) -> str:
+        if self.shares_norm:
+            return "input_layernorm"
+        return "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
+
+    def _layer_norms(self) -> list[str]:
+        before = ["input_layernorm", self.mlp_norm_name] if self.pre_norms else []
+        return before + (["post_attention_layernorm", "post_feedforward_layernorm"] if self.post_norms else [])
+
+    def _norm_shapes(self, name: str) -> dict[str, Shape]:
+        kinds = ("weight", "bias") if self.norm_bias else ("weight",)
+        return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
+
+    def _layer_matrices(self) -> list[tuple[str, Shape, bool]]:
+        """Names, shapes, and whether there is a bias."""
+        hidden, wide = self.hidden_size, self.intermediate_size
+        gate = [("mlp.gate_proj", (wide, hidden), self.mlp_bias)] if self.is_gated else []
+        return [
+            ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
+            ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
+            ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
+            ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
+            *gate,
+            ("mlp.up_proj", (wide, hidden), self.mlp_bias),
+            ("mlp.down_proj", (hidden, wide), self.mlp_bias),
+        ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.family import Config, Traits, Windows
+from headrace.models.spec import Activation
 
 
 def llama(config: Config) -> Traits:
@@ -32,6 +33,127 @@ def qwen2(config: Config) -> Traits:
 def qwen3(config: Config) -> Traits:
     biased = bool(config.get("attention_bias"))
     return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True, "windows": _windows_by_layer(config)}
+
+
+def smollm3(config: Config) -> Traits:
+    """`no_rope_layers` has a zero for each layer whose heads do not rotate."""
+    num_layers, flags = config["num_hidden_layers"], config.get("no_rope_layers")
+    if flags is None:
+        period = config["no_rope_layer_interval"]
+        flags = [(index + 1) % period for index in range(num_layers)]
+    if len(flags) < num_layers:
+        raise ModelError(f"no_rope_layers must have a number for each of {num_layers} layers, got {flags}")
+    ropeless = tuple(index for index in range(num_layers) if not flags[index])
+    windows: Windows = (None,) * num_layers
+    if config.get("use_sliding_window"):
+        default = ["full_attention" if flags[index] else "sliding_attention" for index in range(num_layers)]
+        windows = _windows_of_kinds(config.get("layer_types") or default, config.get("sliding_window"), num_layers)
+    return llama(config) | {"ropeless_layers": ropeless, "windows": windows}
+
+
+def granite(config: Config) -> Traits:
+    """What attention and MLP write is multiplied before it joins the residual stream. Here the stream is divided
+    instead: only norms read it, and give the same when their epsilon is divided too, by the square.
+    """
+    multiplier = _number(config, "residual_multiplier")
+    return llama(config) | {
+        "embedding_scale": _number(config, "embedding_multiplier") / multiplier,
+        "norm_eps": _number(config, "rms_norm_eps") / multiplier**2,
+        "attention_scale": _number(config, "attention_multiplier"),
+        "logit_scale": 1.0 / _number(config, "logits_scaling"),
+    }
+
+
+def olmo2(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "wide_qk_norm": True,
+        "pre_norms": False,
+        "post_norms": True,
+    }
+
+
+def olmo3(config: Config) -> Traits:
+    """Every fourth layer sees all, the others a window, unless `layer_types` says otherwise."""
+    return olmo2(config) | {"windows": _windows_by_pattern(config)}
+
+
+def glm(config: Config) -> Traits:
+    return {"qkv_bias": bool(config["attention_bias"]), "rotates_pairs": True}
+
+
+def glm4(config: Config) -> Traits:
+    return glm(config) | {"post_norms": True}
+
+
+def starcoder2(config: Config) -> Traits:
+    if config["norm_type"] != "layer_norm":
+        raise UnsupportedModelError(f"norm_type {config['norm_type']!r} is not supported, only layer_norm")
+    biased = bool(config["use_bias"])
+    return mistral(config) | {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": biased,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_gated": False,
+        "activation": "gelu_tanh",
+    }
+
+
+def gpt_neox(config: Config) -> Traits:
+    biased = bool(config["attention_bias"])
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": True,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_parallel": bool(config["use_parallel_residual"]),
+        "is_gated": False,
+        "activation": _plain_activation(config),
+    }
+
+
+def gpt2(config: Config) -> Traits:
+    traits: Traits = {
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_gated": False,
+        "activation": _plain_activation(config),
+        "num_positions": config["max_position_embeddings"],
+    }
+    return traits if config["scale_attn_weights"] else traits | {"attention_scale": 1.0}
+
+
+def _plain_activation(config: Config) -> Activation:
+    """Three names stand for the one with the tanh."""
+    return "gelu" if config["hidden_act"] == "gelu" else "gelu_tanh"
+
+
+def cohere(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "layer_norm": True,
+        "is_parallel": True,
+        "shares_norm": True,
+        "rotates_pairs": True,
+        "logit_scale": _number(config, "logit_scale"),
+    }
+
+
+def cohere2(config: Config) -> Traits:
+    """Layers that see everything do not rotate."""
+    windows = _windows_by_pattern(config)
+    wide = tuple(index for index, window in enumerate(windows) if window is None)
+    return cohere(config) | {"windows": windows, "ropeless_layers": wide}
 
 
 def _windows_by_layer(config: Config) -> Windows:
@@ -63,6 +185,7 @@ def gemma(config: Config) -> Traits:
         "norm_offset": 1.0,
         "activation": "gelu_tanh",
         "embedding_scale": math.sqrt(config["hidden_size"]),
+        "rounds_embedding_scale": True,
     }
 
 

@@ -44,7 +44,7 @@ class Logprobs:
     columns = (Column("num_logprobs", np.int64, 0),)
 
     def is_used(self, terms: Terms) -> bool:
-        return terms.params.logprobs is not None
+        return terms.params.uses_logprobs
 
     def settings(self, terms: Terms) -> Mapping[str, int]:
         return {"num_logprobs": terms.params.logprobs or 0}

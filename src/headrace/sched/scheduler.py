@@ -113,7 +113,7 @@ class Scheduler:
             stop_token_ids=stop_token_ids,
             token_ids=request.prompt_token_ids,
             leader=leader,
-            logprobs=None if request.params.logprobs is None else [],
+            logprobs=[] if request.params.uses_logprobs else None,
             prompt_logprobs=None if request.params.prompt_logprobs is None or leader is not None else [None],
         )
 

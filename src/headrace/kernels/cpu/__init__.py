@@ -14,18 +14,22 @@ from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # n
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_linear  # noqa: E402
-from headrace.kernels.cpu.norms import add_rms_norm, rms_norm  # noqa: E402
+from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
-from headrace.kernels.twins import copy_blocks, embed, soft_cap  # noqa: E402
+from headrace.kernels.twins import copy_blocks, embed, gelu, gelu_tanh, soft_cap  # noqa: E402
 
 __all__ = [
     "PackedLinear",
+    "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
     "copy_blocks",
     "draw",
     "embed",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
+    "layer_norm",
     "pack_linear",
     "paged_attention",
     "rms_norm",

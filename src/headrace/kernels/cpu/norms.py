@@ -1,4 +1,4 @@
-"""RMS norm, alone and with the addition to the residual stream before it."""
+"""RMS norm and LayerNorm, alone and with the addition to the residual stream before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, kernel
+from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, kernel
 
 _TASK_FLOATS = 8192  # enough work to be worth a claim
 
@@ -36,6 +36,32 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     rows_per_task = max(1, _TASK_FLOATS // width)
     num_tasks = -(-num_rows // rows_per_task)
     _add_and_normalise(x, residual, weight, out, num_rows, width, rows_per_task, num_tasks, eps, num_tasks=num_tasks)
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # [T, H], [H], [H] -> [T, H]
+    return _layer_norm(x.contiguous(), None, weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
+    if not residual.is_contiguous():
+        residual += x
+        return layer_norm(residual, weight, bias, eps)
+    return _layer_norm(x.contiguous(), residual, weight, bias, eps)
+
+
+def _layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    assert all(each.dtype == x.dtype and each.is_contiguous() for each in (weight, bias))
+    assert residual is None or residual.dtype == x.dtype
+    out = torch.empty_like(x)
+    num_rows, width = x.shape
+    rows_per_task = max(1, _TASK_FLOATS // width)
+    num_tasks = -(-num_rows // rows_per_task)
+    stream = 0 if residual is None else residual
+    _centre_and_normalise(
+        x, stream, weight, bias, out, num_rows, width, rows_per_task, num_tasks, eps, num_tasks=num_tasks
+    )
     return out
 
 
@@ -89,4 +115,40 @@ def _add_and_normalise(pointer: Pointer) -> None:
             scale = 1 / math.sqrt(squares / width + a.eps)
             for i in range(width):
                 out[row * width + i] = residual[row * width + i] * scale * weight[i]
+        task = claim(pointer)
+
+
+@kernel(
+    x="pointer",
+    residual="pointer",  # 0: nothing is added
+    weight="pointer",
+    bias="pointer",
+    out="pointer",
+    num_rows="integer",
+    width="integer",
+    rows_per_task="integer",
+    num_tasks="integer",
+    eps="float",
+)
+def _centre_and_normalise(pointer: Pointer) -> None:
+    a = arguments_at(pointer)
+    x, weight, bias, out, width = floats(a.x), floats(a.weight), floats(a.bias), floats(a.out), a.width
+    task = claim(pointer)
+    while task < a.num_tasks:
+        for row in range(task * a.rows_per_task, min((task + 1) * a.rows_per_task, a.num_rows)):
+            line = after(x, row * width)
+            if a.residual != 0:
+                line = after(floats(a.residual), row * width)
+                for i in range(width):
+                    line[i] += x[row * width + i]
+            total = a.eps * 0
+            for i in range(width):
+                total += line[i]
+            mean = total / width
+            squares = a.eps * 0
+            for i in range(width):
+                squares += (line[i] - mean) * (line[i] - mean)
+            scale = 1 / math.sqrt(squares / width + a.eps)
+            for i in range(width):
+                out[row * width + i] = (line[i] - mean) * scale * weight[i] + bias[i]
         task = claim(pointer)

@@ -1,4 +1,4 @@
-"""The gated activations of the feed-forward half, and the soft cap of logits."""
+"""The activations of the feed-forward half, and the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.fp8 import empty_fp8_rows, store_fp8_row
+from headrace.kernels.gpu.fp8 import empty_fp8_rows, quantize_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
+from headrace.kernels.twins import gelu, gelu_tanh
 
 _BLOCK = 2048
 
@@ -27,6 +28,14 @@ def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
 
 def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
     return _gated_fp8(gate_up, is_gelu=True)
+
+
+def gelu_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
+    return quantize_rows(gelu(x))
+
+
+def gelu_tanh_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
+    return quantize_rows(gelu_tanh(x))
 
 
 def _gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:

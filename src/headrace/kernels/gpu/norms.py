@@ -1,4 +1,4 @@
-"""RMS norm of a token a program, alone or fused with the addition to the residual stream, in the input's type or in
+"""The norm of a token a program, alone or fused with the addition to the residual stream, in the input's type or in
 eight bits."""
 
 from __future__ import annotations
@@ -14,30 +14,63 @@ from headrace.kernels.layout import Fp8Rows
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # [T, H], [H] -> [T, H]
     out = torch.empty_like(x)
-    _launch(x, None, weight, out, None, eps)
+    _launch(x, None, weight, None, out, None, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
     out = torch.empty_like(x)
-    _launch(x, residual, weight, out, None, eps)
+    _launch(x, residual, weight, None, out, None, eps)
     return out
 
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
-    _launch(x, None, weight, out.values, out.scales, eps)
+    _launch(x, None, weight, None, out.values, out.scales, eps)
     return out
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
-    _launch(x, residual, weight, out.values, out.scales, eps)
+    _launch(x, residual, weight, None, out.values, out.scales, eps)
     return out
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, scales: Tensor | None, eps: float) -> None:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # [T, H], [H], [H] -> [T, H]
+    out = torch.empty_like(x)
+    _launch(x, None, weight, bias, out, None, eps)
+    return out
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
+    out = torch.empty_like(x)
+    _launch(x, residual, weight, bias, out, None, eps)
+    return out
+
+
+def layer_norm_fp8(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+    _launch(x, None, weight, bias, out.values, out.scales, eps)
+    return out
+
+
+def add_layer_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Fp8Rows:
+    out = empty_fp8_rows(x.shape[0], x.shape[1], x.device)
+    _launch(x, residual, weight, bias, out.values, out.scales, eps)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,  # None: RMS norm
+    out: Tensor,
+    scales: Tensor | None,
+    eps: float,
+) -> None:
     num_tokens, hidden_size = x.shape
     if num_tokens == 0:
         return
@@ -46,12 +79,14 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, sca
         x,
         x if residual is None else residual,
         weight,
+        weight if bias is None else bias,
         out,
         x if scales is None else scales,
         x.stride(0),
         hidden_size,
         eps,
         HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
         IS_FP8=scales is not None,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
@@ -63,12 +98,14 @@ def _norm(
     x,
     residual,
     weight,
+    bias,
     out,
     scales,
     x_stride,
     hidden_size,
     eps,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     IS_FP8: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -83,9 +120,14 @@ def _norm(
         line = line.to(x.dtype.element_ty)
         tl.store(stream, line, mask=inside)
     wide = line.to(tl.float32)
+    if HAS_BIAS:
+        wide = tl.where(inside, wide - tl.sum(wide) / hidden_size, 0.0)
     scale = tl.rsqrt(tl.sum(wide * wide) / hidden_size + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = (wide * scale * gain).to(x.dtype.element_ty)
+    normed = wide * scale * gain
+    if HAS_BIAS:
+        normed += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = normed.to(x.dtype.element_ty)
     if IS_FP8:
         store_fp8_row(out + token * hidden_size, scales + token, normed, columns, inside)
     else:

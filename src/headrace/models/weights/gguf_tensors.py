@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from headrace.errors import ModelError
 from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
+from headrace.models.stored import Place
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
 from headrace.models.weights.source import StoredRows
 
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ELEMENTS_AT_ONCE = 1 << 18  # small enough for a core's cache
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "position_embd": "model.embed_positions",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -41,7 +47,9 @@ _WITH_POST_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_PART_OF_SPEC = "rope_freqs.weight"
+_FUSED_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_FUSED_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_PART_OF_SPEC = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
@@ -51,28 +59,32 @@ class GgufTensors:
 
     def __init__(self, file: GgufFile, spec: ModelSpec, *, rotates_pairs: bool) -> None:
         self._file = file
+        self._spec = spec
         self._head_dim = spec.head_dim
         self._in_layer = _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
         self._rotates_pairs = rotates_pairs
 
     def names(self) -> Collection[str]:
-        return self._tensors.keys()
+        return self._places.keys()
 
     def shape(self, name: str) -> Shape:
-        return self._tensors[name].shape
+        place = self._places[name]
+        return place.shape(self._file.tensors[place.name].shape)
 
     def fill(self, name: str, out: Tensor) -> None:
-        tensor = self._tensors[name]
+        place = self._places[name]
+        tensor = self._file.tensors[place.name]
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
-        starts = range(0, tensor.shape[0], rows_at_once)
+        starts = range(0, place.num_rows, rows_at_once)
         pieces = (out[start : start + rows_at_once] for start in starts)
+        stored_starts = (place.first_row + start for start in starts)
         # Array operations leave the interpreter's lock, and threads with a piece each never wait for one another.
         with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
-            list(pool.map(self._fill_rows, repeat(tensor), starts, pieces))  # raises what a thread raised
+            list(pool.map(self._fill_rows, repeat(tensor), stored_starts, pieces))  # raises what a thread raised
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        tensor = self._tensors[name]
+        tensor = self._file.tensors[self._places[name].name]
         if not is_block_type(tensor.type_name):
             return None
         return StoredRows(self._read_rows(tensor, 0, tensor.shape[0]), tensor.type_name)
@@ -99,19 +111,47 @@ class GgufTensors:
         return raw.reshape(num_rows, row_bytes)
 
     @cached_property
-    def _tensors(self) -> dict[str, GgufTensor]:
-        tensors = self._file.tensors.values()
-        kept = (tensor for tensor in tensors if tensor.name != _PART_OF_SPEC)
-        return {_canonical_name(tensor.name, self._in_layer): tensor for tensor in kept}
+    def _places(self) -> dict[str, Place]:
+        """Under the names that Hugging Face gives to tensors; unknown ones keep theirs, and are refused later."""
+        found: dict[str, Place] = {}
+        for tensor in self._file.tensors.values():
+            if tensor.name.removesuffix(".weight") not in _PART_OF_SPEC:
+                found |= self._places_in(tensor)
+        return found
 
+    def _places_in(self, tensor: GgufTensor) -> dict[str, Place]:
+        num_rows = tensor.shape[0]
+        match = _LAYER_NAME.fullmatch(tensor.name)
+        if match is None:
+            stem, _, kind = tensor.name.rpartition(".")
+            name = f"{_OUTER[stem]}.{kind}" if stem in _OUTER else tensor.name
+            return {name: Place(tensor.name, 0, num_rows, num_rows)}
+        index, stem, kind = match.groups()
+        parts = self._fused_parts(index, stem)
+        if parts:
+            return self._fused_places(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
+        name = f"model.layers.{index}.{self._in_layer[stem]}.{kind}" if stem in self._in_layer else tensor.name
+        return {name: Place(tensor.name, 0, num_rows, num_rows)}
 
-def _canonical_name(gguf_name: str, in_layer: Mapping[str, str]) -> str:
-    """The name that Hugging Face gives to a tensor; unknown ones keep theirs, and are refused later."""
-    match = _LAYER_NAME.fullmatch(gguf_name)
-    if match and match[2] in in_layer:
-        return f"model.layers.{match[1]}.{in_layer[match[2]]}.{match[3]}"
-    stem, _, kind = gguf_name.rpartition(".")
-    return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else gguf_name
+    def _fused_parts(self, index: str, stem: str) -> tuple[str, ...]:
+        if stem == "attn_qkv":
+            return _FUSED_QKV
+        has_gate = f"blk.{index}.ffn_gate.weight" in self._file.tensors
+        return _FUSED_GATE_UP if stem == "ffn_up" and self._spec.is_gated and not has_gate else ()
+
+    def _fused_places(self, tensor: GgufTensor, names: list[str]) -> dict[str, Place]:
+        """Rows of the first, then of the second, as many as the spec gives them."""
+        shapes = self._shapes
+        counts = [shapes[name][0] if name in shapes else 0 for name in names]
+        ends = accumulate(counts)
+        return {
+            name: Place(tensor.name, end - count, count, sum(counts))
+            for name, count, end in zip(names, counts, ends, strict=True)
+        }
+
+    @cached_property
+    def _shapes(self) -> dict[str, Shape]:
+        return self._spec.tensor_shapes()
 
 
 def _num_cores() -> int:
@@ -125,13 +165,19 @@ def _pairs_to_halves(raw: Bytes, head_dim: int) -> Bytes:
     return heads.swapaxes(1, 2).reshape(num_rows, row_bytes)
 
 
-def frequency_divisors(file: GgufFile) -> tuple[float, ...]:
-    """The factors of Llama 3's rope scaling, which GGUF stores as a tensor."""
-    tensor = file.tensors.get(_PART_OF_SPEC)
-    if tensor is None:
-        return ()
+def rope_tensors(file: GgufFile) -> dict[str, tuple[float, ...]]:
+    """Numbers of the rope that GGUF stores as tensors: one or two sets of divisors of its frequencies."""
+    found = {}
+    for stem in _PART_OF_SPEC:
+        tensor = file.tensors.get(f"{stem}.weight")
+        if tensor is not None:
+            found[stem] = _read_floats(file, tensor)
+    return found
+
+
+def _read_floats(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
     if tensor.type_name != "F32":
-        raise ModelError(f"tensor {_PART_OF_SPEC!r} must be stored as F32, found {tensor.type_name}")
+        raise ModelError(f"tensor {tensor.name!r} must be stored as F32, found {tensor.type_name}")
     values = np.fromfile(file.path, dtype="<f4", count=tensor.num_bytes // 4, offset=tensor.offset)
     return tuple(float(value) for value in values)
 

@@ -16,7 +16,7 @@ from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
-from headrace.models.layers import Attention, GatedMlp, Layer
+from headrace.models.layers import Attention, Layer, Mlp, Norm
 from headrace.models.rope import cos_sin_table, head_order
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.random_numbers import RandomNumbers
@@ -54,9 +54,10 @@ def load_decoder(
         dtype=dtype,
         device=device,
         embeddings=_scaled(embeddings, spec, dtype),
+        positions=None if spec.num_positions is None else reader.tensor("model.embed_positions.weight"),
         head=head,
         layers=tuple(_layer(reader, spec, index, tables[spec.rope_of(index)]) for index in range(spec.num_layers)),
-        norm=reader.norm("model.norm.weight"),
+        norm=_scaled_norm(reader.norm("model.norm"), spec.logit_scale),
         max_len=max_len,
         num_bytes=reader.num_bytes,
     )
@@ -73,13 +74,14 @@ def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource
 def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
     """The embeddings and the head. Where they are tied, one read serves both."""
     stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu else None
+    bias = reader.tensor("lm_head.bias") if spec.head_bias else None
     if not spec.tie_embeddings:
-        head = ops.pack_linear(reader.tensor("lm_head.weight"))
+        head = ops.pack_linear(reader.tensor("lm_head.weight"), bias)
         if stored is None:
             return DenseEmbeddings(reader.tensor(_EMBEDDINGS)), head
     else:
         table = reader.tensor(_EMBEDDINGS)
-        head = ops.pack_linear(table)
+        head = ops.pack_linear(table, bias)
         if stored is None:
             return DenseEmbeddings(table), head
     return QuantizedEmbeddings(stored, spec.hidden_size), head
@@ -88,23 +90,36 @@ def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.Packed
 def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embeddings:
     if spec.embedding_scale is None:
         return embeddings
-    return ScaledEmbeddings(embeddings, torch.tensor(spec.embedding_scale).to(dtype).item())  # rounded as the table is
+    rounded = torch.tensor(spec.embedding_scale).to(dtype).item()
+    return ScaledEmbeddings(embeddings, rounded if spec.rounds_embedding_scale else spec.embedding_scale)
+
+
+def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
+    """Logits are linear in what the last norm gives: to scale its weights is to scale them."""
+    for weights in (norm.weight, norm.bias):
+        if scale is not None and weights is not None:
+            weights.mul_(scale)
+    return norm
 
 
 def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor) -> Layer:
     prefix = f"model.layers.{index}."
-    mlp_norm = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+    before = ("mlp.gate_proj", "mlp.up_proj") if spec.is_gated else ("mlp.up_proj",)
+    attention_norm = reader.norm(prefix + "input_layernorm") if spec.pre_norms else None
+    has_norm_of_its_own = spec.pre_norms and not spec.shares_norm
     return Layer(
-        attention_norm=reader.norm(prefix + "input_layernorm.weight"),
+        attention_norm=attention_norm,
         attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin),
-        attention_post_norm=reader.norm(prefix + "post_attention_layernorm.weight") if spec.post_norms else None,
-        mlp_norm=reader.norm(f"{prefix}{mlp_norm}.weight"),
-        mlp=GatedMlp(
-            gate_up=reader.linear(prefix + "mlp.gate_proj", prefix + "mlp.up_proj", has_bias=spec.mlp_bias),
+        attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
+        mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
+        mlp=Mlp(
+            up=reader.linear(*(prefix + name for name in before), has_bias=spec.mlp_bias),
             down=reader.linear(prefix + "mlp.down_proj", has_bias=spec.mlp_bias),
             activation=spec.activation,
+            is_gated=spec.is_gated,
         ),
-        mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm.weight") if spec.post_norms else None,
+        mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm") if spec.post_norms else None,
+        is_parallel=spec.is_parallel,
     )
 
 
@@ -112,8 +127,9 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_si
     return Attention(
         qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
         output=reader.linear(prefix + "o_proj", has_bias=spec.output_bias),
-        q_norm=reader.norm(prefix + "q_norm.weight") if spec.qk_norm else None,
-        k_norm=reader.norm(prefix + "k_norm.weight") if spec.qk_norm else None,
+        q_norm=reader.norm_weight(prefix + "q_norm.weight") if spec.qk_norm else None,
+        k_norm=reader.norm_weight(prefix + "k_norm.weight") if spec.qk_norm else None,
+        wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
         cos_sin=cos_sin,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -124,6 +140,11 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_si
     )
 
 
+def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> tuple[Norm, Norm]:
+    queries, keys = (reader.norm_weight(f"{prefix}{side}_norm.weight") for side in "qk")
+    return Norm(queries, None, spec.norm_eps), Norm(keys, None, spec.norm_eps)
+
+
 class _Reader:
     """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
 
@@ -132,7 +153,7 @@ class _Reader:
     ) -> None:
         self.source = source
         self.num_bytes = 0
-        self._norm_offset = spec.norm_offset
+        self._spec = spec
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
         self._as_fp8 = as_fp8  # the layers' matrices
         self._dtype = dtype
@@ -151,12 +172,23 @@ class _Reader:
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
         return packed
 
-    def norm(self, name: str) -> Tensor:
+    def norm(self, name: str) -> Norm:
+        weight = self.norm_weight(f"{name}.weight")
+        bias = None
+        if self._spec.layer_norm:
+            bias = self._norm_tensor(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
+        return Norm(weight, bias, self._spec.norm_eps)
+
+    def norm_weight(self, name: str) -> Tensor:
+        weight = self._norm_tensor(name)
+        return weight.add_(self._spec.norm_offset) if self._spec.norm_offset else weight
+
+    def _norm_tensor(self, name: str) -> Tensor:
         """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""
         out = _allocate(self.source.shape(name), torch.float32, self._device)
         self._fill(name, out)
         self.num_bytes += out.nbytes
-        return out.add_(self._norm_offset) if self._norm_offset else out
+        return out
 
     def tensor(self, *names: str) -> Tensor:
         shapes = [self.source.shape(name) for name in names]

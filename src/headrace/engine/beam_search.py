@@ -1,0 +1,124 @@
+"""Beam search over the engine, with vLLM's names and scores.
+
+Every step asks the engine for one token of each beam, as a request of its own. Beams share the blocks of their common
+beginnings through the prefix cache; what lies past a beam's last full block is computed again in every step. So a token
+of a beam costs half a block's tokens on average, and a turn of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import RequestError
+from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, refuses_unknown
+
+MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates for each beam, so that enough are left if half of them end
+
+Step = Callable[[list[tuple[int, ...]], SamplingParams], list[TokenLogprobs]]  # the next token of each list of tokens
+
+
+@refuses_unknown(RequestError)
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """A beam's score is the sum of its log-probabilities over its length, prompt included, to the `length_penalty`."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0  # 0 and 1 are the same: beams have the model's own log-probabilities
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        SamplingParams(max_tokens=self.max_tokens)  # its own check
+        if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
+            raise RequestError(
+                f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width!r}", param="beam_width"
+            )
+        if self.temperature not in (0, 1):
+            raise RequestError(
+                f"temperature must be 0 or 1 in a beam search, got {self.temperature!r}: beams are compared by the "
+                "model's own log-probabilities; use generate() with n or best_of to sample",
+                param="temperature",
+            )
+        if not isinstance(self.length_penalty, (int, float)) or not abs(self.length_penalty) < 100:
+            raise RequestError(f"length_penalty must be a number, got {self.length_penalty!r}", param="length_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    tokens: tuple[int, ...]  # prompt and answer, with the end of sequence if it came to one
+    cum_logprob: float = 0.0  # of the answer
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the answer's tokens, each with the candidates beside it
+    text: str | None = None  # of all tokens
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    sequences: tuple[BeamSearchSequence, ...]  # the best first
+
+
+@dataclass(slots=True)
+class Beams:
+    """One prompt's beams. Owned by `search`."""
+
+    running: list[BeamSearchSequence]
+    ended: list[BeamSearchSequence]
+
+
+def search(
+    prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, step: Step, eos_token_ids: tuple[int, ...]
+) -> list[BeamSearchOutput]:
+    """All prompts at once, a token a step."""
+    score = Score(params.length_penalty, eos_token_ids)
+    ends = () if params.ignore_eos else eos_token_ids
+    one_token = SamplingParams(
+        temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
+    )
+    groups = [Beams([BeamSearchSequence(prompt)], []) for prompt in prompts]
+    for _ in range(params.max_tokens):
+        running = [beam for group in groups for beam in group.running]
+        if not running:
+            break
+        found = iter(step([beam.tokens for beam in running], one_token))
+        for group in groups:
+            candidates = [new for beam in group.running for new in _continued(beam, next(found), ends)]
+            group.ended += [beam for beam in candidates if beam.finish_reason == "stop"]
+            going_on = [beam for beam in candidates if beam.finish_reason is None]
+            group.running = sorted(going_on, key=score, reverse=True)[: params.beam_width]
+    return [BeamSearchOutput(_best(group, params, score)) for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    length_penalty: float
+    eos_token_ids: tuple[int, ...]
+
+    def __call__(self, beam: BeamSearchSequence) -> float:
+        length = len(beam.tokens) - (beam.tokens[-1] in self.eos_token_ids)
+        return beam.cum_logprob / float(max(1, length) ** self.length_penalty)
+
+
+def _continued(beam: BeamSearchSequence, found: TokenLogprobs, ends: tuple[int, ...]) -> list[BeamSearchSequence]:
+    return [
+        BeamSearchSequence(
+            tokens=(*beam.tokens, token),
+            cum_logprob=beam.cum_logprob + logprob,
+            logprobs=(*beam.logprobs, _of(token, logprob, rank, found)),
+            finish_reason="stop" if token in ends else None,
+        )
+        for rank, (token, logprob) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), 1)
+    ]
+
+
+def _of(token: int, logprob: float, rank: int, found: TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(token, logprob, rank, found.top_token_ids, found.top_logprobs)
+
+
+def _best(group: Beams, params: BeamSearchParams, score: Score) -> tuple[BeamSearchSequence, ...]:
+    cut_off = [
+        BeamSearchSequence(beam.tokens, beam.cum_logprob, beam.logprobs, finish_reason="length")
+        for beam in group.running
+    ]
+    return tuple(sorted([*group.ended, *cut_off], key=score, reverse=True)[: params.beam_width])

@@ -1,0 +1,246 @@
+"""Families whose GGUF files hold more than names: the logits of the models they were made from.
+
+Tensors are named by the gguf package and rearranged as llama.cpp's converter does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
+)
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models import load_decoder, open_checkpoint
+from tests.models.test_gguf import SMALL, interleave, logits, write
+from tests.models.test_parity import is_gain
+
+Array = np.ndarray
+EPS = 1e-6
+DIVISORS = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + 0.5 * i for i in range(6)]}
+
+
+def as_it_is(name: str, weight: Array, model: PreTrainedModel) -> Array:
+    return weight
+
+
+def interleaved_rows(name: str, weight: Array, model: PreTrainedModel) -> Array:
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    part = name.split(".")[-2]
+    return interleave(weight, heads[part]) if part in heads else weight
+
+
+def unturned(name: str, weight: Array, model: PreTrainedModel) -> Array:
+    """Matrices of GPT-2's layers have their inputs first."""
+    return np.ascontiguousarray(weight.T) if ".c_" in name and weight.ndim == 2 else weight
+
+
+def by_kind(name: str, weight: Array, model: PreTrainedModel) -> Array:
+    """Queries of all heads, then keys, then values, where GPT-NeoX has them head by head."""
+    if "query_key_value" not in name:
+        return weight
+    heads = weight.reshape(model.config.num_attention_heads, 3, -1, *weight.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(weight.shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    architecture: str
+    model: Callable[[], PreTrainedModel]
+    rearranged: Callable[[str, Array, PreTrainedModel], Array] = as_it_is
+    numbers: dict[str, Any] = field(default_factory=dict)  # of the metadata
+    extra: dict[str, Any] = field(default_factory=dict)  # keys of the architecture
+    tensors: dict[str, Array] = field(default_factory=dict)
+
+
+CASES = {
+    "phi 3": Case(
+        "phi3",
+        lambda: Phi3ForCausalLM(Phi3Config(**SMALL, rms_norm_eps=EPS, sliding_window=8, pad_token_id=None)),
+        extra={"attention.sliding_window": 8, "rope.dimension_count": 16},
+    ),
+    "phi 4 mini": Case(
+        "phi3",
+        lambda: Phi3ForCausalLM(
+            Phi3Config(
+                **SMALL,
+                rms_norm_eps=EPS,
+                pad_token_id=None,
+                original_max_position_embeddings=8,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.75,
+                    **DIVISORS,
+                },
+            )
+        ),
+        extra={
+            "attention.sliding_window": 0,
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": 8,
+            "rope.scaling.attn_factor": (1 + np.log(16) / np.log(8)) ** 0.5,
+        },
+        tensors={
+            f"rope_factors_{length}.weight": np.array(DIVISORS[f"{length}_factor"], np.float32)
+            for length in ("short", "long")
+        },
+    ),
+    "granite": Case(
+        "granite",
+        lambda: GraniteForCausalLM(
+            GraniteConfig(
+                **SMALL,
+                embedding_multiplier=12.0,
+                residual_multiplier=0.25,
+                attention_multiplier=0.1,
+                logits_scaling=2.0,
+            )
+        ),
+        interleaved_rows,
+        extra={"embedding_scale": 12.0, "residual_scale": 0.25, "attention.scale": 0.1, "logit_scale": 2.0},
+    ),
+    "olmo 2": Case("olmo2", lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL, rms_norm_eps=EPS, pad_token_id=None))),
+    "glm 4": Case(
+        "glm4",
+        lambda: Glm4ForCausalLM(Glm4Config(**SMALL, rms_norm_eps=EPS, head_dim=32, pad_token_id=None)),
+        numbers={"head_dim": 32},
+        extra={"rope.dimension_count": 16},
+    ),
+    "smollm 3": Case(
+        "smollm3",
+        lambda: SmolLM3ForCausalLM(
+            SmolLM3Config(**SMALL | {"num_hidden_layers": 4}, rope_theta=10000.0, pad_token_id=None)
+        ),
+        interleaved_rows,
+        numbers={"num_hidden_layers": 4},
+    ),
+    "starcoder 2": Case(
+        "starcoder2",
+        lambda: Starcoder2ForCausalLM(Starcoder2Config(**SMALL)),
+        numbers={"layer_norm_eps": 1e-5},
+    ),
+    "gpt-neox": Case(
+        "gptneox",
+        lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL | {"num_key_value_heads": None})),
+        by_kind,
+        numbers={"layer_norm_eps": 1e-5, "num_key_value_heads": 4},
+        extra={"rope.dimension_count": 4, "use_parallel_residual": True},
+    ),
+    "gpt-neox, one half after the other": Case(
+        "gptneox",
+        lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL | {"num_key_value_heads": None}, use_parallel_residual=False)),
+        by_kind,
+        numbers={"layer_norm_eps": 1e-5, "num_key_value_heads": 4},
+        extra={"rope.dimension_count": 4, "use_parallel_residual": False},
+    ),
+    "gpt-2": Case(
+        "gpt2",
+        lambda: GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=128)),
+        unturned,
+        numbers={"layer_norm_eps": 1e-5, "num_key_value_heads": 4, "intermediate_size": 256},
+    ),
+    "cohere": Case(
+        "command-r",
+        lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5, rope_theta=10000.0)),
+        numbers={"layer_norm_eps": 1e-5},
+        extra={"logit_scale": 0.5, "rope.scaling.type": "none"},
+    ),
+    "cohere 2": Case(
+        "cohere2",
+        lambda: Cohere2ForCausalLM(
+            Cohere2Config(**SMALL | {"num_hidden_layers": 4}, logit_scale=0.5, rope_theta=10000.0, sliding_window=8)
+        ),
+        numbers={"layer_norm_eps": 1e-5, "num_hidden_layers": 4},
+        extra={
+            "logit_scale": 0.5,
+            "rope.scaling.type": "none",
+            "rope.dimension_count": 16,
+            "attention.sliding_window": 8,
+        },
+    ),
+}
+
+
+def make(case: Case) -> PreTrainedModel:
+    torch.manual_seed(5)
+    model = case.model().float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if is_gain(name) else 0.0, 0.2)
+    return model
+
+
+def tensors_of(case: Case, model: PreTrainedModel) -> dict[str, Array]:
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[case.architecture]
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    tensors = dict(case.tensors)
+    for name, tensor in model.state_dict().items():
+        stem, _, kind = name.rpartition(".")
+        if name != "lm_head.weight" or not model.config.tie_word_embeddings:
+            tensors[f"{names.get_name(stem)}.{kind}"] = case.rearranged(name, tensor.numpy(), model)
+    return tensors
+
+
+def save(case: Case, model: PreTrainedModel, path: Path, **extra: Any) -> str:
+    values = {f"{case.architecture}.{key}": value for key, value in (case.extra | extra).items()}
+    tensors = tensors_of(case, model)
+    return str(write(path / "model.gguf", tensors, architecture=case.architecture, extra=values, **case.numbers))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_from(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    theirs = make(case)
+    checkpoint = open_checkpoint(save(case, theirs, tmp_path))
+    text = torch.arange(40)
+    with torch.no_grad():
+        expected = theirs(text[None]).logits[0]
+    assert expected.std() > 0.5
+    ours = load_decoder(checkpoint, dtype=torch.float32)
+    torch.testing.assert_close(logits(ours, text), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_fused_matrix_of_the_wrong_height_is_named(tmp_path: Path) -> None:
+    case = CASES["phi 3"]
+    model = make(case)
+    model.model.layers[1].self_attn.qkv_proj.weight = torch.nn.Parameter(torch.ones(96, 64))
+    checkpoint = open_checkpoint(save(case, model, tmp_path))
+    with pytest.raises(ModelError, match=r"'blk.1.attn_qkv.weight' has shape \[96, 64\]; its config implies 128 rows"):
+        load_decoder(checkpoint, dtype=torch.float32)
+
+
+def test_a_window_in_an_olmo_2_file_is_refused(tmp_path: Path) -> None:
+    """OLMo 3 is stored as olmo2, and has a rope of its own in layers with a window."""
+    case = CASES["olmo 2"]
+    path = save(case, make(case), tmp_path, **{"attention.sliding_window": 8})
+    with pytest.raises(UnsupportedModelError, match="sliding window"):
+        open_checkpoint(path)
