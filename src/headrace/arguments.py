@@ -1,10 +1,10 @@
-"""Misspelt keyword arguments of functions are refused with the name that was probably meant."""
+"""Misspelt keyword arguments are refused with the name that was probably meant."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from headrace.errors import HeadraceError, nearest
@@ -26,10 +26,14 @@ def checks_arguments(
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for given in kwargs:
                 if given not in known:
-                    hint = nearest(given, known) or f"; it takes {', '.join(known)}"
-                    raise error(f"{shown} has no argument {given!r}{hint}")
+                    raise error(unknown_argument(shown, given, known))
             return function(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def unknown_argument(owner: str, given: str, known: Sequence[str]) -> str:
+    hint = nearest(given, known) or f"; it takes {', '.join(known)}"
+    return f"{owner} has no argument {given!r}{hint}"

@@ -6,7 +6,7 @@ Command-line flags are generated from these fields; their help texts stand here 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
 from headrace.types import refuses_unknown
@@ -80,6 +80,32 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if share is not None and not 0.0 < share <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The same fields but for `model`, for editors and type checkers: the keyword arguments of `LLM` and
+    `AsyncEngine`."""
+
+    tokenizer: str | None
+    revision: str | None
+    load_format: LoadFormat
+    dtype: DType
+    quantization: Quantization | None
+    kv_cache_dtype: KvCacheDType
+    device: Device
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    block_size: int
+    gpu_memory_utilization: float | None
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks_override: int | None
+    scheduling_policy: QueuePolicy
+    capacity_policy: CapacityPolicy
+    num_threads: int | None
+    seed: int
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

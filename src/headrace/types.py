@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import HeadraceError, RequestError, nearest
+from headrace.arguments import unknown_argument
+from headrace.errors import HeadraceError, RequestError
 
 T = TypeVar("T")
 TokenIds = npt.NDArray[np.int32]
@@ -39,7 +40,7 @@ def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]]
         def checked(self: T, *args: Any, **kwargs: Any) -> None:
             for name in kwargs:
                 if name not in known:
-                    raise error(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+                    raise error(unknown_argument(cls.__name__, name, known))
             original(self, *args, **kwargs)
 
         cls.__init__ = checked  # type: ignore[method-assign, assignment]

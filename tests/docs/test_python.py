@@ -1,22 +1,90 @@
-"""The examples of docs/python.md are programs that run."""
+"""The Python examples of the documents are programs that run; a tiny model stands in for those they name."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
+from headrace import LLM
+from headrace.engine import start
+from tests.engine.tiny import save_model
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = [("docs/python.md", title) for title in ("LLM", "AsyncEngine", "DynamicBatcher")] + [("README.md", "Use it")]
 
 
-def blocks_of(section: str) -> list[str]:
+def blocks_of(document: str, section: str) -> list[str]:
     """The Python blocks of the section whose title begins so."""
-    (text,) = [part for part in DOCUMENT.read_text().split("\n## ") if part.startswith(section)]
+    (text,) = [part for part in (ROOT / document).read_text().split("\n## ") if part.startswith(section)]
     return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_example_of_the_batcher_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks_of("DynamicBatcher")
-    exec(compile(block, str(DOCUMENT), "exec"), {})
-    assert capsys.readouterr().out == "['short', 'short', 'long'] 3.0\n"
+def run(document: str, section: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(document, section):
+        exec(compile(block, document, "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    save_model(directory)
+    return directory
+
+
+@pytest.fixture
+def tiny_for_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever model is named, the tiny one is opened, and closed at the end."""
+    opened, engines = start.open_checkpoint, []
+
+    def remembers(config: Any, deliver: Any) -> Any:
+        engines.append(start.start_engine(config, deliver))
+        return engines[-1]
+
+    monkeypatch.setattr(start, "open_checkpoint", lambda model, **options: opened(str(tiny), **options))
+    for module in ("llm", "async_engine"):
+        monkeypatch.setattr(f"headrace.engine.{module}.start_engine", remembers)
+    yield
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.usefixtures("tiny_for_all")
+@pytest.mark.parametrize(("document", "section"), SECTIONS)
+def test_the_examples_of_a_section_run(document: str, section: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(document, section)
+    printed = capsys.readouterr().out
+    assert printed
+    if section == "DynamicBatcher":
+        assert printed == "['short', 'short', 'long'] 3.0\n"
+    if section == "LLM":
+        assert "'max_num_seq', did you mean 'max_num_seqs'?" in printed
+        assert "'max_new_tokens', did you mean 'max_tokens'?" in printed
+        assert "generate() has no argument 'sampling_param', did you mean 'sampling_params'?" in printed
+
+
+def test_every_example_is_in_a_section_that_runs() -> None:
+    for document in ("docs/python.md", "README.md"):
+        count = (ROOT / document).read_text().count("```python")
+        assert count == sum(len(blocks_of(name, section)) for name, section in SECTIONS if name == document) > 0
+
+
+def test_every_setting_and_sampling_parameter_is_documented() -> None:
+    from dataclasses import fields
+
+    from headrace import EngineConfig, SamplingParams
+
+    text = (ROOT / "docs/python.md").read_text()
+    names = [f.name for f in (*fields(EngineConfig), *fields(SamplingParams)) if f.name != "model"]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_public_method_of_llm_is_documented() -> None:
+    text = (ROOT / "docs/python.md").read_text()
+    public = [name for name in vars(LLM) if not name.startswith("_")]
+    assert [name for name in public if f"`{name}" not in text] == []

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
-from headrace.config import EMBEDDED_MODEL, EngineConfig
+from headrace.arguments import checks_arguments
+from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers
 from headrace.engine.core import EngineStats
-from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt
+from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
@@ -35,7 +36,7 @@ class AsyncEngine:
     ...     print(output.outputs[0].text)      # the whole text so far
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Any) -> None:
+    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, asyncio.Queue[SequenceEvent | None]] = {}
         self._engine = start_engine(EngineConfig(model=model, **settings), self._deliver)
@@ -43,9 +44,9 @@ class AsyncEngine:
         self._ids = count()
 
     @classmethod
-    async def start(cls, model: str = EMBEDDED_MODEL, **settings: Any) -> AsyncEngine:
+    async def start(cls, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> AsyncEngine:
         """Load the model without stopping the event loop."""
-        return await asyncio.to_thread(cls, model, **settings)
+        return await asyncio.to_thread(lambda: cls(model, **settings))
 
     @property
     def settings(self) -> Settings:
@@ -58,6 +59,7 @@ class AsyncEngine:
     def get_tokenizer(self) -> Tokenizer:
         return self._reader.tokenizer
 
+    @checks_arguments(RequestError)
     async def generate(
         self,
         prompt: Prompt,
@@ -75,6 +77,7 @@ class AsyncEngine:
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
 
+    @checks_arguments(RequestError)
     async def chat(
         self,
         messages: Messages,
@@ -83,14 +86,19 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        **template_options: Any,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Like `generate`, for a conversation through the model's chat template."""
-        text = self._reader.render(messages, **template_options)
+        """Like `generate`, for a conversation through the model's chat template or a given one."""
+        options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
+        text = self._reader.render(messages, **options)
         (tokenized,) = await asyncio.to_thread(self._reader.read, [text], add_special_tokens=False)
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
 
+    @checks_arguments(RequestError)
     async def embed(
         self,
         prompt: Prompt,
@@ -109,6 +117,7 @@ class AsyncEngine:
         await self._read_out(pending)
         return pending.output()
 
+    @checks_arguments(RequestError)
     async def score(
         self,
         prompt: Prompt,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
-from headrace.config import EMBEDDED_MODEL, EngineConfig
+from headrace.arguments import checks_arguments
+from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
@@ -25,6 +26,7 @@ from headrace.engine.prompts import (
     as_conversations,
     as_prompt_list,
     beginning,
+    template_options,
 )
 from headrace.engine.readouts import ask_embedding, ask_score
 from headrace.engine.settings import Settings
@@ -70,7 +72,7 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Any) -> None:
+    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
@@ -95,6 +97,7 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._reader.tokenizer
 
+    @checks_arguments(RequestError)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -107,20 +110,24 @@ class LLM:
         items = as_prompt_list(prompts)
         return self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False)
 
+    @checks_arguments(RequestError)
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations, each a list of messages, through the model's chat template."""
-        options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
+        """Answer conversations, each a list of messages, through the model's chat template or a given one."""
+        options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
         return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
 
+    @checks_arguments(RequestError)
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -142,6 +149,7 @@ class LLM:
         tokenized = self._tokenized([items[i] for i in order], is_chat=False)
         return self._collect(order, tokenized, ask, use_tqdm=use_tqdm)
 
+    @checks_arguments(RequestError)
     def score(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -167,6 +175,7 @@ class LLM:
         order = beginnings_first(heads)
         return self._collect(order, (pairs[i] for i in order), ask, use_tqdm=use_tqdm)
 
+    @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The beams of the best scores for each prompt; see `headrace.engine.beam_search` for what it costs."""
         read = self._reader.read(as_prompt_list(prompts))

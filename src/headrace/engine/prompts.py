@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, RequestError
-from headrace.text import Tokenizer
+from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams, TokenIds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -45,6 +45,19 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """One conversation (a list of messages) or many."""
     items: list[Any] = list(messages)
     return [items] if items and isinstance(items[0], Mapping) else items
+
+
+def template_options(
+    chat_template: str | None,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    more: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What `render` is told. The template's own variables (`more`) can not be misspelt: only it knows them."""
+    named = {"chat_template": chat_template, "add_generation_prompt": add_generation_prompt, "tools": tools}
+    if twice := sorted((named.keys() | {"messages"}) & (more or {}).keys()):
+        raise RequestError(f"{twice[0]!r} is an argument of its own, not one of chat_template_kwargs", param=twice[0])
+    return named | dict(more or {})
 
 
 def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
@@ -92,12 +105,15 @@ class PromptReader:
             for i, (head, tail) in enumerate(zip(heads, tails, strict=True))
         ]
 
-    def render(self, messages: Messages, **options: Any) -> str:
-        """A conversation as the model's chat template writes it. It brings its own special tokens."""
+    def render(self, messages: Messages, *, chat_template: str | None = None, **options: Any) -> str:
+        """A conversation as the chat template, the model's or a given one, writes it, special tokens included."""
         template = self.tokenizer.chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
         if template is None:
             raise RequestError(
-                "the model has no chat template; use generate() or a prompt instead of messages", param="messages"
+                "the model has no chat template; give one, or use generate() or a prompt instead of messages",
+                param="messages",
             )
         return template.render(messages, **options)
 
