@@ -48,12 +48,23 @@ def test_fetch_says_where_the_model_is(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().out == "owner/name is at /there/v1\n"
 
 
+def test_the_page_of_models_has_the_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, put what `headrace models families` prints into docs/models.md."""
+    assert main(["models", "families"]) == 0
+    table = capsys.readouterr().out
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = "".join(line for line in page.splitlines(keepends=True) if line.startswith("|"))
+    assert rows == table
+    assert "| `LlamaForCausalLM` | `llama` |" in table
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["fetsh", "a"], "unknown action 'fetsh', did you mean 'fetch'?"),
         (["fetch"], "fetch needs a NAME"),
         (["list", "a"], "list takes no name"),
+        (["families", "a"], "families takes no name"),
         (["--revision", "v1"], "--revision goes with fetch only"),
     ],
 )

@@ -80,6 +80,87 @@ PHI_4_MINI = {
     "torch_dtype": "bfloat16",
     "vocab_size": 200064,
 }
+GRANITE_3_3_2B = {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 0,
+    "embedding_multiplier": 12.0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "logits_scaling": 8.0,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "granite",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 49159,
+}
+SMOLLM3_3B = {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36,
+    "max_position_embeddings": 65536,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "model_type": "smollm3",
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
+PYTHIA_410M = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "hidden_act": "gelu",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+FIRST_GPT_2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "summary_type": "cls_index",
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
 GEMMA_2_2B = {
     "architectures": ["Gemma2ForCausalLM"],
     "attention_bias": False,
@@ -158,6 +239,71 @@ def test_the_config_of_phi_4_mini_reads_as_its_authors_mean_it() -> None:
     assert (read.rope.kind, read.rope.original_max_len) == ("longrope", 4096)
     assert read.rope.attention_factor == pytest.approx(1.1902380714238083)
     assert (read.rope.short_divisors, read.rope.long_divisors) == ((1.0,) * 48, (2.0,) * 48)
+
+
+def test_the_config_of_granite_reads_as_its_authors_mean_it() -> None:
+    read = spec(GRANITE_3_3_2B)
+    assert read.num_params == 2_533_539_840
+    assert read.embedding_scale == pytest.approx(12 / 0.22)
+    assert read.norm_eps == pytest.approx(1e-5 / 0.22**2)
+    assert (read.attention_scale, read.logit_scale) == (0.015625, 0.125)
+
+
+def test_the_config_of_smollm3_reads_as_its_authors_mean_it() -> None:
+    read = spec(SMOLLM3_3B)
+    assert read.num_params == 3_075_098_624
+    assert read.ropeless_layers == tuple(range(3, 36, 4))
+    assert (read.rope_of(2), read.rope_of(3)) == (RopeSpec(theta=5e6), RopeSpec(kind="none"))
+    assert spec(SMOLLM3_3B, no_rope_layers=None) == read
+    with pytest.raises(ModelError, match="no_rope_layers"):
+        spec(SMOLLM3_3B, no_rope_layers=[1, 0])
+
+
+def test_the_config_of_pythia_reads_as_its_authors_mean_it() -> None:
+    read = spec(PYTHIA_410M)
+    assert read.num_params == 405_334_016
+    assert (read.rotary_dim, read.head_dim, read.num_kv_heads) == (16, 64, 16)
+    assert (read.activation, read.is_parallel, read.norm_eps) == ("gelu", True, 1e-5)
+
+
+def test_the_first_config_of_gpt_2_reads_as_its_authors_mean_it() -> None:
+    read = spec(FIRST_GPT_2)
+    assert read.num_params == 124_439_808
+    assert (read.num_positions, read.max_model_len, read.intermediate_size) == (1024, 1024, 3072)
+    assert (read.rope_of(0).kind, read.activation, read.tie_embeddings) == ("none", "gelu_tanh", True)
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        (FIRST_GPT_2, {"scale_attn_by_inverse_layer_idx": True}),
+        (FIRST_GPT_2, {"add_cross_attention": True}),
+        (FIRST_GPT_2, {"activation_function": "relu"}),
+        (PYTHIA_410M, {"hidden_act": "silu"}),
+        (GRANITE_3_3_2B, {"num_local_experts": 8}),
+        (GRANITE_3_3_2B, {"position_embedding_multiplier": 2.0}),
+        (SMOLLM3_3B, {"partial_rotary_factor": 0.5}),
+        (QWEN2, {"architectures": ["CohereForCausalLM"], "use_qk_norm": True}),
+        (QWEN2, {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True}),
+        (QWEN2, {"architectures": ["Starcoder2ForCausalLM"], "norm_type": "rms_norm"}),
+    ],
+)
+def test_what_these_families_would_compute_wrongly_is_refused(base: dict[str, Any], change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        spec(base, **change)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Llama4ForCausalLM"], "num_local_experts": 16},
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"num_local_experts": 16}},
+        {"model_type": "llama4_text", "num_local_experts": 16},
+    ],
+)
+def test_a_mixture_of_experts_is_refused_as_such(config: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"lama4\w+' is not supported: it is a mixture of experts"):
+        spec(config)
 
 
 @pytest.mark.parametrize("name", ["su", "yarn"])

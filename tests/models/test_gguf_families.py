@@ -31,6 +31,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
     SmolLM3Config,
     SmolLM3ForCausalLM,
@@ -168,6 +170,12 @@ CASES = {
         unturned,
         numbers={"layer_norm_eps": 1e-5, "num_key_value_heads": 4, "intermediate_size": 256},
     ),
+    "phi 2": Case(
+        "phi2",
+        lambda: PhiForCausalLM(PhiConfig(**SMALL)),
+        numbers={"layer_norm_eps": 1e-5},
+        extra={"rope.dimension_count": 8},
+    ),
     "cohere": Case(
         "command-r",
         lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5, rope_theta=10000.0)),
@@ -236,6 +244,13 @@ def test_a_fused_matrix_of_the_wrong_height_is_named(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save(case, model, tmp_path))
     with pytest.raises(ModelError, match=r"'blk.1.attn_qkv.weight' has shape \[96, 64\]; its config implies 128 rows"):
         load_decoder(checkpoint, dtype=torch.float32)
+
+
+def test_a_mixture_of_experts_is_refused_as_such(tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": np.zeros((96, 64), np.float32)}
+    path = write(tmp_path / "model.gguf", tensors, architecture="llama4", extra={"llama4.expert_count": 16})
+    with pytest.raises(UnsupportedModelError, match=r"'llama4' is not supported: it is a mixture of experts"):
+        open_checkpoint(str(path))
 
 
 def test_a_window_in_an_olmo_2_file_is_refused(tmp_path: Path) -> None:

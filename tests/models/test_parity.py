@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -43,21 +49,29 @@ from transformers import (
     Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
 
+from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
 
 VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 24, 6
+MODEL_FILE = "model.safetensors"
 TEXT_LENS = (50, 37, 5)  # of rows 0, 1 and 2
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -186,6 +200,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
     "gpt-2, other settings": lambda: GPT2LMHeadModel(
         GPT2Config(**GPT2, n_inner=96, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False)
+    ),
+    "phi 2": lambda: PhiForCausalLM(PhiConfig(**SMALL | {"num_key_value_heads": None})),
+    "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**SMALL)),
+    "stablelm, parallel, biased": lambda: StableLmForCausalLM(
+        StableLmConfig(**SMALL, use_parallel_residual=True, use_qkv_bias=True)
+    ),
+    "seed oss": lambda: SeedOssForCausalLM(SeedOssConfig(**SMALL, head_dim=32, attention_out_bias=True)),
+    "ernie 4.5": lambda: Ernie4_5ForCausalLM(Ernie4_5Config(**SMALL, head_dim=32, use_bias=True)),
+    "exaone 4": lambda: Exaone4ForCausalLM(Exaone4Config(**SMALL, sliding_window=8, sliding_window_pattern=2)),
+    "exaone 4, no windows": lambda: Exaone4ForCausalLM(
+        Exaone4Config(**SMALL, sliding_window=None, layer_types=["full_attention"] * 3)
     ),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5)),
     "cohere 2": lambda: Cohere2ForCausalLM(
@@ -323,6 +348,57 @@ def test_a_sharded_checkpoint_gives_the_same_model(tmp_path: Path) -> None:
     run.step([(0, 20)])
     with torch.no_grad():
         torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
+
+
+def test_a_bare_gpt_2_with_its_old_masks_loads(tmp_path: Path) -> None:
+    """The first checkpoints leave out the name of the model and hold causal masks beside the weights."""
+    torch.manual_seed(7)
+    theirs = FAMILIES["gpt-2"]().float().eval()
+    randomize(theirs)
+    theirs.save_pretrained(tmp_path)
+    weights = {name.removeprefix("transformer."): each for name, each in load_file(tmp_path / MODEL_FILE).items()}
+    weights |= {"h.0.attn.bias": torch.ones(1, 1, 256, 256), "h.1.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(weights, tmp_path / MODEL_FILE)
+    run = PagedRun(load(tmp_path), [torch.arange(20)])
+    run.step([(0, 20)])
+    with torch.no_grad():
+        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("phi 3", "model.layers.1.self_attn.qkv_proj.weight", r"\[127, 64\]; its config implies 128 rows"),
+        ("gpt-2", "transformer.h.1.mlp.c_fc.weight", r"'model.layers.1.mlp.up_proj.weight' has shape \[256, 63\]"),
+        ("gpt-2", "transformer.h.1.attn.c_proj.bias", r"\[63\]; its config implies 64 rows"),
+    ],
+)
+def test_a_stored_tensor_of_another_shape_is_named(name: str, tensor: str, message: str, tmp_path: Path) -> None:
+    FAMILIES[name]().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / MODEL_FILE)
+    weights[tensor] = weights[tensor][:-1].contiguous()
+    save_file(weights, tmp_path / MODEL_FILE)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path)
+
+
+def test_a_tensor_that_no_weight_of_ours_is_read_from_is_refused(tmp_path: Path) -> None:
+    FAMILIES["phi 3"]().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / MODEL_FILE)
+    save_file(weights | {"model.layers.0.self_attn.qkv_proj.bias": torch.ones(128)}, tmp_path / MODEL_FILE)
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.qkv_proj.bias' .*ignored"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_weights_fit_every_family(name: str, tmp_path: Path) -> None:
+    FAMILIES[name]().config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    architecture = type(FAMILIES[name]()).__name__
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    checkpoint = open_checkpoint(str(tmp_path), load_format="random")
+    decoder = load_decoder(checkpoint, dtype=torch.float32, load_format="random")
+    assert decoder.num_bytes == 4 * decoder.spec.num_params == 4 * sum(p.numel() for p in FAMILIES[name]().parameters())
 
 
 def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`headrace models`: what is in the cache; fetch into it, remove from it."""
+"""`headrace models`: what is in the cache; fetch into it, remove from it; which families there are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.errors import nearest
 if TYPE_CHECKING:
     from headrace.models.cache import CachedModel
 
-ACTIONS = ("list", "fetch", "remove")
+ACTIONS = ("list", "fetch", "remove", "families")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str]) -> int:
         _fetch(given.name, given.revision)
     elif given.action == "remove":
         _remove(given.name)
+    elif given.action == "families":
+        _print_families()
     else:
         _list()
     return 0
@@ -32,12 +34,14 @@ def main(arguments: Sequence[str]) -> int:
 def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace models",
-        usage="headrace models [list | fetch NAME [--revision R] | remove NAME]",
+        usage="headrace models [list | fetch NAME [--revision R] | remove NAME | families]",
         description="Models on this machine: Headrace's own cache and the Hugging Face hub's.",
         epilog=f"examples:\n  headrace models\n  headrace models fetch {EMBEDDED_MODEL}\n"
         "  headrace models fetch Qwen/Qwen3-0.6B\n  headrace models remove Qwen/Qwen3-0.6B",
     )
-    parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list (the default), fetch, remove")
+    parser.add_argument(
+        "action", nargs="?", default="list", metavar="ACTION", help="list (the default), fetch, remove, families"
+    )
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"'{EMBEDDED_MODEL}' or a hub id such as owner/name")
     parser.add_argument("--revision", metavar="R", help="fetch this branch, tag or commit of a hub model")
     return parser
@@ -45,10 +49,13 @@ def build_parser() -> CommandParser:
 
 def _check(parser: CommandParser, given: argparse.Namespace) -> None:
     if given.action not in ACTIONS:
-        parser.error(f"unknown action {given.action!r}{nearest(given.action, ACTIONS)} (list, fetch or remove)")
-    if given.action == "list" and given.name is not None:
-        parser.error(f"list takes no name, got {given.name!r}")
-    if given.action != "list" and given.name is None:
+        parser.error(
+            f"unknown action {given.action!r}{nearest(given.action, ACTIONS)} (list, fetch, remove or families)"
+        )
+    takes_name = given.action in ("fetch", "remove")
+    if not takes_name and given.name is not None:
+        parser.error(f"{given.action} takes no name, got {given.name!r}")
+    if takes_name and given.name is None:
         parser.error(f"{given.action} needs a NAME")
     if given.action != "fetch" and given.revision is not None:
         parser.error("--revision goes with fetch only")
@@ -81,6 +88,13 @@ def _remove(name: str) -> None:
 
     removed: CachedModel = remove(name)
     print(f"removed {removed.name} ({_size(removed.num_bytes)}) from {removed.path}")
+
+
+def _print_families() -> None:
+    """The models that can be run, as a table in Markdown."""
+    from headrace.models.table import table
+
+    print(table(), end="")
 
 
 def _size(num_bytes: int) -> str:

@@ -66,7 +66,7 @@ def _open_gguf(path: Path, load_format: str) -> Checkpoint:
     file = read_gguf(path)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     spec = spec_from_gguf(file.metadata, shapes, rope_tensors=rope_tensors(file), dtype=stored_dtype(file))
-    family = family_of_gguf(file.metadata["general.architecture"])
+    family = family_of_gguf(file.metadata)
     weights = GgufTensors(file, spec, rotates_pairs=family.gguf_rotates_pairs)
     return Checkpoint(
         spec=spec,

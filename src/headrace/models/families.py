@@ -58,6 +58,7 @@ _GEMMA2_GGUF_KEYS = {
 FAMILIES = (
     Family(
         name="llama",
+        models="Llama 1 to 3.3, SmolLM 1 and 2, Yi, Falcon 3, DeepSeek-R1-Distill-Llama",
         architectures=("LlamaForCausalLM",),
         gguf_architectures=("llama",),
         traits=traits.llama,
@@ -67,6 +68,7 @@ FAMILIES = (
     ),
     Family(
         name="mistral",
+        models="Mistral 7B, Nemo, Small and Large, Ministral 8B, Codestral",
         architectures=("MistralForCausalLM",),
         gguf_architectures=(),  # stored as llama
         traits=traits.mistral,
@@ -75,6 +77,7 @@ FAMILIES = (
     ),
     Family(
         name="ministral",
+        models="Ministral, with windows by layer",
         architectures=("MinistralForCausalLM",),
         gguf_architectures=(),
         traits=traits.ministral,
@@ -83,6 +86,7 @@ FAMILIES = (
     ),
     Family(
         name="phi3",
+        models="Phi-3, 3.5 and 4 (mini, medium, 14B)",
         architectures=("Phi3ForCausalLM",),
         gguf_architectures=("phi3",),
         traits=traits.mistral,
@@ -99,6 +103,7 @@ FAMILIES = (
     ),
     Family(
         name="qwen2",
+        models="Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen",
         architectures=("Qwen2ForCausalLM",),
         gguf_architectures=("qwen2",),
         traits=traits.qwen2,
@@ -107,6 +112,7 @@ FAMILIES = (
     ),
     Family(
         name="qwen3",
+        models="Qwen3 (the dense ones)",
         architectures=("Qwen3ForCausalLM",),
         gguf_architectures=("qwen3",),
         traits=traits.qwen3,
@@ -115,6 +121,7 @@ FAMILIES = (
     ),
     Family(
         name="smollm3",
+        models="SmolLM3",
         architectures=("SmolLM3ForCausalLM",),
         gguf_architectures=("smollm3",),
         traits=traits.smollm3,
@@ -124,6 +131,7 @@ FAMILIES = (
                 "mlp_bias",
                 "no_rope_layers",
                 "no_rope_layer_interval",
+                "max_window_layers",  # in configs, without a meaning
                 "use_sliding_window",
                 "sliding_window",
                 "layer_types",
@@ -142,6 +150,7 @@ FAMILIES = (
     ),
     Family(
         name="granite",
+        models="Granite 3 (the dense ones)",
         architectures=("GraniteForCausalLM",),
         gguf_architectures=("granite",),
         traits=traits.granite,
@@ -158,6 +167,7 @@ FAMILIES = (
     ),
     Family(
         name="olmo2",
+        models="OLMo 2",
         architectures=("Olmo2ForCausalLM",),
         gguf_architectures=("olmo2",),
         traits=traits.olmo2,
@@ -166,6 +176,7 @@ FAMILIES = (
     ),
     Family(
         name="olmo3",
+        models="OLMo 3",
         architectures=("Olmo3ForCausalLM",),
         gguf_architectures=(),  # stored as olmo2, with windows
         traits=traits.olmo3,
@@ -175,6 +186,7 @@ FAMILIES = (
     ),
     Family(
         name="glm",
+        models="GLM-4 9B (2024), GLM-Edge",
         architectures=("GlmForCausalLM",),
         gguf_architectures=(),
         traits=traits.glm,
@@ -184,6 +196,7 @@ FAMILIES = (
     ),
     Family(
         name="glm4",
+        models="GLM-4 9B and 32B (0414), GLM-Z1",
         architectures=("Glm4ForCausalLM",),
         gguf_architectures=("glm4",),
         traits=traits.glm4,
@@ -200,6 +213,7 @@ FAMILIES = (
     ),
     Family(
         name="starcoder2",
+        models="StarCoder2",
         architectures=("Starcoder2ForCausalLM",),
         gguf_architectures=("starcoder2",),
         traits=traits.starcoder2,
@@ -230,6 +244,7 @@ FAMILIES = (
     ),
     Family(
         name="gpt_neox",
+        models="GPT-NeoX 20B, Pythia, Dolly 2",
         architectures=("GPTNeoXForCausalLM",),
         gguf_architectures=("gptneox",),
         traits=traits.gpt_neox,
@@ -268,6 +283,7 @@ FAMILIES = (
     ),
     Family(
         name="gpt2",
+        models="GPT-2",
         architectures=("GPT2LMHeadModel",),
         gguf_architectures=("gpt2",),
         traits=traits.gpt2,
@@ -312,7 +328,101 @@ FAMILIES = (
         ),
     ),
     Family(
+        name="phi",
+        models="Phi-1, 1.5 and 2",
+        architectures=("PhiForCausalLM",),
+        gguf_architectures=("phi2",),
+        traits=traits.phi,
+        reads=frozenset({"partial_rotary_factor"}),
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        defaults={
+            "max_position_embeddings": 2048,
+            "partial_rotary_factor": 0.5,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+        stored=Stored(
+            names={
+                "model.norm": "model.final_layernorm",
+                "self_attn.o_proj": "self_attn.dense",
+                "mlp.up_proj": "mlp.fc1",
+                "mlp.down_proj": "mlp.fc2",
+            }
+        ),
+    ),
+    Family(
+        name="stablelm",
+        models="StableLM 2",
+        architectures=("StableLmForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.stablelm,
+        reads=frozenset({"partial_rotary_factor", "use_qkv_bias"}),
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        defaults={
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 0,
+            "bos_token_id": 0,
+        },
+    ),
+    Family(
+        name="seed_oss",
+        models="Seed-OSS",
+        architectures=("SeedOssForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.seed_oss,
+        reads=frozenset({"attention_bias", "attention_out_bias", "mlp_bias"}),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "attention_bias": True,
+            "eos_token_id": 2,
+            "bos_token_id": 0,
+        },
+    ),
+    Family(
+        name="ernie4_5",
+        models="ERNIE 4.5 (the dense ones)",
+        architectures=("Ernie4_5ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.ernie4_5,
+        reads=frozenset({"use_bias"}),
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+    ),
+    Family(
+        name="exaone4",
+        models="EXAONE 4.0",
+        architectures=("Exaone4ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.exaone4,
+        reads=frozenset({"sliding_window", "sliding_window_pattern", "layer_types"}),
+        defaults={
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "eos_token_id": 2,
+            "bos_token_id": 0,
+        },
+    ),
+    Family(
         name="cohere",
+        models="Command R, Aya 23 and Aya Expanse 8B",
         architectures=("CohereForCausalLM",),
         gguf_architectures=("command-r",),
         traits=traits.cohere,
@@ -323,6 +433,7 @@ FAMILIES = (
     ),
     Family(
         name="cohere2",
+        models="Command R7B, Command A",
         architectures=("Cohere2ForCausalLM",),
         gguf_architectures=("cohere2",),
         traits=traits.cohere2,
@@ -342,6 +453,7 @@ FAMILIES = (
     ),
     Family(
         name="gemma",
+        models="Gemma 1, CodeGemma",
         architectures=("GemmaForCausalLM",),
         gguf_architectures=("gemma",),
         traits=traits.gemma,
@@ -351,6 +463,7 @@ FAMILIES = (
     ),
     Family(
         name="gemma2",
+        models="Gemma 2",
         architectures=("Gemma2ForCausalLM",),
         gguf_architectures=("gemma2",),
         traits=traits.gemma2,
@@ -369,6 +482,7 @@ FAMILIES = (
     ),
     Family(
         name="gemma3_text",  # gemma3 is the model with images
+        models="Gemma 3 (1B; the text models of the larger ones from GGUF)",
         architectures=("Gemma3ForCausalLM",),
         gguf_architectures=("gemma3",),
         traits=traits.gemma3,
@@ -394,29 +508,38 @@ FAMILIES = (
 def family_of_config(config: Config) -> Family:
     names = config.get("architectures") or []
     if not names:
-        return _by_model_type(config.get("model_type"))
+        return _by_model_type(config)
     known = {name: family for family in FAMILIES for name in family.architectures}
     for name in names:
         if name in known:
             return known[name]
-    raise _unknown("architecture", names[0], list(known))
+    raise _unknown("architecture", names[0], list(known), has_experts=_has_experts(config))
 
 
-def _by_model_type(model_type: object) -> Family:
+def _by_model_type(config: Config) -> Family:
     known = {family.name: family for family in FAMILIES}
+    model_type = config.get("model_type")
     if model_type not in known:
-        raise _unknown("model_type", model_type, list(known))
+        raise _unknown("model_type", model_type, list(known), has_experts=_has_experts(config))
     return known[str(model_type)]
 
 
-def family_of_gguf(architecture: object) -> Family:
+def family_of_gguf(metadata: Config) -> Family:
     known = {name: family for family in FAMILIES for name in family.gguf_architectures}
+    architecture = metadata.get("general.architecture")
     if architecture not in known:
-        raise _unknown("GGUF architecture", architecture, list(known))
+        has_experts = bool(metadata.get(f"{architecture}.expert_count"))
+        raise _unknown("GGUF architecture", architecture, list(known), has_experts=has_experts)
     return known[str(architecture)]
 
 
-def _unknown(what: str, name: object, known: list[str]) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{what} {name!r} is not supported{nearest(str(name), known)} (supported: {', '.join(known)})"
-    )
+def _has_experts(config: Config) -> bool:
+    """Of the model itself, or of the text model inside one that also takes images."""
+    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    inner = config.get("text_config") or {}
+    return any(config.get(key) or inner.get(key) for key in keys)
+
+
+def _unknown(what: str, name: object, known: list[str], *, has_experts: bool) -> UnsupportedModelError:
+    reason = ": it is a mixture of experts, and only dense models are" if has_experts else nearest(str(name), known)
+    return UnsupportedModelError(f"{what} {name!r} is not supported{reason} (supported: {', '.join(known)})")

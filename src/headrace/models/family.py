@@ -49,6 +49,7 @@ class Family:
     """One row: how its models are named, what their config may leave out, and what sets them apart."""
 
     name: str  # as `model_type` in config.json
+    models: str  # that people know it by
     architectures: tuple[str, ...]  # in config.json
     gguf_architectures: tuple[str, ...]  # general.architecture of a GGUF file
     traits: Callable[[Config], Traits]

@@ -49,7 +49,7 @@ def spec_from_gguf(
 ) -> ModelSpec:
     """`shapes` are the file's tensors under their GGUF names; their presence says what metadata does not."""
     architecture = metadata.get("general.architecture")
-    family = family_of_gguf(architecture)
+    family = family_of_gguf(metadata)
     values = {
         key.removeprefix(f"{architecture}."): value
         for key, value in metadata.items()

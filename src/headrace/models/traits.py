@@ -51,6 +51,30 @@ def smollm3(config: Config) -> Traits:
     return llama(config) | {"ropeless_layers": ropeless, "windows": windows}
 
 
+def seed_oss(config: Config) -> Traits:
+    return {
+        "qkv_bias": bool(config["attention_bias"]),
+        "output_bias": bool(config.get("attention_out_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+    }
+
+
+def ernie4_5(config: Config) -> Traits:
+    biased = bool(config.get("use_bias"))
+    return {"qkv_bias": biased, "output_bias": biased, "mlp_bias": biased, "rotates_pairs": True}
+
+
+def exaone4(config: Config) -> Traits:
+    """In models with windows, layers that see everything do not rotate."""
+    traits: Traits = {"qk_norm": True, "pre_norms": False, "post_norms": True}
+    return traits if config["sliding_window"] is None else traits | _only_windows_rotate(config)
+
+
+def _only_windows_rotate(config: Config) -> Traits:
+    windows = _windows_by_pattern(config)
+    return {"windows": windows, "ropeless_layers": tuple(i for i, window in enumerate(windows) if window is None)}
+
+
 def granite(config: Config) -> Traits:
     """What attention and MLP write is multiplied before it joins the residual stream. Here the stream is divided
     instead: only norms read it, and give the same when their epsilon is divided too, by the square.
@@ -136,6 +160,32 @@ def _plain_activation(config: Config) -> Activation:
     return "gelu" if config["hidden_act"] == "gelu" else "gelu_tanh"
 
 
+def phi(config: Config) -> Traits:
+    return {
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "head_bias": True,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_parallel": True,
+        "shares_norm": True,
+        "is_gated": False,
+        "activation": _plain_activation(config),
+    }
+
+
+def stablelm(config: Config) -> Traits:
+    is_parallel = bool(config.get("use_parallel_residual"))
+    return {
+        "qkv_bias": bool(config.get("use_qkv_bias")),
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_parallel": is_parallel,
+        "shares_norm": is_parallel,
+    }
+
+
 def cohere(config: Config) -> Traits:
     biased = bool(config.get("attention_bias"))
     return {
@@ -150,10 +200,7 @@ def cohere(config: Config) -> Traits:
 
 
 def cohere2(config: Config) -> Traits:
-    """Layers that see everything do not rotate."""
-    windows = _windows_by_pattern(config)
-    wide = tuple(index for index, window in enumerate(windows) if window is None)
-    return cohere(config) | {"windows": windows, "ropeless_layers": wide}
+    return cohere(config) | _only_windows_rotate(config)
 
 
 def _windows_by_layer(config: Config) -> Windows:

@@ -38,10 +38,10 @@ def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops
     spec, device = decoder.spec, decoder.device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     cache = ops.allocate_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, device)
-    positions = torch.arange(num_tokens, device=device)
+    places = torch.arange(num_tokens, device=device)
     layout = StepLayout(
-        positions=positions,
-        slots=positions.clone(),
+        positions=places % decoder.max_len,  # a step may have more tokens, of several prompts
+        slots=places,
         query_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
         context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
         rows=torch.zeros(1, dtype=torch.int32, device=device),
