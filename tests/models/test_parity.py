@@ -289,7 +289,7 @@ class PagedRun:
         self.done = [0] * len(texts)
         self.logits: list[list[Tensor]] = [[] for _ in texts]
         self.tables = order[: len(texts) * MAX_BLOCKS].view(len(texts), MAX_BLOCKS).int()
-        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu"))
+        shape = (NUM_BLOCKS, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, torch.device("cpu"))
         self.caches = [ops.allocate_cache(*shape) for _ in range(spec.num_layers)]
         for cache in self.caches:
             cache.keys.fill_(float("nan"))
@@ -413,6 +413,26 @@ def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path
     assert checkpoint.spec.dtype == "bfloat16"
     assert narrow.num_bytes == wide.num_bytes // 2 + num_norm_weights * 2  # norms stay in float32
     torch.testing.assert_close(logits.float(), wide.logits(hidden), atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["granite", "olmo 2", "glm 4", "starcoder 2", "gpt-neox", "gpt-2", "cohere"])
+def test_in_bfloat16_we_are_as_near_the_exact_logits_as_transformers(name: str, tmp_path: Path) -> None:
+    """What was taken out of the weights at load must not have cost digits."""
+    torch.manual_seed(7)
+    exact = FAMILIES[name]().float().eval()
+    randomize(exact)
+    for parameter in exact.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    text = torch.arange(40)
+    with torch.no_grad():
+        expected = exact(text[None]).logits[0]
+        rounded = exact.bfloat16()
+        theirs = rounded(text[None]).logits[0]
+    rounded.save_pretrained(tmp_path)
+    run = PagedRun(load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.bfloat16), [text])
+    run.step([(0, 40)])
+    our_error, their_error = ((x.float() - expected).norm() / expected.norm() for x in (run.logits[0][0], theirs))
+    assert our_error < 1.2 * their_error + 1e-3
 
 
 def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> None:
