@@ -36,7 +36,11 @@ def draw(
 ) -> None:
     num_rows, vocab_size = logits.shape
     weights = weigh(logits, rows, temperature)
-    cuts = Cuts(torch.empty_like(weights[:, 0, 0]), torch.empty_like(rows, dtype=torch.int32))
+    device = logits.device
+    cuts = Cuts(
+        values=torch.empty(num_rows, dtype=torch.float32, device=device),
+        last_ids=torch.empty(num_rows, dtype=torch.int32, device=device),
+    )
     if filters is not None:
         find_cuts(logits, rows, weights, temperature, filters, cuts)
         _weigh_again(logits, rows, temperature, weights, cuts)
