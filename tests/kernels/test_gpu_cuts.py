@@ -193,3 +193,17 @@ def test_broken_rows_are_flagged_with_filters_too(place: Place) -> None:
     draw(logits, rows, torch.zeros_like(rows), columns["temperature"], columns["seed"], drawn, flags, filters)
     assert (flags != 0).tolist() == [False, True, True, False]
     assert drawn[1:3].tolist() == [0, 0]
+
+
+@cases("", gpu=[()], interpreted=[()])
+def test_the_samplers_draw_is_that_of_the_graphs(place: Place) -> None:
+    from headrace.sampling.draw import _draw_on_gpu
+
+    torch.manual_seed(5)
+    logits = place.randn(8, 600) * 2
+    columns = random_settings(place, 8, 600)
+    rows = torch.randperm(8).to(place.device)
+    batch = Batch(logits.float(), rows, rows + 5, columns)  # a row's length as `drawn_from` has it
+    tokens, is_valid = _draw_on_gpu(batch, has_filters=True)
+    assert is_valid.all()
+    assert tokens.tolist() == drawn_from(logits, rows, columns)
