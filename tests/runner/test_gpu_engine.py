@@ -117,3 +117,54 @@ def test_abort_and_preemption_leave_nothing_behind_on_a_gpu(tmp_path: Path) -> N
     assert stats.num_preemptions > 0 and stats.num_blocks_held == 0
     same = sum(a == b for a, b in zip(found, expected, strict=True))
     assert same > 0.8 * len(prompts)  # the others part where rounding decides between near-equal tokens
+
+
+def test_a_plain_request_draws_the_same_whatever_its_neighbours_ask_for_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    plain = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=4)
+    neighbours = [
+        plain,
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=5, top_p=0.9, top_k=40),
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=6, repetition_penalty=1.3, min_p=0.01, logprobs=2),
+    ]
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=8, num_gpu_blocks_override=100) as llm:
+        answers = [
+            llm.generate([[1, 2, 3], [4, 5, 6]], [plain, other], use_tqdm=False)[0].outputs[0].token_ids
+            for other in neighbours
+        ]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_changes_of_logits_reach_the_draw_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    kinds = [
+        {"repetition_penalty": 100.0},
+        {"frequency_penalty": 2.0, "logit_bias": {7: 100.0, 8: 99.0}},
+        {"allowed_token_ids": list(range(50, 60))},
+        {"allowed_token_ids": [5, 6], "bad_words_token_ids": [[5, 5], [6, 6]]},
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, **kind) for kind in kinds]
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=8, num_gpu_blocks_override=100) as llm:
+        outputs = llm.generate([[20 + i, 30, 40] for i in range(4)], params, use_tqdm=False)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    assert len(set(tokens[0])) == NUM_TOKENS
+    assert {7, 8} <= set(tokens[1])
+    assert set(tokens[2]) <= set(range(50, 60))
+    assert tokens[3] in ([5, 6] * (NUM_TOKENS // 2), [6, 5] * (NUM_TOKENS // 2))
+
+
+def test_log_probabilities_of_prompts_are_near_those_of_transformers_on_a_gpu(tmp_path: Path) -> None:
+    judge = rounded(save_model(tmp_path), torch.float32)
+    prompts = prompts_with_shared_beginnings()[:12]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=2)
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for output, prompt in zip(outputs, prompts, strict=True):
+        with torch.inference_mode():
+            logits = judge(torch.tensor([prompt], device="cuda")).logits[0, :-1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:], device="cuda")[:, None])[:, 0]
+        assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+        found = torch.tensor([entry.logprob for entry in output.prompt_logprobs[1:] if entry], device="cuda")
+        assert found.shape == expected.shape
+        assert ((found - expected).abs() / logits.std(1)).mean() < 0.05

@@ -7,6 +7,7 @@ standard deviations: its p-value is 0 to the last digit.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ NUM_PLAIN_DRAWS = 2_000  # sorting takes its time
 LEAST_P_VALUE = 1e-3
 
 
-def counts(logits: Tensor, num_draws: int = NUM_DRAWS, **params: float) -> Tensor:
+def counts(logits: Tensor, num_draws: int = NUM_DRAWS, **params: Any) -> Tensor:
     """How often each token was drawn: float32 logits go through the kernel, float64 through the plain twin."""
     sampler = Sampler(1, logits.shape[0])
     settings = SamplingParams(**params)
@@ -43,7 +44,7 @@ def p_value(observed: Tensor, probabilities: Tensor) -> float:
     return 1.0 if freedom < 1 else torch.special.gammaincc(freedom / 2, statistic / 2).item()
 
 
-def assert_drawn_as(probabilities: list[float] | Tensor, logits: Tensor, **params: float) -> None:
+def assert_drawn_as(probabilities: list[float] | Tensor, logits: Tensor, **params: Any) -> None:
     expected = torch.as_tensor(probabilities, dtype=torch.float64)
     assert p_value(counts(logits.float(), **params), expected) > LEAST_P_VALUE
     assert p_value(counts(logits.double(), NUM_PLAIN_DRAWS, **params), expected) > LEAST_P_VALUE
@@ -97,6 +98,27 @@ def test_all_filters_together_in_their_order():
     logits = torch.tensor([0.30, 0.25, 0.20, 0.15, 0.07, 0.03]).log()
     # Temperature 0.5: squares 900, 625, 400, 225, 49, 9. min_p 0.2 keeps four, top_k three (1925), top_p two (1525).
     assert_drawn_as([900, 625, 0, 0, 0, 0], logits, temperature=0.5, min_p=0.2, top_k=3, top_p=0.75)
+
+
+def test_a_bias_multiplies_the_odds():
+    assert_drawn_as([0.4, 0.6, 0.2, 0.025], FOUR, logit_bias={1: math.log(2), 3: -math.log(4)})
+
+
+def test_what_is_allowed_is_renormalized():
+    assert_drawn_as([0, 0.3, 0, 0.1], FOUR, allowed_token_ids=[1, 3])
+
+
+def test_a_presence_penalty_divides_the_odds_of_what_the_answer_has():
+    num_draws = 1000
+    tokens = torch.full((1, num_draws + 2), 2, dtype=torch.int32)  # a prompt of one token, then the same for ever
+    sampler = Sampler(1, 4, tokens=tokens)
+    params = SamplingParams(presence_penalty=math.log(4), max_tokens=None)
+    sampler.admit(0, params, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
+    rows, lens = torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws) + 2
+    drawn = sampler.sample(FOUR.expand(num_draws, -1).contiguous(), rows, lens).tokens
+    observed = torch.bincount(drawn, minlength=4).double()
+    assert p_value(observed, torch.tensor([0.4, 0.3, 0.05, 0.1], dtype=torch.float64)) > LEAST_P_VALUE
+    assert p_value(observed, torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)) < LEAST_P_VALUE
 
 
 def test_a_vocabulary_of_several_blocks_follows_the_softmax():

@@ -238,15 +238,21 @@ def test_written_rows_reach_the_device_with_the_next_step(shares_memory):
 
 
 @pytest.mark.gpu
-def test_a_gpu_draws_the_same_tokens():
+def test_on_a_gpu_a_row_draws_the_same_alone_and_in_a_crowd_and_greedy_rows_what_a_cpu_draws():
     torch.manual_seed(4)
     logits = torch.randn(45, VOCAB_SIZE) * 2
-    samplers = {device: Sampler(45, VOCAB_SIZE, device) for device in ("cpu", "cuda")}
-    results = {}
-    for device, sampler in samplers.items():
-        for row in range(45):
-            admit(sampler, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
-        rows = torch.arange(45)
-        results[device] = sampler.sample(logits.to(device), rows.to(device), (rows + 10).to(device))
-    assert results["cpu"].tokens.tolist() == results["cuda"].tokens.tolist()
-    assert results["cpu"].finished.tolist() == results["cuda"].finished.tolist()
+    crowd, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
+    for row in range(45):
+        admit(crowd, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
+        admit(on_cpu, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
+    host_rows = torch.arange(45)
+    rows, lens = host_rows.cuda(), host_rows.cuda() + 10
+    together = crowd.sample(logits.cuda(), rows, lens, host_rows=host_rows.numpy()).tokens.tolist()
+    expected = on_cpu.sample(logits.clone(), host_rows, host_rows + 10).tokens.tolist()
+    for i in range(45):
+        alone = Sampler(1, VOCAB_SIZE, "cuda")
+        admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+        drawn = alone.sample(logits[i : i + 1].cuda(), rows[:1], lens[i : i + 1], host_rows=host_rows[:1].numpy())
+        assert drawn.tokens.tolist() == together[i : i + 1]
+        if ALL_KINDS[i % len(ALL_KINDS)].get("temperature") == 0.0:
+            assert together[i] == expected[i]

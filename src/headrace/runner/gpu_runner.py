@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.gpu import rows as row_kernels
+from headrace.kernels.gpu.cuts import Filters
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
@@ -54,13 +55,21 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishGraph:
+    """The draw and the append."""
+
+    graph: torch.cuda.CUDAGraph
+    results: Tensor  # [2, B] int32
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """The model for one number of rows, and the plain draw after it: one launch each."""
 
     model: torch.cuda.CUDAGraph
     logits: Tensor  # [B, V]
-    finish: torch.cuda.CUDAGraph
-    results: Tensor  # [2, B] int32
+    finish: FinishGraph
+    finish_filtered: FinishGraph  # with min_p, top_k and top_p
 
 
 class GpuRunner:
@@ -197,8 +206,9 @@ class GpuRunner:
         graph = self._graphs.get((size, self._is_sharing)) or self._capture(size, is_sharing=self._is_sharing)
         graph.model.replay()
         if self._sampler.is_plain(plan.rows):
-            graph.finish.replay()
-            return self._ticket(plan, graph.results)
+            finish = graph.finish_filtered if self._sampler.has_filters(plan.rows) else graph.finish
+            finish.graph.replay()
+            return self._ticket(plan, finish.results)
         rows = self._decode_rows[:num_rows]
         results, logprobs = self._draw_with_all_features(plan, graph.logits[:num_rows], rows, advances=True)
         return self._ticket(plan, results, logprobs)
@@ -263,7 +273,8 @@ class GpuRunner:
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
                 logits = self._forward_decode(size, is_sharing=False)
-                self._draw_plainly(logits, self._decode_rows[:size], advances=True)
+                for has_filters in (False, True):
+                    self._draw_plainly(logits, self._decode_rows[:size], has_filters=has_filters, advances=True)
         stream.synchronize()
         for size in sizes:
             self._capture(size, is_sharing=False)
@@ -284,13 +295,19 @@ class GpuRunner:
         key = (size, is_sharing)
         if is_sharing:
             self._forward_decode(size, is_sharing=True)  # compiles kernels the first time
-        model, finish = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        model = torch.cuda.CUDAGraph()
         with torch.cuda.graph(model, pool=self._graph_pool):
             logits = self._forward_decode(size, is_sharing=is_sharing)
-        with torch.cuda.graph(finish, pool=self._graph_pool):
-            results = self._draw_plainly(logits, self._decode_rows[:size], advances=True)
-        self._graphs[key] = DecodeGraph(model, logits, finish, results)
+        finishes = [self._capture_finish(logits, has_filters=has_filters) for has_filters in (False, True)]
+        self._graphs[key] = DecodeGraph(model, logits, *finishes)
         return self._graphs[key]
+
+    def _capture_finish(self, logits: Tensor, *, has_filters: bool) -> FinishGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool):
+            rows = self._decode_rows[: logits.shape[0]]
+            results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=True)
+        return FinishGraph(graph, results)
 
     def _mixed(self, plan: StepPlan, upload: Upload) -> Ticket:
         """Any step: rows of one token first, then prompts that go on, then those that begin."""
@@ -320,7 +337,9 @@ class GpuRunner:
         logits = self._decoder.logits(computed.ends)
         self._advance(layout.rows, on_device[3])
         if self._sampler.is_plain(plan.rows[drawing]):
-            return self._ticket(plan, self._draw_plainly(logits, rows, advances=False), None, computed)
+            has_filters = self._sampler.has_filters(plan.rows[drawing])
+            results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=False)
+            return self._ticket(plan, results, None, computed)
         return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), computed)
 
     def _compute(
@@ -383,12 +402,13 @@ class GpuRunner:
 
     # ---- drawing
 
-    def _draw_plainly(self, logits: Tensor, rows: Tensor, *, advances: bool) -> Tensor:
-        """Temperature and seed only: no host in it, so that a graph can hold it. [2, B] int32."""
+    def _draw_plainly(self, logits: Tensor, rows: Tensor, *, has_filters: bool, advances: bool) -> Tensor:
+        """Temperature, filters and seed: no host in it, so that a graph can hold it. [2, B] int32."""
         columns = self._sampler.columns
         drawn = torch.empty(rows.shape[0], dtype=torch.int64, device=self._device)
         flags = torch.empty(rows.shape[0], dtype=torch.uint8, device=self._device)
-        draw(logits, rows, self._lens, columns["temperature"], columns["seed"], drawn, flags)
+        filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
+        draw(logits, rows, self._lens, columns["temperature"], columns["seed"], drawn, flags, filters)
         return self._append(rows, drawn, flags, advances=advances)
 
     def _draw_with_all_features(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.sampling.feature import Batch, Column, Terms
 
-_ROWS_AT_ONCE = 64  # that bits are unpacked for, a byte each
+_ROWS_AT_ONCE = 64  # that bits are unpacked for, a number each
 
 
 class AllowedTokens:
@@ -26,8 +26,9 @@ class AllowedTokens:
         return {"allowed_tokens": np.packbits(is_allowed, bitorder="little")}
 
     def apply(self, batch: Batch, users: Tensor) -> None:
-        shifts = torch.arange(8, dtype=torch.uint8, device=users.device)
+        numbers = torch.arange(256, device=users.device)[:, None]
+        bits = (numbers >> torch.arange(8, device=users.device)) & 1
+        by_byte = torch.where(bits == 1, 0.0, -torch.inf).to(batch.logits.dtype)  # [256, 8], to be added
         for some in users.split(_ROWS_AT_ONCE):
-            bits = (batch.column("allowed_tokens", some)[:, :, None] >> shifts) & 1  # [Q, V / 8, 8]
-            is_allowed = bits.flatten(1)[:, : batch.logits.shape[1]] != 0
-            batch.logits[some] = batch.logits[some].masked_fill(~is_allowed, -torch.inf)
+            bans = by_byte[batch.column("allowed_tokens", some).long()].flatten(1)  # [Q, V rounded up]
+            batch.logits.index_add_(0, some, bans[:, : batch.logits.shape[1]])

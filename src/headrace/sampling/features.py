@@ -4,8 +4,8 @@
 
 The changes come in vLLM's order: a bias counts before a penalty looks at the sign of a logit.
 
-The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.draw`); their files here say what it computes,
-and are what runs elsewhere.
+The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.draw`) and a few on a GPU
+(`headrace.kernels.gpu.draw`); their files here say what these compute, and are their twin.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ SEED = Seed()
 FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
 
 FEATURES: tuple[Feature, ...] = (LOGPROBS, *CHANGES, *FILTERS, SEED, *FINISHES)
-PLAIN: frozenset[Feature] = frozenset((TEMPERATURE, SEED, *FINISHES))  # what a draw without filters knows
+PLAIN: frozenset[Feature] = frozenset((*FILTERS, SEED, *FINISHES))  # what a GPU's draw knows, without a host

@@ -13,10 +13,12 @@ from torch import Tensor
 from headrace.sampling.columns import Columns, sent
 from headrace.sampling.draw import draw
 from headrace.sampling.feature import Batch, Feature, Terms
-from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, LOGPROBS, PLAIN
+from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, LOGPROBS, PLAIN, TEMPERATURE
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
+
+_NARROWING = frozenset(FILTERS) - {TEMPERATURE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Sampler:
         self._columns = Columns(columns, max_rows=max_rows, device=self._device)
         self._users = np.zeros((len(FEATURES), max_rows), dtype=np.bool_)
         self._users_of_more = np.zeros(max_rows, dtype=np.bool_)  # than PLAIN
+        self._users_of_filters = np.zeros(max_rows, dtype=np.bool_)  # other than the temperature
         self._prompt_lens = np.zeros(max_rows, dtype=np.int64)
         self._last_found: tuple[IntArray, dict[Feature, Users]] | None = None
 
@@ -77,7 +80,9 @@ class Sampler:
         self._prompt_lens[row] = prompt_len
         self._last_found = None
         self._users[:, row] = used
-        self._users_of_more[row] = any(is_used and f not in PLAIN for f, is_used in zip(FEATURES, used, strict=True))
+        in_use = {feature for feature, is_used in zip(FEATURES, used, strict=True) if is_used}
+        self._users_of_more[row] = not in_use <= PLAIN
+        self._users_of_filters[row] = bool(in_use & _NARROWING)
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -93,11 +98,15 @@ class Sampler:
         self._columns.write(row, {})
         self._last_found = None
         self._users[:, row] = False
-        self._users_of_more[row] = False
+        self._users_of_more[row] = self._users_of_filters[row] = False
 
     def is_plain(self, rows: IntArray) -> bool:
-        """Whether these rows need no more than temperature, seed and the checks for their end."""
+        """Whether these rows need no more than temperature, filters, seed and the checks for their end."""
         return not (self._users_of_more.any() and self._users_of_more[rows].any())
+
+    def has_filters(self, rows: IntArray) -> bool:
+        """Whether any of these rows has a min_p, top_k or top_p."""
+        return bool(self._users_of_filters.any() and self._users_of_filters[rows].any())
 
     def sample(
         self,

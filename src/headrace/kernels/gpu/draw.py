@@ -1,7 +1,10 @@
-"""The draw without filters: temperature and one uniform number a row, in one pass over the logits and one chunk more.
+"""The draw: temperature and two uniform numbers a row, in one pass over the logits and one chunk more.
 
     weigh    each chunk of a row: its largest logit (and where), and the sum of e**(logit / T - that)
+    cut      only with filters: `cuts.find_cuts`, and the rows that have any are weighed again
     choose   the chunk by the sums of all, then the token inside the chunk
+
+A row without filters goes through the same sums whether its neighbours have some or not.
 
 The numbers are Philox's for the row's seed and length, so a row draws the same whatever it is batched with. They are
 used otherwise than on a CPU, where the same seed gives another answer.
@@ -14,24 +17,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.gpu.cuts import Cuts, Filters, find_cuts
+
 CHUNK = 4096
 
 
 def draw(
     logits: Tensor,  # [R, V]
     rows: Tensor,  # [R] int32 or int64
-    lens: Tensor,  # [num_rows] int64, tokens of each row before this one
+    lens: Tensor,  # [num_rows] int64, tokens of each row before this one; [R] if `lens_of_batch`
     temperature: Tensor,  # [num_rows] float64; 0 is greedy
     seed: Tensor,  # [num_rows] int64
     drawn: Tensor,  # [R] int64, out
     flags: Tensor,  # [R] uint8, out: 3 where the logits were not fit to choose from
+    filters: Filters | None = None,  # in use by any of the rows
+    *,
+    lens_of_batch: bool = False,
 ) -> None:
     num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
-    weights = torch.empty((num_rows, num_chunks, 3), dtype=torch.float32, device=logits.device)
-    _weigh[(num_rows, num_chunks)](
-        logits, rows, temperature, weights, vocab_size, logits.stride(0), num_chunks, CHUNK=CHUNK, num_warps=8
+    weights = weigh(logits, rows, temperature)
+    device = logits.device
+    cuts = Cuts(
+        values=torch.empty(num_rows, dtype=torch.float32, device=device),
+        last_ids=torch.empty(num_rows, dtype=torch.int32, device=device),
     )
+    if filters is not None:
+        find_cuts(logits, rows, weights, temperature, filters, cuts)
+        _weigh_again(logits, rows, temperature, weights, cuts)
+    num_chunks = weights.shape[1]
     _choose[(num_rows,)](
         logits,
         rows,
@@ -39,13 +52,58 @@ def draw(
         temperature,
         seed,
         weights,
+        cuts.values,
+        cuts.last_ids,
         drawn,
         flags,
         vocab_size,
         logits.stride(0),
         num_chunks,
         CHUNK=CHUNK,
+        HAS_CUTS=filters is not None,
+        LENS_OF_BATCH=lens_of_batch,
         CHUNKS_BLOCK=triton.next_power_of_2(num_chunks),
+        num_warps=8,
+    )
+
+
+def weigh(logits: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
+    """Of each chunk: its largest logit, the sum of its weights in units of that one's, and its token. [R, chunks, 3]"""
+    num_rows, vocab_size = logits.shape
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    weights = torch.empty((num_rows, num_chunks, 3), dtype=torch.float32, device=logits.device)
+    _weigh[(num_rows, num_chunks)](
+        logits,
+        rows,
+        temperature,
+        weights,
+        weights,
+        weights,
+        vocab_size,
+        logits.stride(0),
+        num_chunks,
+        CHUNK=CHUNK,
+        HAS_CUTS=False,
+        num_warps=8,
+    )
+    return weights
+
+
+def _weigh_again(logits: Tensor, rows: Tensor, temperature: Tensor, weights: Tensor, cuts: Cuts) -> None:
+    """The rows of which something was cut off."""
+    num_rows, num_chunks, _ = weights.shape
+    _weigh[(num_rows, num_chunks)](
+        logits,
+        rows,
+        temperature,
+        weights,
+        cuts.values,
+        cuts.last_ids,
+        logits.shape[1],
+        logits.stride(0),
+        num_chunks,
+        CHUNK=CHUNK,
+        HAS_CUTS=True,
         num_warps=8,
     )
 
@@ -56,13 +114,39 @@ def _inverse(temperature):
 
 
 @triton.jit
-def _weigh(logits, rows, temperature, weights, vocab_size, stride, num_chunks, CHUNK: tl.constexpr):
+def _kept(logit, tokens, cut, last_id):
+    """The logits that a row keeps, -inf for the others. A cut of -inf keeps all."""
+    is_kept = (logit > cut) | ((logit == cut) & (tokens <= last_id)) | (logit != logit)
+    return tl.where(is_kept, logit, float("-inf"))
+
+
+@triton.jit
+def _weigh(
+    logits,
+    rows,
+    temperature,
+    weights,
+    cuts,
+    last_ids,
+    vocab_size,
+    stride,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    HAS_CUTS: tl.constexpr,
+):
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if HAS_CUTS:
+        cut = tl.load(cuts + place)
+        last_id = tl.load(last_ids + place)
+        if cut == float("-inf"):
+            return  # weighed already
     row = tl.load(rows + place).to(tl.int64)
     scale = _inverse(tl.load(temperature + row).to(tl.float32)) * 1.4426950408889634
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = tokens < vocab_size
     logit = tl.load(logits + place * stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    if HAS_CUTS:
+        logit = _kept(logit, tokens, cut, last_id)
     broken = tl.sum((logit != logit).to(tl.int32))
     top, where = tl.max(logit, axis=0, return_indices=True)
     floor = tl.where(top == float("-inf"), 0.0, top)
@@ -93,12 +177,16 @@ def _choose(
     temperature,
     seed,
     weights,
+    cuts,
+    last_ids,
     drawn,
     flags,
     vocab_size,
     stride,
     num_chunks,
     CHUNK: tl.constexpr,
+    HAS_CUTS: tl.constexpr,
+    LENS_OF_BATCH: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64)
@@ -118,7 +206,8 @@ def _choose(
         winner = tl.load(weights + (place * num_chunks + best_chunk) * 3 + 2).to(tl.int64)
         tl.store(drawn + place, tl.where(broken > 0, 0, winner))
     else:
-        one, two = _uniforms(tl.load(seed + row), tl.load(lens + row))
+        length = tl.load(lens + place) if LENS_OF_BATCH else tl.load(lens + row)
+        one, two = _uniforms(tl.load(seed + row), length)
         masses = tl.where(inside, totals * tl.exp2((tops - best) * scale), 0.0)
         running = tl.cumsum(masses, axis=0)
         goal = one * tl.sum(masses)
@@ -128,6 +217,8 @@ def _choose(
         tokens = chunk * CHUNK + tl.arange(0, CHUNK)
         known = tokens < vocab_size
         logit = tl.load(logits + place * stride + tokens, mask=known, other=float("-inf")).to(tl.float32)
+        if HAS_CUTS:
+            logit = _kept(logit, tokens, tl.load(cuts + place), tl.load(last_ids + place))
         weight = tl.exp2((logit - tl.max(logit)) * scale)
         inner = tl.cumsum(weight, axis=0)
         goal = two * tl.sum(weight)
