@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels import gpu
 from headrace.kernels.gpu import rows as row_kernels
+from headrace.kernels.gpu.cuts import Filters
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
 
@@ -108,6 +109,7 @@ def rows() -> None:
         row_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
     draw(logits, numbers, wide, temperature, wide, wide, flags)
+    draw(logits, numbers, wide, temperature, wide, wide, flags, Filters(temperature, wide, temperature))
 
 
 def main() -> None:
