@@ -68,7 +68,7 @@ def layout_of(num_single: int, num_splits: int) -> StepLayout:
 
 def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
     cache = LayerCache(*(torch.zeros(64, num_kv_heads, 16, head_dim, dtype=cache_dtype) for _ in range(2)))
-    for num_splits in (1, 4):
+    for num_splits in (1, 4) if cache_dtype == BF16 else (4,):
         layout = layout_of(16, num_splits)
         qkv = torch.zeros(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=BF16)
         norm = torch.zeros(head_dim)
