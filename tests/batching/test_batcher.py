@@ -321,6 +321,7 @@ def test_a_cancelled_item_gives_its_place_in_the_queue_back_at_once() -> None:
         waits = batcher.submit("waits")
         waits.cancel()
         batcher.submit("takes its place")  # no turn of the loop between
+        assert batcher.stats.num_waiting == 1
 
     run(body)
 

@@ -32,7 +32,7 @@ def facts(free_memory: int = 4 * GIB) -> MachineFacts:
     return MachineFacts(cpu_model="a cpu", num_cores=6, total_memory=8 * GIB, free_memory=free_memory)
 
 
-GPU = GpuFacts(name="a gpu", total_memory=100 * GIB, free_memory=99 * GIB, step_memory=2 * GIB)
+GPU = GpuFacts("a gpu", total_memory=100 * GIB, free_memory=99 * GIB, capability=(9, 0), step_memory=2 * GIB)
 
 
 def on_gpu(gpu: GpuFacts = GPU, **config: object) -> Settings:

@@ -7,60 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    Glm4Config,
-    Glm4ForCausalLM,
-    GlmConfig,
-    GlmForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
-    Starcoder2Config,
-    Starcoder2ForCausalLM,
-)
 
 EOS = 0
 SHAPE: dict[str, Any] = {
@@ -133,33 +81,45 @@ OLMO3 = {
     },
 }
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
-    "ministral": (MinistralConfig, MinistralForCausalLM, {"sliding_window": 24}),
-    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 24}),
-    "phi4": (Phi3Config, Phi3ForCausalLM, PHI4),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layer_interval": 2}),
-    "granite": (GraniteConfig, GraniteForCausalLM, GRANITE),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
-    "olmo3": (Olmo3Config, Olmo3ForCausalLM, OLMO3),
-    "glm": (GlmConfig, GlmForCausalLM, {}),
-    "glm4": (Glm4Config, Glm4ForCausalLM, {}),
-    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, {"sliding_window": 24}),
-    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {"num_key_value_heads": None}),
-    "gpt2": (GPT2Config, GPT2LMHeadModel, {"num_key_value_heads": None}),
-    "phi": (PhiConfig, PhiForCausalLM, {}),
-    "stablelm": (StableLmConfig, StableLmForCausalLM, {}),
-    "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {}),
-    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM, {}),
-    "exaone4": (Exaone4Config, Exaone4ForCausalLM, {"sliding_window": 24, "sliding_window_pattern": 2}),
-    "cohere": (CohereConfig, CohereForCausalLM, {}),
-    "cohere2": (Cohere2Config, Cohere2ForCausalLM, {"sliding_window": 24, "sliding_window_pattern": 2}),
-    "gemma": (GemmaConfig, GemmaForCausalLM, {}),
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "llama3": (
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+    ),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 24}),
+    "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM, {"sliding_window": 24}),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM, {"sliding_window": 24}),
+    "phi4": (transformers.Phi3Config, transformers.Phi3ForCausalLM, PHI4),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM, {"no_rope_layer_interval": 2}),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM, GRANITE),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {}),
+    "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM, OLMO3),
+    "glm": (transformers.GlmConfig, transformers.GlmForCausalLM, {}),
+    "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM, {}),
+    "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM, {"sliding_window": 24}),
+    "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM, {"num_key_value_heads": None}),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, {"num_key_value_heads": None}),
+    "phi": (transformers.PhiConfig, transformers.PhiForCausalLM, {}),
+    "stablelm": (transformers.StableLmConfig, transformers.StableLmForCausalLM, {}),
+    "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM, {}),
+    "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM, {}),
+    "exaone4": (
+        transformers.Exaone4Config,
+        transformers.Exaone4ForCausalLM,
+        {"sliding_window": 24, "sliding_window_pattern": 2},
+    ),
+    "cohere": (transformers.CohereConfig, transformers.CohereForCausalLM, {}),
+    "cohere2": (
+        transformers.Cohere2Config,
+        transformers.Cohere2ForCausalLM,
+        {"sliding_window": 24, "sliding_window_pattern": 2},
+    ),
+    "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {}),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
 }
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -167,7 +127,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_model(directory: Path, family: str = "llama") -> PreTrainedModel:
+def save_model(directory: Path, family: str = "llama") -> transformers.PreTrainedModel:
     """A model of the family with weights large enough that greedy choices are not near-ties."""
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(11)
@@ -193,7 +153,7 @@ def save_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def greedy(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+def greedy(model: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
     """One request at a time, the plainest way there is: the whole context again for every token."""
     tokens = list(prompt)
     with torch.inference_mode():

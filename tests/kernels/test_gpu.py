@@ -219,6 +219,34 @@ def test_attention_equals_its_twin(
     assert relative_error(found, expected) < place.attention_error
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_attention_of_prompts_that_begin_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int, softcap: float | None
+) -> None:
+    """With FlashAttention-3 where it is installed; by the cache otherwise."""
+    from headrace.kernels import gpu
+    from headrace.runner.tiles import tiles_of
+
+    query_lens, context_lens = [1, 1, 30, 200, 2, 129], [40, 1, 77, 200, 2, 129]
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
+    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 3)
+    layout = dataclasses.replace(
+        layout,
+        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
+        num_fresh=3,
+        num_fresh_tiles=num_fresh_tiles,
+    )
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(256, head_dim, device="cuda")
+    q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
+    assert relative_error(found, expected) < GPU.attention_error
+
+
 @cases(
     "num_heads num_kv_heads head_dim block_size context_lens",
     gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],

@@ -10,61 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    Glm4Config,
-    Glm4ForCausalLM,
-    GlmConfig,
-    GlmForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    StableLmConfig,
-    StableLmForCausalLM,
-    Starcoder2Config,
-    Starcoder2ForCausalLM,
-)
 
 from headrace.errors import ModelError
 from headrace.kernels import ops
@@ -129,35 +77,49 @@ def longrope(original_max_len: int, rotary_dim: int = 16) -> dict[str, Any]:
     }
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "llama, tied, one kv head a query head": lambda: LlamaForCausalLM(
-        LlamaConfig(**SMALL | {"num_key_value_heads": 4}, tie_word_embeddings=True)
+FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
+    "llama, tied, one kv head a query head": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 4}, tie_word_embeddings=True)
     ),
-    "llama, biased": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
-    "llama 3.1": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
-    "mistral, sliding window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)),
-    "mistral, no window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, head_dim=32)),
-    "ministral": lambda: MinistralForCausalLM(
-        MinistralConfig(
+    "llama, biased": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)
+    ),
+    "llama 3.1": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
+    "mistral, sliding window": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SMALL, sliding_window=8)
+    ),
+    "mistral, no window": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SMALL, sliding_window=None, head_dim=32)
+    ),
+    "ministral": lambda: transformers.MinistralForCausalLM(
+        transformers.MinistralConfig(
             **SMALL,
             head_dim=16,
             sliding_window=8,
             layer_types=["full_attention", "sliding_attention", "full_attention"],
         )
     ),
-    "phi 3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, sliding_window=8)),
-    "phi 3, longer than the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(4))),
-    "phi 3, within the original context": lambda: Phi3ForCausalLM(Phi3Config(**SMALL, **longrope(128))),
-    "phi 4, a part of each head rotates": lambda: Phi3ForCausalLM(
-        Phi3Config(**SMALL, tie_word_embeddings=True, **longrope(4, rotary_dim=12))
+    "phi 3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**SMALL, sliding_window=8)),
+    "phi 3, longer than the original context": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(**SMALL, **longrope(4))
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
-    "qwen2, sliding window, yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)),
-    "smollm 3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layer_interval=2)),
-    "smollm 3, biased, sliding window": lambda: SmolLM3ForCausalLM(
-        SmolLM3Config(
+    "phi 3, within the original context": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(**SMALL, **longrope(128))
+    ),
+    "phi 4, a part of each head rotates": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(**SMALL, tie_word_embeddings=True, **longrope(4, rotary_dim=12))
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL)),
+    "qwen2, sliding window, yarn": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**SMALL, **SLIDING, rope_parameters=YARN_ROPE)
+    ),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)
+    ),
+    "smollm 3": lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**SMALL, no_rope_layer_interval=2)),
+    "smollm 3, biased, sliding window": lambda: transformers.SmolLM3ForCausalLM(
+        transformers.SmolLM3Config(
             **SMALL,
             no_rope_layers=[0, 1, 1],
             use_sliding_window=True,
@@ -166,30 +128,32 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             tie_word_embeddings=False,
         )
     ),
-    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, **MULTIPLIERS)),
-    "granite, tied": lambda: GraniteForCausalLM(
-        GraniteConfig(**SMALL, **MULTIPLIERS | {"residual_multiplier": 2.0}, tie_word_embeddings=True, rms_norm_eps=0.1)
+    "granite": lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**SMALL, **MULTIPLIERS)),
+    "granite, tied": lambda: transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(
+            **SMALL, **MULTIPLIERS | {"residual_multiplier": 2.0}, tie_word_embeddings=True, rms_norm_eps=0.1
+        )
     ),
-    "olmo 2": lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL)),
-    "olmo 3": lambda: Olmo3ForCausalLM(
-        Olmo3Config(
+    "olmo 2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SMALL)),
+    "olmo 3": lambda: transformers.Olmo3ForCausalLM(
+        transformers.Olmo3Config(
             **SMALL | {"num_hidden_layers": 4},
             sliding_window=8,
             rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default"}},
         )
     ),
-    "glm": lambda: GlmForCausalLM(GlmConfig(**SMALL, head_dim=32)),
-    "glm 4": lambda: Glm4ForCausalLM(Glm4Config(**SMALL, head_dim=32)),
-    "glm 4, whole heads rotate, no bias": lambda: Glm4ForCausalLM(
-        Glm4Config(**SMALL, head_dim=16, partial_rotary_factor=1.0, attention_bias=False)
+    "glm": lambda: transformers.GlmForCausalLM(transformers.GlmConfig(**SMALL, head_dim=32)),
+    "glm 4": lambda: transformers.Glm4ForCausalLM(transformers.Glm4Config(**SMALL, head_dim=32)),
+    "glm 4, whole heads rotate, no bias": lambda: transformers.Glm4ForCausalLM(
+        transformers.Glm4Config(**SMALL, head_dim=16, partial_rotary_factor=1.0, attention_bias=False)
     ),
-    "starcoder 2": lambda: Starcoder2ForCausalLM(Starcoder2Config(**SMALL, sliding_window=8)),
-    "starcoder 2, no biases, untied": lambda: Starcoder2ForCausalLM(
-        Starcoder2Config(**SMALL, use_bias=False, tie_word_embeddings=False)
+    "starcoder 2": lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**SMALL, sliding_window=8)),
+    "starcoder 2, no biases, untied": lambda: transformers.Starcoder2ForCausalLM(
+        transformers.Starcoder2Config(**SMALL, use_bias=False, tie_word_embeddings=False)
     ),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**NEOX)),
-    "gpt-neox, one half after the other, half of each head rotates": lambda: GPTNeoXForCausalLM(
-        GPTNeoXConfig(
+    "gpt-neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**NEOX)),
+    "gpt-neox, one half after the other, half of each head rotates": lambda: transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(
             **NEOX,
             use_parallel_residual=False,
             hidden_act="gelu_fast",
@@ -197,36 +161,48 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         )
     ),
-    "gpt-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "gpt-2, other settings": lambda: GPT2LMHeadModel(
-        GPT2Config(**GPT2, n_inner=96, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False)
+    "gpt-2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+    "gpt-2, other settings": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            **GPT2, n_inner=96, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False
+        )
     ),
-    "phi 2": lambda: PhiForCausalLM(PhiConfig(**SMALL | {"num_key_value_heads": None})),
-    "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**SMALL)),
-    "stablelm, parallel, biased": lambda: StableLmForCausalLM(
-        StableLmConfig(**SMALL, use_parallel_residual=True, use_qkv_bias=True)
+    "phi 2": lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**SMALL | {"num_key_value_heads": None})),
+    "stablelm": lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**SMALL)),
+    "stablelm, parallel, biased": lambda: transformers.StableLmForCausalLM(
+        transformers.StableLmConfig(**SMALL, use_parallel_residual=True, use_qkv_bias=True)
     ),
-    "seed oss": lambda: SeedOssForCausalLM(SeedOssConfig(**SMALL, head_dim=32, attention_out_bias=True)),
-    "ernie 4.5": lambda: Ernie4_5ForCausalLM(Ernie4_5Config(**SMALL, head_dim=32, use_bias=True)),
-    "exaone 4": lambda: Exaone4ForCausalLM(Exaone4Config(**SMALL, sliding_window=8, sliding_window_pattern=2)),
-    "exaone 4, no windows": lambda: Exaone4ForCausalLM(
-        Exaone4Config(**SMALL, sliding_window=None, layer_types=["full_attention"] * 3)
+    "seed oss": lambda: transformers.SeedOssForCausalLM(
+        transformers.SeedOssConfig(**SMALL, head_dim=32, attention_out_bias=True)
     ),
-    "cohere": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.5)),
-    "cohere 2": lambda: Cohere2ForCausalLM(
-        Cohere2Config(**SMALL, logit_scale=0.5, sliding_window=8, sliding_window_pattern=2)
+    "ernie 4.5": lambda: transformers.Ernie4_5ForCausalLM(
+        transformers.Ernie4_5Config(**SMALL, head_dim=32, use_bias=True)
     ),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SMALL, head_dim=32)),
-    "gemma, biased, untied": lambda: GemmaForCausalLM(
-        GemmaConfig(**SMALL, head_dim=16, attention_bias=True, tie_word_embeddings=False)
+    "exaone 4": lambda: transformers.Exaone4ForCausalLM(
+        transformers.Exaone4Config(**SMALL, sliding_window=8, sliding_window_pattern=2)
     ),
-    "gemma 2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA2)),
-    "gemma 2, no soft caps": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    "exaone 4, no windows": lambda: transformers.Exaone4ForCausalLM(
+        transformers.Exaone4Config(**SMALL, sliding_window=None, layer_types=["full_attention"] * 3)
     ),
-    "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3, rope_parameters=GEMMA3_ROPE)),
-    "gemma 3, every other layer global": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(**GEMMA3, layer_types=["full_attention", "sliding_attention"] * 3 + ["full_attention"])
+    "cohere": lambda: transformers.CohereForCausalLM(transformers.CohereConfig(**SMALL, logit_scale=0.5)),
+    "cohere 2": lambda: transformers.Cohere2ForCausalLM(
+        transformers.Cohere2Config(**SMALL, logit_scale=0.5, sliding_window=8, sliding_window_pattern=2)
+    ),
+    "gemma": lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**SMALL, head_dim=32)),
+    "gemma, biased, untied": lambda: transformers.GemmaForCausalLM(
+        transformers.GemmaConfig(**SMALL, head_dim=16, attention_bias=True, tie_word_embeddings=False)
+    ),
+    "gemma 2": lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**GEMMA2)),
+    "gemma 2, no soft caps": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    ),
+    "gemma 3": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**GEMMA3, rope_parameters=GEMMA3_ROPE)
+    ),
+    "gemma 3, every other layer global": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(
+            **GEMMA3, layer_types=["full_attention", "sliding_attention"] * 3 + ["full_attention"]
+        )
     ),
 }
 MAX_LENS = {"phi 3, within the original context": 128}  # of engines whose context is not the model's
@@ -251,7 +227,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pair:
-    theirs: PreTrainedModel
+    theirs: transformers.PreTrainedModel
     ours: Decoder
 
 
@@ -265,7 +241,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(theirs=theirs, ours=load(directory, MAX_LENS.get(request.param)))
 
 
-def randomize(model: PreTrainedModel) -> None:
+def randomize(model: transformers.PreTrainedModel) -> None:
     """Fresh models have biases of zero and norms of one, which would hide a mix-up."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -437,8 +413,10 @@ def test_in_bfloat16_we_are_as_near_the_exact_logits_as_transformers(name: str, 
 
 def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> None:
     torch.manual_seed(7)
-    config = GemmaConfig(**SMALL | {"hidden_size": 72}, head_dim=32)  # the root of 72 is none of bfloat16's numbers
-    theirs = GemmaForCausalLM(config).bfloat16().eval()
+    config = transformers.GemmaConfig(
+        **SMALL | {"hidden_size": 72}, head_dim=32
+    )  # the root of 72 is none of bfloat16's numbers
+    theirs = transformers.GemmaForCausalLM(config).bfloat16().eval()
     randomize(theirs)
     theirs.save_pretrained(tmp_path)
     ours = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.bfloat16)

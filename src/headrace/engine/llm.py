@@ -265,8 +265,8 @@ class LLM:
             except BaseException:
                 self._abandon(tracked)
                 raise
-        in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
-        return [self._outputs.pop(request_id) for _, request_id in in_order]
+            in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
+            return [self._outputs.pop(request_id) for _, request_id in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
         for start in range(0, len(prompts), TOKENIZE_AT_ONCE):

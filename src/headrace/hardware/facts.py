@@ -15,7 +15,7 @@ class GpuFacts:
     name: str
     total_memory: int  # bytes
     free_memory: int  # bytes, before anything of ours is there
-    capability: tuple[int, int] = (9, 0)  # of computing, as CUDA counts
+    capability: tuple[int, int]  # of computing, as CUDA counts
     step_memory: int | None = None  # bytes that the largest step was seen to need beside weights and cache
 
 

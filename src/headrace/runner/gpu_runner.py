@@ -40,6 +40,7 @@ from headrace.steps import BROKEN, Admission, IntArray, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
 _PRODUCT_STEP = 128  # tokens; libraries choose among their kernels by about so much
+_MOST_PRODUCTS = 8192  # tokens; larger products use the kernels of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,8 @@ class GpuRunner:
         """Libraries load a kernel when it is first used, and wait for the GPU then: better now than in a step."""
         layer, spec = self._decoder.layers[0], self._decoder.spec
         dtype, device = self._decoder.dtype, self._device
-        for num_tokens in range(_PRODUCT_STEP, self._shape.max_num_batched_tokens + 1, _PRODUCT_STEP):
+        most = min(self._shape.max_num_batched_tokens, _MOST_PRODUCTS)
+        for num_tokens in range(_PRODUCT_STEP, most + 1, _PRODUCT_STEP):
             x = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
             layer.mlp(x)
             layer.attention.qkv(x)
