@@ -24,8 +24,8 @@ from tests.engine.tiny import SHAPE, save_model
 NUM_TOKENS = 24
 NEVER_DRAWN = (10**6,)  # but who knows: such answers may be preempted
 TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112, "max_num_seqs": 6}
-BIASES = {token: 3.0 * (token % 5) for token in range(40)}
-BAD_WORDS = [[token] for token in range(0, 300, 7)] + [[5, 6], [8, 9, 10]]
+BIASES = {token: 3.0 * (token % 5) for token in range(1, 41)}
+BAD_WORDS = [[token] for token in range(7, 300, 7)] + [[5, 6], [8, 9, 10]]
 FEATURES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "plain": ({}, []),
     "repetition": ({"repetition_penalty": 1.4}, [RepetitionPenaltyLogitsProcessor(1.4)]),

@@ -1,0 +1,143 @@
+"""What a draw costs, and whether rows with features slow down those without.
+
+Usage: python benchmarks/sampling.py [--device cuda] [--seconds 2] [--threads 1] [--output results.json]
+
+A batch of rows draws from the same logits, its features on for none, one, half or all of them. Sampling one row with a
+feature beside many without should cost what the batch costs without features, and that row's own feature.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.sampling import Sampler
+from headrace.types import SamplingParams
+
+PROMPT_LEN, ANSWER_LEN = 512, 256
+FEATURES: dict[str, dict[str, Any]] = {
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 50},
+    "top_k_and_top_p": {"top_k": 50, "top_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "presence_and_frequency_penalty": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "logit_bias": {"logit_bias": dict.fromkeys(range(0, 3000, 10), 1.0)},
+    "allowed_token_ids": {"allowed_token_ids": list(range(0, 40_000, 2))},
+    "bad_words": {"bad_words_token_ids": [[token, token + 1] for token in range(64)]},
+    "logprobs": {"logprobs": 5},
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The batch that is drawn from."""
+
+    rows: int
+    vocabulary: int
+    dtype: torch.dtype
+    prompt: int = PROMPT_LEN
+    answer: int = ANSWER_LEN
+
+
+SHAPES = {"cpu": Shape(64, 49_152, torch.float32), "cuda": Shape(1000, 128_256, torch.bfloat16)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=SHAPES)
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each number")
+    parser.add_argument("--threads", type=int, default=1, help="one unless set: what others run disturbs it least")
+    parser.add_argument("--commit", help="that of the record; asked of git unless given")
+    parser.add_argument("--output", type=Path, help="where to write the record")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    shape = SHAPES[given.device]
+    batch = Drawn(shape, given.device)
+    users = (1, shape.rows // 2, shape.rows)
+    rows: dict[str, dict[str, float]] = {}
+    print(f"{shape.rows} rows of {shape.vocabulary:,}, milliseconds; features on for so many rows:")
+    print(f"{'':<32}{'none':>8}" + "".join(f"{num:>8}" for num in users))
+    for name, settings in FEATURES.items():
+        found = {"none": batch.measure({}, 0, given.seconds)}
+        found |= {str(num): batch.measure(settings, num, given.seconds) for num in users}
+        rows[name] = {num: round(milliseconds, 3) for num, milliseconds in found.items()}
+        print(f"{name:<32}" + "".join(f"{value:8.3f}" for value in rows[name].values()), flush=True)
+    if given.output is not None:
+        record = {
+            "command": f"python benchmarks/sampling.py --device {given.device}",
+            "commit": given.commit or commit(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": cpu_name() if given.device == "cpu" else torch.cuda.get_device_name(),
+            "threads": torch.get_num_threads(),
+            "shape": {**asdict(shape), "dtype": str(shape.dtype).removeprefix("torch.")},
+            "milliseconds_by_feature_and_rows_that_use_it": rows,
+        }
+        given.output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+class Drawn:
+    """A batch of logits and the tokens before them, drawn from again and again."""
+
+    def __init__(self, shape: Shape, device: str) -> None:
+        self._shape, self._device = shape, device
+        self._logits = (torch.randn(shape.rows, shape.vocabulary, device=device) * 3).to(shape.dtype)
+        size = (shape.rows, shape.prompt + shape.answer)
+        self._tokens = torch.randint(0, shape.vocabulary, size, dtype=torch.int32, device=device)
+
+    def measure(self, settings: dict[str, Any], num: int, seconds: float) -> float:
+        """The least milliseconds of a draw of all rows, the first `num` of which use the feature."""
+        shape = self._shape
+        sampler = Sampler(shape.rows, shape.vocabulary, self._device, tokens=self._tokens)
+        for row in range(shape.rows):
+            params = SamplingParams(**(settings if row < num else {}), max_tokens=None)
+            sampler.admit(row, params, seed=row, prompt_len=shape.prompt, end_len=10**6, stop_token_ids=())
+        host_rows, host_lens = np.arange(shape.rows), np.full(shape.rows, shape.prompt + shape.answer)
+        rows = torch.arange(shape.rows, device=self._device)
+        lens = torch.full((shape.rows,), shape.prompt + shape.answer, device=self._device)
+        best, end = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < end or best == float("inf"):
+            draw = partial(sampler.sample, self._logits.clone(), rows, lens, host_rows=host_rows, host_lens=host_lens)
+            best = min(best, self._timed(draw))
+        return best
+
+    def _timed(self, draw: Callable[[], object]) -> float:
+        """Milliseconds; on a GPU from the first launch to the last result."""
+        if self._device == "cpu":
+            start = time.perf_counter()
+            draw()
+            return 1e3 * (time.perf_counter() - start)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        draw()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last)
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()
