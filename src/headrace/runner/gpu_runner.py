@@ -24,7 +24,9 @@ from headrace.runner.decode_inputs import (
     DecodeInputs,
     SharedBuffers,
     enable_sharing,
+    fastest_sizes,
     graph_size,
+    milliseconds,
     seqs_per_tile,
     splits_of,
 )
@@ -97,6 +99,7 @@ class GpuRunner:
         self._decode_rows = torch.full((most,), self._padding_row, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs(most, device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether beginnings are shared
+        self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph that has room for it
         self._mirror = BlockTableMirror(num_rows, max_blocks)
         self._next_positions = np.zeros(num_rows, np.int64)
         self._sorted_rows = np.empty(0, np.int64)  # of the last decode step
@@ -191,9 +194,9 @@ class GpuRunner:
     # ---- steps
 
     def _decode(self, plan: StepPlan, upload: Upload) -> Ticket:
-        """One token each: a graph of the next size up, padded with the row that is nobody's."""
+        """One token each: a graph of some size from theirs on up, padded with the row that is nobody's."""
         num_rows = len(plan.rows)
-        size = graph_size(num_rows)
+        size = self._fast_sizes[graph_size(num_rows)]
         if not plan.is_steady:
             self._sorted_rows = self._longest_first(plan.rows)
         plan = replace(plan, rows=self._sorted_rows)
@@ -279,6 +282,7 @@ class GpuRunner:
         stream.synchronize()
         for size in sizes:
             self._capture(size, is_sharing=False)
+        self._fast_sizes = fastest_sizes({size: milliseconds(self._graphs[size, False].model) for size in sizes})
 
     @torch.inference_mode()
     def _load_products(self) -> None:

@@ -1,0 +1,22 @@
+"""The sizes of decode graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from headrace.runner.decode_inputs import fastest_sizes, graph_size
+
+
+def test_a_step_is_padded_to_a_larger_size_only_if_that_is_clearly_faster() -> None:
+    measured = {1: 4.0, 2: 4.1, 4: 4.0, 8: 3.9, 384: 14.0, 416: 9.0, 448: 14.0, 480: 10.0, 512: 9.9}
+    fastest = fastest_sizes(measured)
+    assert fastest == {1: 1, 2: 8, 4: 4, 8: 8, 384: 416, 416: 416, 448: 512, 480: 480, 512: 512}
+
+
+def test_sizes_never_have_less_room_than_the_rows_of_a_step() -> None:
+    sizes = [graph_size(num_rows) for num_rows in range(1, 2050)]
+    assert all(size >= num_rows for num_rows, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes)
+    assert {size: graph_size(size) for size in sizes} == {size: size for size in sizes}
