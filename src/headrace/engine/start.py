@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Engine:
         self.client.close()
 
 
+GPU_SWITCH_SECONDS = 0.0005  # for how long another thread may keep the interpreter while the engine's wants it
 GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slow turn of the host costs nothing
 
 
@@ -60,6 +62,8 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     return_large_buffers()
     settings, spec, tokenizer, runner = _load(config)
     release_unused()
+    if settings.device == "cuda":
+        sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
     core = EngineCore(
         Scheduler(settings.limits),
         runner,

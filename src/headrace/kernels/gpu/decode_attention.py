@@ -118,7 +118,7 @@ SHARED_KEYS = 64
 SHARED_SPLITS = 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_parts"])
 def _shared(
     q,
     keys,
@@ -205,7 +205,7 @@ def _decode_shape(is_fp8: bool) -> tuple[int, int, int]:
     return (32, 1, 5) if is_fp8 else (64, 2, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_parts"])
 def _decode(
     q,
     keys,
@@ -316,7 +316,7 @@ def _decode(
                     tl.store(sums + none * 2 + 1, tl.zeros([GROUP_BLOCK], tl.float32), mask=lines < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _merge(
     partial,
     sums,
