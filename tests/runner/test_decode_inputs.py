@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from headrace.runner.decode_inputs import fastest_sizes, graph_size
+from headrace.runner.decode_inputs import fastest_sizes, graph_size, sharing_size
 
 
 def test_a_step_is_padded_to_a_larger_size_only_if_that_is_clearly_faster() -> None:
@@ -17,6 +17,9 @@ def test_a_step_is_padded_to_a_larger_size_only_if_that_is_clearly_faster() -> N
 
 def test_sizes_never_have_less_room_than_the_rows_of_a_step() -> None:
     sizes = [graph_size(num_rows) for num_rows in range(1, 2050)]
-    assert all(size >= num_rows for num_rows, size in enumerate(sizes, start=1))
-    assert sizes == sorted(sizes)
-    assert {size: graph_size(size) for size in sizes} == {size: size for size in sizes}
+    shared = [sharing_size(num_rows, sizes[-1]) for num_rows in range(1, 2050)]
+    for found in (sizes, shared):
+        assert all(size >= num_rows for num_rows, size in enumerate(found, start=1))
+        assert found == sorted(found)
+    assert {graph_size(size) for size in sizes} == set(sizes)
+    assert all(sharing_size(num_rows, most=graph_size(num_rows)) >= num_rows for num_rows in range(1, 2050))

@@ -65,6 +65,14 @@ def graph_size(num_rows: int) -> int:
     return -(-num_rows // 128) * 128
 
 
+def sharing_size(num_rows: int, most: int) -> int:
+    """The same where rows share beginnings: fewer sizes, since each takes a second graph, and none above `most`."""
+    for limit in (16, 32):
+        if num_rows <= limit:
+            return min(limit, most)
+    return min(-(-num_rows // 64) * 64, most)
+
+
 def fastest_sizes(milliseconds_by_size: Mapping[int, float]) -> dict[int, int]:
     """For each size itself, or a larger one that is clearly faster.
 
