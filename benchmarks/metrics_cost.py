@@ -1,7 +1,7 @@
 """What metrics cost a server: by engine step, by event of a stream, by request and by scrape.
 
 Beside them, an observation of prometheus_client's own histogram, which tokens would cost each without this. Times are
-CPU time of one thread, the least of several rounds, so that what else the machine does counts little.
+CPU time of one thread, the least of many short rounds, so that what else the machine does counts little.
 
     python benchmarks/metrics_cost.py --json benchmarks/results/metrics-cost.json
 """
@@ -32,8 +32,8 @@ from headrace.sched.token_gaps import TokenGaps
 from headrace.types import Request, SamplingParams, SequenceEvent, SequenceTiming
 from headrace.version import __version__
 
-NUM_CALLS = 100_000
-NUM_ROUNDS = 9
+NUM_CALLS = 2_000
+NUM_ROUNDS = 60
 NUM_STREAMS = 512
 TOKENS_PER_SECOND = (20_000, 40_000)  # of one server process
 SCRAPE_INTERVAL_S = 15.0
@@ -58,7 +58,7 @@ class Costs:
 
 
 def seconds_a_call(call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
-    """The least of several rounds, less what an empty loop takes."""
+    """The least of many rounds, less what an empty loop takes."""
     return max(0.0, _least_round(call, num_calls) - _least_round(lambda: None, num_calls))
 
 
@@ -79,11 +79,11 @@ def measure() -> Costs:
     return Costs(
         steady_step_us=1e6 * step_seconds(is_changing=False),
         changing_step_us=1e6 * step_seconds(is_changing=True),
-        turn_us=1e6 * seconds_a_call(core.step, 200),
+        turn_us=1e6 * seconds_a_call(core.step, 5),
         prometheus_client_observe_us=1e6 * seconds_a_call(lambda: theirs.observe(0.012)),
         event_us=1e6 * event_seconds(metrics),
         request_us=1e6 * request_seconds(metrics),
-        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 10),
+        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 2),
         page_bytes=len(metrics.render()[0]),
     )
 

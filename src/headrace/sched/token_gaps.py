@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
+import numpy.typing as npt
 
 from headrace.histogram import Histogram
 from headrace.sched.stats import TOKEN_GAP_BOUNDS
 from headrace.steps import IntArray
+
+Gaps = npt.NDArray[np.float64]
 
 _NO_ROWS: IntArray = np.empty(0, np.int64)
 _BOUNDS = np.array(TOKEN_GAP_BOUNDS)
@@ -33,7 +38,7 @@ class TokenGaps:
         self._settle()
         gaps = now - self._last_at[rows]
         is_first = np.isnan(gaps)
-        self._observe(gaps[~is_first])
+        self._observe(gaps[~is_first] if is_first.any() else gaps)
         self._rows, self._now = rows, now
         return rows[is_first]
 
@@ -53,8 +58,14 @@ class TokenGaps:
             self._last_at[self._rows] = self._now
             self._rows = _NO_ROWS
 
-    def _observe(self, gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        counts = np.bincount(np.searchsorted(_BOUNDS, gaps))
-        for place in np.flatnonzero(counts).tolist():
-            self.histogram.counts[place] += int(counts[place])
+    def _observe(self, gaps: Gaps) -> None:
+        if not len(gaps):
+            return
+        bounds, counts = self.histogram.bounds, self.histogram.counts
+        lowest, highest = bisect_left(bounds, gaps.min()), bisect_left(bounds, gaps.max())
+        if lowest == highest:  # nearly always: most rows were in the step before
+            counts[lowest] += len(gaps)
+        else:
+            for place, count in enumerate(np.bincount(np.searchsorted(_BOUNDS, gaps)).tolist()):
+                counts[place] += count
         self.histogram.total += float(gaps.sum())
