@@ -323,7 +323,8 @@ def test_the_draw_follows_the_probabilities(place: Place, vocab_size: int, num_r
 
 @everywhere
 def test_the_draw_takes_the_numbers_of_the_seed_and_the_length(place: Place) -> None:
-    from headrace.kernels.gpu.draw import CHUNK, draw
+    from headrace.kernels.gpu.cuts import CHUNK
+    from headrace.kernels.gpu.draw import draw
     from headrace.sampling.philox import philox
 
     seeds = [0, 1, -1, 12345, 2**31, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]

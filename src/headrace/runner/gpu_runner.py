@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.gpu import rows as row_kernels
-from headrace.kernels.gpu.cuts import Filters
 from headrace.kernels.gpu.draw import draw
+from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts

@@ -130,7 +130,8 @@ class Sampler:
         batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors, self._tokens)
         users = self._find_users(rows, host_rows)
         places = {feature: found.places for feature, found in users.items()}
-        captured = LOGPROBS.capture(batch, places[LOGPROBS]) if LOGPROBS in users else None
+        is_changed = any(change in users for change in CHANGES)
+        captured = LOGPROBS.capture(batch, places[LOGPROBS], is_changed=is_changed) if LOGPROBS in users else None
         for change in CHANGES:
             if change in users:
                 change.apply(self._bounded(batch, users[change], host_rows, host_lens), places[change])
