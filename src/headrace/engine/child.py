@@ -1,4 +1,4 @@
-"""An engine's own process, as its front starts it: `python -m headrace.engine.child SOCKET PARENT CORE`.
+"""An engine's own process, as its front starts it: `python -m headrace.engine.child SOCKET PARENT PULSE CORE`.
 
     main thread      load the core, then its loop; a frame for each turn with news
     reader's thread  commands into the loop's inbox, and a pulse from time to time
@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -48,9 +49,11 @@ _log = logging.getLogger(__name__)
 class EngineChild:
     """One engine at the far end of a channel. Its front has it do everything."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, pulse_s: float) -> None:
         self._channel = channel
+        self._pulse_s = pulse_s
         self._writer = wire.StepWriter()
+        self._starts: SimpleQueue[wire.Start] = SimpleQueue()  # there is one
         self._loop: EngineLoop | None = None
         self._before_loop: list[wire.Command] = []  # came while the model was loading
         self._hand_over = threading.Lock()
@@ -58,13 +61,10 @@ class EngineChild:
 
     def run(self, core_path: str) -> int:
         """The status to exit with."""
+        threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
         try:
             load = _imported(core_path)
-            start = self._wait_for_start()
-            if start is None:
-                return 0
-            threading.Thread(target=self._read, args=(start.pulse_s,), name="headrace-reader", daemon=True).start()
-            core, settings = load(start.config, self._tell_stage)
+            core, settings = load(self._starts.get().config, self._tell_stage)
         except BaseException as error:  # noqa: BLE001  the front raises it in our place
             self._report(error)
             return 1
@@ -77,20 +77,10 @@ class EngineChild:
         loop.run()
         return 0 if loop.failure is None else 1
 
-    def _wait_for_start(self) -> wire.Start | None:
-        frames = self._channel.receive()
-        if frames is None:
-            return None
-        start, *others = map(wire.decode_command, frames)
-        assert isinstance(start, wire.Start)
-        for command in others:
-            self._take(command)
-        return start
-
     def _tell_stage(self, stage: str) -> None:
         self._channel.send(wire.encode(wire.Stage(stage)))
 
-    def _read(self, pulse_s: float) -> None:
+    def _read(self) -> None:
         pulse_at = monotonic()
         while True:
             frames = self._channel.receive(max(0.0, pulse_at - monotonic()))
@@ -99,12 +89,14 @@ class EngineChild:
             for frame in frames:
                 self._take(wire.decode_command(frame))
             if monotonic() >= pulse_at:
-                pulse_at = monotonic() + pulse_s
+                pulse_at = monotonic() + self._pulse_s
                 self._send_pulse()
 
     def _take(self, command: wire.Command) -> None:
         with self._hand_over:
-            if self._loop is not None:
+            if isinstance(command, wire.Start):
+                self._starts.put(command)
+            elif self._loop is not None:
                 _obey(self._loop, command)
             elif isinstance(command, wire.Close):
                 os._exit(0)
@@ -160,7 +152,7 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
         case wire.Close():
             loop.stop()
         case wire.Start():
-            raise AssertionError("an engine starts once")
+            raise AssertionError("not for the loop")
 
 
 def _imported(path: str) -> Load:
@@ -210,13 +202,13 @@ def _leave_signals_to_the_front() -> None:
 
 
 def main(argv: list[str]) -> int:
-    fd, parent, core = int(argv[0]), int(argv[1]), argv[2]
-    _die_with(parent)
+    fd, parent, pulse_s, core = argv
+    _die_with(int(parent))
     _leave_signals_to_the_front()
     sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    channel = Channel(socket.socket(fileno=fd), max_backlog_bytes=MAX_BACKLOG_BYTES)
-    status = EngineChild(channel).run(core)
+    channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
+    status = EngineChild(channel, float(pulse_s)).run(core)
     channel.drain(LAST_WORDS_S)
     return status
 

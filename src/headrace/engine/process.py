@@ -94,7 +94,7 @@ class EngineProcess:
     def start(self, config: EngineConfig) -> None:
         """Have it load the model; until then it only imports what it needs for that."""
         try:
-            self._send(wire.Start(config, self._pulse_s))
+            self._send(wire.Start(config))
         except EngineDeadError:
             pass  # whoever waits for it will hear why
 
@@ -175,7 +175,7 @@ class EngineProcess:
         with self._theirs as theirs:
             command = [sys.executable, "-P", "-m", "headrace.engine.child"]
             return subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid()), self._core],
+                [*command, str(theirs.fileno()), str(os.getpid()), str(self._pulse_s), self._core],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what is written there is for people, not for those who read the front's output
                 pass_fds=[theirs.fileno()],

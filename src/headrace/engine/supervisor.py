@@ -17,7 +17,7 @@ from typing import Any, Literal
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.process import LOAD_CORE, PULSE_S, EngineProcess
+from headrace.engine.process import LOAD_CORE, PULSE_S, EngineProcess, VitalSigns
 from headrace.engine.watch import Watch
 from headrace.engine.wire import Ready
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
@@ -123,6 +123,10 @@ class EngineSupervisor:
     @property
     def pid(self) -> int | None:
         return self._process.pid
+
+    @property
+    def signs(self) -> VitalSigns:
+        return self._process.signs
 
     def start(self, config: EngineConfig) -> None:
         self._config = config

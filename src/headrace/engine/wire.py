@@ -35,7 +35,6 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Start(_Message, frozen=True):
     config: EngineConfig
-    pulse_s: float  # between two pulses
 
 
 class Submit(_Message, frozen=True):
