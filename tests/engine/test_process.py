@@ -150,7 +150,9 @@ def test_abort_and_the_other_commands_reach_it(process: EngineProcess, inbox: In
     process.limit_running(None)
 
 
-def test_a_failing_engine_says_why_and_what_comes_after_is_refused() -> None:
+def test_a_failing_engine_says_why_and_what_comes_after_is_refused(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     inbox = Inbox()
     process = start(inbox)
     process.wait_until_ready()
@@ -161,6 +163,9 @@ def test_a_failing_engine_says_why_and_what_comes_after_is_refused() -> None:
     with pytest.raises(EngineDeadError, match="the device is on fire"):
         process.submit(make_request("late"))
     process.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "engine: ERROR headrace.engine.child: the engine has failed"
+    assert lines[-1] == "engine: RuntimeError: the device is on fire"
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,10 @@ class AsyncEngine:
         """On the engine's thread: hand a step's events over to the event loop in one call."""
         if self._loop is not None and not self._loop.is_closed():
             failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
-            self._loop.call_soon_threadsafe(self._dispatch, events, failure)
+            try:
+                self._loop.call_soon_threadsafe(self._dispatch, events, failure)
+            except RuntimeError:
+                pass  # the loop was closed just now, and with it all who waited
 
     def _dispatch(self, events: list[SequenceEvent], failure: BaseException | None) -> None:
         for event in events:

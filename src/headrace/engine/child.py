@@ -14,6 +14,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -43,7 +44,7 @@ PREFIX = "engine: "
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.engine.child")  # also when it is the main module
 
 
 class EngineChild:
@@ -172,7 +173,7 @@ class _Prefixed(io.TextIOBase):
         self._is_line_start = True
 
     def write(self, text: str) -> int:
-        for line in text.splitlines(keepends=True):
+        for line in re.findall(r".*\n|.+", text):
             self._out.write(self._prefix + line if self._is_line_start else line)
             self._is_line_start = line.endswith("\n")
         self._out.flush()
@@ -206,7 +207,8 @@ def main(argv: list[str]) -> int:
     _die_with(int(parent))
     _leave_signals_to_the_front()
     sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("headrace").setLevel(logging.INFO)
     channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
     status = EngineChild(channel, float(pulse_s)).run(core)
     channel.drain(LAST_WORDS_S)

@@ -164,7 +164,7 @@ class EngineProcess:
         try:
             self._process = self._spawn()
             self._has_started.set()
-            while (frames := self._channel.receive()) is not None:
+            while self._failure is None and (frames := self._channel.receive()) is not None:
                 self._take(frames)
         except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
             self._failure = self._failure or EngineDeadError(f"the engine's news could not be taken in: {error!r}")
