@@ -6,12 +6,15 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import headrace
 from headrace import AsyncEngine, SamplingParams
 from headrace.engine.supervisor import EngineSupervisor
 from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestError
@@ -33,6 +36,16 @@ ASKED = {
     "penalties": SamplingParams(seed=1, max_tokens=8, repetition_penalty=1.3, presence_penalty=0.5, min_p=0.01),
     "bias": SamplingParams(seed=2, max_tokens=8, logit_bias={5: 4.0}, bad_words=["a"], allowed_token_ids=range(1, 200)),
 }
+
+
+FRONT = """
+import sys
+from headrace import AsyncEngine, EngineConfig
+from headrace.engine.start import open_model, start_engine_process, tokenizer_of
+
+config = EngineConfig(model=sys.argv[1])
+print(tokenizer_of(config, open_model(config)).encode("ab"), "torch" in sys.modules)
+"""
 
 
 async def _start(directory: Path) -> tuple[AsyncEngine, AsyncEngine]:
@@ -103,6 +116,13 @@ def test_many_streams_and_chat_are_the_same(engines: tuple[AsyncEngine, AsyncEng
 
     beside, own = of_both(engines, ask)
     assert own == beside
+
+
+def test_a_front_reads_models_without_torch(tiny_directory: Path) -> None:
+    command = [sys.executable, "-c", FRONT, str(tiny_directory)]
+    path = os.pathsep.join(filter(None, [str(Path(headrace.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path})
+    assert done.stdout.endswith("] False\n")
 
 
 def test_settings_are_the_same(engines: tuple[AsyncEngine, AsyncEngine]) -> None:

@@ -201,6 +201,24 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_the_start() -> None
     process.close()
 
 
+def test_one_that_hangs_says_where_when_it_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    process = start(Inbox(), pulse_s=0.001)
+    process.wait_until_ready()
+    process.submit(make_request("stuck", cores.HANG))
+    wait_until(lambda: process.signs.has_work)
+    pid, log = process.pid, []
+    assert pid is not None
+
+    def has_said_where() -> bool:
+        os.kill(pid, signal.SIGUSR1)
+        log.append(capfd.readouterr().err)
+        return "cores.py" in "".join(log) and "in submit" in "".join(log)
+
+    wait_until(has_said_where)
+    process.kill("it has said enough")
+    assert str(process.failure) == "it has said enough"
+
+
 def test_it_ends_when_its_front_hangs_up() -> None:
     inbox = Inbox()
     process = start(inbox)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ def check_answers(supervisor: EngineSupervisor, inbox: Inbox) -> None:
 
 def test_a_killed_engine_fails_what_it_had_and_comes_back(start: Start, inbox: Inbox, failures: list[str]) -> None:
     supervisor = start()
-    first = supervisor.pid
+    first, num_files = supervisor.pid, len(os.listdir("/dev/fd"))
     assert first is not None
     supervisor.submit(make_request("stuck", cores.HANG))
     os.kill(first, signal.SIGKILL)
@@ -88,6 +89,7 @@ def test_a_killed_engine_fails_what_it_had_and_comes_back(start: Start, inbox: I
     check_answers(supervisor, inbox)
     assert supervisor.num_restarts == 1
     assert supervisor.pid != first
+    assert len(os.listdir("/dev/fd")) == num_files
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
 
@@ -130,9 +132,7 @@ def test_restarts_that_fail_count_too(start: Start, inbox: Inbox, tmp_path: Path
     assert "the device is still on fire" in str(supervisor.failure)
 
 
-def test_a_hung_step_is_noticed_and_the_engine_restarted(
-    start: Start, inbox: Inbox, failures: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hung_step_is_noticed_and_the_engine_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
     clock = Clock()
     supervisor = start(Supervision(step_timeout_s=8.0, first_delay_s=0.0, look_s=0.001, pulse_s=0.001, clock=clock))
     supervisor.submit(make_request("well"))
@@ -144,11 +144,10 @@ def test_a_hung_step_is_noticed_and_the_engine_restarted(
         wait_until(lambda number=num_pulses: bool(failures) or supervisor.signs.num_pulses != number)  # type: ignore[misc]
         clock.now += 1.0
     assert inbox.next() == []
-    assert failures == ["it finished no step for 9 s, although it had work, and was killed"]
+    (failure,) = failures
+    assert re.fullmatch(r"it finished no step for (9|10) s, although it had work, and was killed", failure)
     check_answers(supervisor, inbox)
     assert supervisor.num_restarts == 1
-    log = capfd.readouterr().err
-    assert "cores.py" in log and "in submit" in log  # where it hung
 
 
 def test_a_stopped_process_is_noticed_though_it_has_no_work(start: Start, inbox: Inbox, failures: list[str]) -> None:

@@ -143,7 +143,7 @@ class EngineProcess:
         self._failure = self._failure or EngineDeadError(reason)
         if asking_where and self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
-            self._thread.join(0.2)  # it writes without its interpreter's help, so at once
+            self._thread.join(1.0)  # it writes without its interpreter's help, so at once
         self._kill()
         self._thread.join()
 
