@@ -197,6 +197,7 @@ def write_record(path: Path, date: str, runs: list[Run], packings: list[Packing]
         "versions": versions | {"numpy": np.__version__, "msgspec": msgspec.__version__},
         "cpu": cpu_model(),
         "num_cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],  # of other work too
         "peak_rss_mib_of_the_front": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "runs": [asdict(run) for run in runs],
         "packing": [asdict(packing) for packing in packings],

@@ -13,13 +13,13 @@ from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.start import LoadedCore
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RequestError
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
 from headrace.steps import StepPlan, StepResult
 from headrace.types import Request
 
-HANG, RAISE, EXIT, BREAK = 1, 2, 3, 4  # first tokens of prompts that do so
+HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that do so
 VOCAB_SIZE = 1000
 EOS = 999
 
@@ -38,6 +38,11 @@ class FaultyRunner(FakeRunner):
 
 
 class FaultyCore(EngineCore):
+    def check(self, request: Request) -> None:
+        if request.prompt_token_ids[0] == SECRETLY_REFUSED:
+            raise RequestError("only the engine knows why not")
+        super().check(request)
+
     def add(self, request: Request) -> None:
         if request.prompt_token_ids[0] == BREAK:
             raise KeyError("a bug")

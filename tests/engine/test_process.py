@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.engine import wire
 from headrace.engine.client import EngineClient
 from headrace.engine.process import EngineProcess
 from headrace.errors import ConfigError, EngineDeadError, RequestError
@@ -127,6 +129,18 @@ def test_an_exception_over_one_request_ends_that_one_only(process: EngineProcess
     assert errors == {"breaks": "the engine could not take the request: KeyError('a bug')", "well": None}
 
 
+def test_what_only_the_engine_can_refuse_ends_with_an_event(process: EngineProcess, inbox: Inbox) -> None:
+    process.submit(make_request("odd", cores.SECRETLY_REFUSED))
+    (event,) = inbox.until_finished("odd")
+    assert (event.finish_reason, event.error) == ("abort", "only the engine knows why not")
+
+
+def test_a_request_that_cannot_be_read_is_answered_too(process: EngineProcess, inbox: Inbox) -> None:
+    process._send(wire.Submit("garbled", msgspec.Raw(msgspec.msgpack.encode({"request_id": 5}))))
+    (event,) = inbox.until_finished("garbled")
+    assert event.error is not None and event.error.startswith("the engine could not take the request: ValidationError")
+
+
 def test_stats_come_by_themselves(process: EngineProcess, inbox: Inbox) -> None:
     before = process.stats.scheduler.num_finished
     process.submit(make_request("counted"))
@@ -191,12 +205,14 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_the_start() -> None
     pid = process.pid
     assert pid is not None
     wait_until(lambda: stages == ["waiting for nothing"])
+    with pytest.raises(EngineDeadError, match="not started yet"):
+        process.submit(make_request("early"))
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert len(os.listdir("/dev/fd")) == before
     assert not process._thread.is_alive()
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineDeadError, match="the engine has stopped: it was closed"):
         process.abort("anything")
     process.close()
 
@@ -245,3 +261,11 @@ def test_it_ends_when_its_front_is_killed(core: str) -> None:
     assert has_torch == "False"
     parent.send_signal(signal.SIGKILL)
     parent.communicate(timeout=60)  # the engine has stderr too, which is at its end only when both are gone
+
+
+def test_signals_to_the_whole_group_are_left_to_the_front(process: EngineProcess, inbox: Inbox) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGTERM)
+    process.submit(make_request("after signals"))
+    inbox.until_finished("after signals")

@@ -28,7 +28,7 @@ from headrace.engine import wire
 from headrace.engine.channel import Channel
 from headrace.engine.loop import EngineLoop
 from headrace.engine.process import LOAD_CORE
-from headrace.errors import EngineDeadError
+from headrace.errors import EngineDeadError, RequestError
 from headrace.types import SequenceEvent
 
 if TYPE_CHECKING:
@@ -139,11 +139,14 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
     match command:
         case wire.Submit():
             try:
-                request = wire.request_of(command)
+                loop.submit(wire.request_of(command))
+            except RequestError as error:
+                loop.refuse(command.request_id, str(error))
+            except EngineDeadError:
+                raise
             except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
-                _log.exception("a request could not be read")
-                return loop.refuse(command.request_id, f"the engine could not read the request: {error!r}")
-            loop.add(request)
+                _log.exception("a request could not be submitted")
+                loop.refuse(command.request_id, f"the engine could not take the request: {error!r}")
         case wire.Abort():
             loop.abort(command.request_id, command.index)
         case wire.LimitRunning():

@@ -52,10 +52,6 @@ class EngineLoop:
     def submit(self, request: Request) -> None:
         """Queue a request. What could never run is refused here and now."""
         self._core.check(request)
-        self.add(request)
-
-    def add(self, request: Request) -> None:
-        """Queue a request that was checked elsewhere; if it is refused nevertheless, its event says so."""
         self._send(lambda: self._add(request))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -71,7 +67,7 @@ class EngineLoop:
         self._send(self._core.forget_prefixes)
 
     def refuse(self, request_id: str, reason: str) -> None:
-        """Answer a request that could not even be read."""
+        """Answer a request that could not even be submitted."""
         self._send(lambda: [_refusal(request_id, reason)])
 
     def stop(self) -> None:

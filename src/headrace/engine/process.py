@@ -32,7 +32,7 @@ from headrace.types import Request, SequenceEvent
 LOAD_CORE = "headrace.engine.start:load_core"
 PULSE_S = 1.0
 CLOSE_S = 10.0  # to finish the step in flight before the process is killed
-EXIT_S = 5.0  # to exit once it has hung up
+EXIT_S = 5.0  # to exit once it has hung up, or was killed
 
 
 class VitalSigns(NamedTuple):
@@ -109,7 +109,8 @@ class EngineProcess:
     def submit(self, request: Request) -> None:
         """Queue a request. What could never run is refused here and now."""
         self._refuse_if_dead()
-        assert self._ready is not None, "submitted before it was ready"
+        if self._ready is None:
+            raise EngineDeadError("the engine has not started yet", code="engine_restarting")
         self._ready.checks.check(request)
         try:
             submission = wire.submission(request)
@@ -136,7 +137,7 @@ class EngineProcess:
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             self._kill()
-            self._thread.join()
+            self._thread.join(EXIT_S)
 
     def kill(self, reason: str, *, asking_where: bool = False) -> None:
         """End it now. `asking_where`: first have it write to its log where its threads are."""
@@ -145,7 +146,7 @@ class EngineProcess:
             self._process.send_signal(signal.SIGUSR1)
             self._thread.join(1.0)  # it writes without its interpreter's help, so at once
         self._kill()
-        self._thread.join()
+        self._thread.join(EXIT_S)  # a driver may hold it for longer than that, and perhaps for ever
 
     def _send(self, command: wire.Command) -> None:
         self._refuse_if_dead()
@@ -206,7 +207,8 @@ class EngineProcess:
     def _end(self) -> None:
         self._channel.hang_up()
         status = None if self._process is None else _wait_for(self._process)
-        self._failure = self._failure or EngineDeadError(_describe_exit(status))
+        reason = "it was closed" if self._is_closing else _describe_exit(status)
+        self._failure = self._failure or EngineDeadError(reason)
         self._channel.close()
         self._has_started.set()
         self._can_run.set()

@@ -74,6 +74,10 @@ class Backoff:
         return self._rules.first_delay_s * 2.0 ** (len(self._restarts) - 1)
 
 
+class _Hung(EngineDeadError):
+    pass
+
+
 class EngineSupervisor:
     """The calls of an engine's client, on whichever process runs now. `deliver` is called with no events when one has
     ended: all that was submitted before is lost then, and `failure` says why."""
@@ -196,7 +200,9 @@ class EngineSupervisor:
             _log.error("the engine has stopped: %s", failure)
             self._failure, self._phase = failure, "restarting"
             self._deliver([])
-            self._process.kill(str(failure))  # what it held is needed for the next one
+            self._process.kill(
+                str(failure), asking_where=isinstance(failure, _Hung)
+            )  # the next one needs what it holds
             self._restart()
 
     def _wait_for_failure(self) -> BaseException | None:
@@ -207,8 +213,7 @@ class EngineSupervisor:
                 return self._process.failure
             complaint = watch.complaint(self._process.signs)
             if complaint is not None:
-                self._process.kill(f"{complaint}, and was killed", asking_where=True)
-                return self._process.failure
+                return _Hung(complaint)
             self._look.wait(self._rules.look_s)
             self._look.clear()
         return None

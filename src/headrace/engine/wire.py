@@ -3,14 +3,15 @@
     front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, at last Close
     engine ─▶ front   Stages, Ready, then a Step for each step with news, and Pulses; Failed instead of either
 
-The dataclasses that cross are sent by their fields, whatever these are; both ends are the same version.
+The dataclasses that cross are sent by their fields, whatever these are; both ends are the same version. Sampling
+parameters are made anew from them, as a user would make them; a part that they take as a mapping arrives as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
-from headrace.types import Request, SequenceEvent, TokenIds
+from headrace.types import Request, SamplingParams, SequenceEvent, TokenIds
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "<i4": np.dtype(np.int32),
@@ -116,7 +117,10 @@ def _array(kind: type[Any], sent: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _command_decoder = msgspec.msgpack.Decoder(Command, dec_hook=_array)
 _news_decoder = msgspec.msgpack.Decoder(News, dec_hook=_array)
-_request_decoder = msgspec.msgpack.Decoder(Request, dec_hook=_array)
+_REQUEST_FIELDS = get_type_hints(Request) | {"params": dict[str, Any]}
+_request_decoder = msgspec.msgpack.Decoder(
+    msgspec.defstruct("SentRequest", [*_REQUEST_FIELDS.items()]), dec_hook=_array
+)
 
 
 def encode(message: Command | News) -> bytes:
@@ -138,7 +142,8 @@ def submission(request: Request) -> Submit:
 
 
 def request_of(submit: Submit) -> Request:
-    return _request_decoder.decode(submit.request)
+    fields = msgspec.structs.asdict(_request_decoder.decode(submit.request))
+    return Request(**fields | {"params": SamplingParams(**fields["params"])})
 
 
 class StepWriter:
