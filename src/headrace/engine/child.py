@@ -123,7 +123,8 @@ class EngineChild:
     def _report(self, error: BaseException) -> None:
         _log.error("the engine has failed", exc_info=error)
         try:
-            self._channel.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
+            text = str(error).encode(errors="replace").decode()  # a path in it may not be text
+            self._channel.send(wire.encode(wire.Failed(type(error).__name__, text)))
         except OSError:
             pass  # the front is gone too
 
