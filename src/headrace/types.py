@@ -274,6 +274,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceTiming:
+    """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
+
+    started_at: float | None = None  # it first got a row
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # known at its end
+    num_preemptions: int = 0  # how often it had to give its row back
+
+
 class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """News of one sequence from the engine: the tokens since the last event, and its end if it ended.
 
@@ -290,6 +300,7 @@ class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
     readout: npt.NDArray[np.float64] | None = None  # at the end: the pooled state [H], or a value for each target
+    timing: SequenceTiming | None = None  # with the first event of a sequence and with its last
 
 
 @dataclass(frozen=True, slots=True)

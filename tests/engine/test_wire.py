@@ -15,8 +15,9 @@ from headrace.engine import wire
 from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Choice, Settings
+from headrace.histogram import HistogramCounts
 from headrace.sched import SchedulerLimits, SchedulerStats
-from headrace.types import Readout, Request, SamplingParams, SequenceEvent, TokenLogprobs
+from headrace.types import Readout, Request, SamplingParams, SequenceEvent, SequenceTiming, TokenLogprobs
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 token_ids = st.integers(0, 2**31 - 1)
@@ -86,9 +87,13 @@ events = st.builds(
     error=optional(texts),
     prompt_logprobs=optional(st.lists(st.none() | logprobs, max_size=3).map(tuple)),
     readout=optional(st.lists(floats, max_size=4).map(lambda values: np.array(values, np.float64))),
+    timing=optional(st.builds(SequenceTiming, optional(floats), optional(floats), optional(floats), counts)),
 )
-scheduler_stats = st.builds(SchedulerStats, **{f.name: counts for f in dataclasses.fields(SchedulerStats)})
-stats = st.builds(EngineStats, scheduler_stats, floats, floats, floats, counts)
+histograms = st.builds(HistogramCounts, st.lists(counts, max_size=4).map(tuple), floats)
+scheduler_stats = st.builds(
+    SchedulerStats, num_steps=counts, num_running=counts, batch_tokens=histograms, token_gaps=histograms
+)
+stats = st.builds(EngineStats, scheduler_stats, floats, floats, floats, counts, histograms, histograms, floats)
 limits = st.builds(
     SchedulerLimits,
     max_num_seqs=st.integers(1, 10),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ class Engine:
 
 Report = Callable[[str], None]
 
+GPU_SWITCH_SECONDS = 0.0005  # for how long another thread may keep the interpreter while the engine's wants it
 GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slow turn of the host costs nothing
 
 
@@ -139,6 +141,8 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
     report("starting the runner")
     if facts.gpu is not None and settings.device == "cuda":
         settings = resolve(config, spec, _with_measured_step(facts, decoder, settings))
+    if settings.device == "cuda":
+        sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
     core = EngineCore(
         Scheduler(settings.limits),
         _start_runner(decoder, settings),
