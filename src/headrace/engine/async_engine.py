@@ -15,8 +15,9 @@ from headrace.engine.core import EngineStats
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
-from headrace.engine.start import start_engine
-from headrace.errors import EngineDeadError, RequestError
+from headrace.engine.start import Report, start_engine, start_engine_process
+from headrace.engine.supervisor import EngineSupervisor, Phase, supervision
+from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -28,6 +29,8 @@ from headrace.types import (
     SequenceEvent,
 )
 
+News = SequenceEvent | BaseException  # an exception: the engine has failed
+
 
 class AsyncEngine:
     """Make one inside a running event loop: `engine = await AsyncEngine.start(...)`.
@@ -36,17 +39,56 @@ class AsyncEngine:
     ...     print(output.outputs[0].text)      # the whole text so far
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
+    def __init__(
+        self,
+        model: str = EMBEDDED_MODEL,
+        *,
+        own_process: bool = False,
+        supervised: bool = False,
+        step_timeout_s: float | None = None,
+        max_engine_restarts: int | None = None,
+        report: Report = lambda stage: None,
+        **settings: Unpack[EngineOptions],
+    ) -> None:
+        """`own_process` keeps the engine's work out of this process. A `supervised` one is started again when it has
+        died, or finishes no step for `step_timeout_s`. `report` hears how far the start has come."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, asyncio.Queue[SequenceEvent | None]] = {}
-        self._engine = start_engine(EngineConfig(model=model, **settings), self._deliver)
+        self._streams: dict[str, asyncio.Queue[News]] = {}
+        config = EngineConfig(model=model, **settings)
+        rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
+        if own_process:
+            self._engine = start_engine_process(config, self._deliver, supervision=rules, report=report)
+        elif rules is not None:
+            raise ConfigError("only an engine in a process of its own can be restarted; add own_process=True")
+        else:
+            self._engine = start_engine(config, self._deliver, report=report)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
         self._ids = count()
 
     @classmethod
-    async def start(cls, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> AsyncEngine:
+    async def start(
+        cls,
+        model: str = EMBEDDED_MODEL,
+        *,
+        own_process: bool = False,
+        supervised: bool = False,
+        step_timeout_s: float | None = None,
+        max_engine_restarts: int | None = None,
+        report: Report = lambda stage: None,
+        **settings: Unpack[EngineOptions],
+    ) -> AsyncEngine:
         """Load the model without stopping the event loop."""
-        return await asyncio.to_thread(lambda: cls(model, **settings))
+        return await asyncio.to_thread(
+            lambda: cls(
+                model,
+                own_process=own_process,
+                supervised=supervised,
+                step_timeout_s=step_timeout_s,
+                max_engine_restarts=max_engine_restarts,
+                report=report,
+                **settings,
+            )
+        )
 
     @property
     def settings(self) -> Settings:
@@ -55,6 +97,24 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         return self._engine.stats
+
+    @property
+    def phase(self) -> Phase:
+        """Whether it takes requests (`ready`), will again (`restarting`), or never will (`dead`)."""
+        client = self._engine.client
+        if isinstance(client, EngineSupervisor):
+            return client.phase
+        return "ready" if client.failure is None else "dead"
+
+    @property
+    def num_restarts(self) -> int:
+        client = self._engine.client
+        return client.num_restarts if isinstance(client, EngineSupervisor) else 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it takes no requests, if it takes none."""
+        return self._engine.client.failure
 
     def get_tokenizer(self) -> Tokenizer:
         return self._reader.tokenizer
@@ -167,7 +227,7 @@ class AsyncEngine:
         return request_id or f"request-{next(self._ids)}"
 
     @contextmanager
-    def _stream_of(self, pending: Answers | PendingReadout) -> Iterator[asyncio.Queue[SequenceEvent | None]]:
+    def _stream_of(self, pending: Answers | PendingReadout) -> Iterator[asyncio.Queue[News]]:
         """A submitted request's news; whoever leaves before its end aborts it."""
         request_id = pending.request.request_id
         news = self._open_stream(pending.request)
@@ -178,21 +238,21 @@ class AsyncEngine:
             if not pending.is_finished and self._engine.client.failure is None:
                 self._engine.client.abort(request_id)
 
-    def _open_stream(self, request: Request) -> asyncio.Queue[SequenceEvent | None]:
+    def _open_stream(self, request: Request) -> asyncio.Queue[News]:
         if request.request_id in self._streams:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         self._loop = asyncio.get_running_loop()
         self._engine.client.submit(request)
-        news: asyncio.Queue[SequenceEvent | None] = asyncio.Queue()
+        news: asyncio.Queue[News] = asyncio.Queue()
         self._streams[request.request_id] = news
         return news
 
-    async def _take_news(self, news: asyncio.Queue[SequenceEvent | None], answers: Answers | PendingReadout) -> None:
+    async def _take_news(self, news: asyncio.Queue[News], answers: Answers | PendingReadout) -> None:
         """Wait for an event, and take all that have come."""
         event = await news.get()
         while True:
-            if event is None:
-                raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
+            if isinstance(event, BaseException):
+                raise EngineDeadError(f"the engine has stopped: {event}") from event
             if not answers.is_finished:
                 progress = answers.take(event)
                 if progress.stopped_index is not None:
@@ -206,13 +266,17 @@ class AsyncEngine:
     def _deliver(self, events: list[SequenceEvent]) -> None:
         """On the engine's thread: hand a step's events over to the event loop in one call."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._dispatch, events)
+            failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
+            try:
+                self._loop.call_soon_threadsafe(self._dispatch, events, failure)
+            except RuntimeError:
+                pass  # the loop was closed just now, and with it all who waited
 
-    def _dispatch(self, events: list[SequenceEvent]) -> None:
+    def _dispatch(self, events: list[SequenceEvent], failure: BaseException | None) -> None:
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.put_nowait(event)
-        if self._engine.client.failure is not None:
+        if failure is not None:
             for stream in self._streams.values():
-                stream.put_nowait(None)
+                stream.put_nowait(failure)
