@@ -48,7 +48,8 @@ from headrace.version import __version__
 KINDS = ("plain", "chat")
 ANSWER_LEN = 8
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[reply]"
-WORDS = "the quick brown fox jumps over a lazy dog and runs along the river bank until night falls".split()
+TEXT = "the quick brown fox jumps over a lazy dog and runs along the river bank until night falls"
+WORDS = TEXT.split()
 
 
 @dataclass
@@ -255,7 +256,7 @@ def main() -> None:
         facts = {
             "command": " ".join(["python", *sys.argv]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+            "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
             "headrace": __version__,
             "python": platform.python_version(),
             "cpus": os.cpu_count(),

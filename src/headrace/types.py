@@ -152,6 +152,14 @@ class SamplingParams:
             )
         object.__setattr__(self, "bad_words_token_ids", sequences)
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """A copy that is not checked again."""
+        copy = object.__new__(SamplingParams)
+        for name in _PARAM_NAMES:
+            object.__setattr__(copy, name, getattr(self, name))
+        object.__setattr__(copy, "seed", seed)
+        return copy
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
         named = {
@@ -183,6 +191,9 @@ class SamplingParams:
     def uses_logprobs(self) -> bool:
         """Whether the log-probabilities of drawn tokens are needed, though perhaps not given."""
         return self.logprobs is not None or self.picks_best
+
+
+_PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 
 
 def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:

@@ -38,7 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.cli.fetching import fetch_if_missing
     from headrace.jobs.run import run_job
     from headrace.jobs.spec import JobSpec
+    from headrace.jobs.template import RowTemplate
 
+    template = RowTemplate.of(
+        prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
+    )
     job = JobSpec(
         input=given.input,
         output=given.output,
@@ -46,6 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         defaults=defaults,
         limit=given.limit,
         overwrite=given.overwrite,
+        template=template,
+        input_format=given.input_format,
+        output_format=given.output_format,
+        max_error_rate=given.max_error_rate,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
@@ -61,12 +69,20 @@ def build_parser() -> CommandParser:
         description="Answer every line of a file of prompts. Answers are written as they finish.",
         epilog=EPILOG,
     )
-    parser.add_argument("input", metavar="INPUT", help="a file of JSON lines, or - for stdin")
+    parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
     parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help="the file of answers, or - for stdout")
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
+    parser.add_argument(
+        "--max-error-rate",
+        type=_share,
+        default=0.1,
+        metavar="X",
+        help="stop when more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
+    _add_row_flags(parser)
     add_sampling_flags(
         parser,
         "for lines that do not say otherwise",
@@ -75,6 +91,26 @@ def build_parser() -> CommandParser:
     )
     add_engine_flags(parser)
     return parser
+
+
+def _add_row_flags(parser: CommandParser) -> None:
+    from headrace.jobs.sources.formats import FORMATS
+
+    group = parser.add_argument_group("rows of data", "when INPUT holds columns, not requests; all are carried along")
+    group.add_argument("--prompt", metavar="TEXT", help="the prompt, with {column} for a column and {{ for a brace")
+    group.add_argument("--system", metavar="TEXT", help="a system prompt, the same way; the prompt is then a message")
+    group.add_argument("--chat", action="store_true", help="the prompt is a user's message, also without --system")
+    group.add_argument("--messages-column", metavar="NAME", help="a column that holds lists of messages")
+    formats = ", ".join(FORMATS)
+    group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not say: {formats}")
+    group.add_argument("--output-format", choices=FORMATS, metavar="F", help="the same for OUTPUT")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
+    return value
 
 
 def _at_least_one(text: str) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol
 
+import msgspec
+
 from headrace.errors import RequestError
 from headrace.text import Tokenizer
 from headrace.types import RequestOutput
@@ -41,8 +43,7 @@ class Reply(Protocol):
     def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownReply:
+class UnknownReply(msgspec.Struct, frozen=True, gc=False):
     """For a line whose format cannot be told; readers of either format find their own keys."""
 
     index: int
