@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
@@ -14,6 +14,7 @@ from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 
 if TYPE_CHECKING:
     from headrace.jobs.report import JobReport
+    from headrace.jobs.spec import JobSpec
 
 EPILOG = """\
 input lines:
@@ -25,19 +26,23 @@ exit codes:
   0    every line was answered
   1    the job could not start or go on
   2    wrong usage
-  3    the job is done, and some lines became error lines
+  3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
   130  stopped by Ctrl-C; what was written is kept"""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_args(arguments)
+    if given.output is None and not given.check:
+        parser.error("the following arguments are required: -o/--output")
+    if given.rate is not None and not given.check:
+        parser.error("--rate is for --check")
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
 
     from headrace.cli.fetching import fetch_if_missing
     from headrace.jobs.run import run_job
-    from headrace.jobs.spec import JobSpec
+    from headrace.jobs.spec import STANDARD_STREAM, JobSpec
     from headrace.jobs.template import RowTemplate
 
     template = RowTemplate.of(
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     job = JobSpec(
         input=given.input,
-        output=given.output,
+        output=given.output or STANDARD_STREAM,
         config=config,
         defaults=defaults,
         limit=given.limit,
@@ -57,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
+    if given.check:
+        return _check(job, given)
     report = run_job(job, quiet=given.quiet)
     _tell(report, given)
     return report.exit_code
@@ -70,7 +77,13 @@ def build_parser() -> CommandParser:
         epilog=EPILOG,
     )
     parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
-    parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help="the file of answers, or - for stdout")
+    parser.add_argument("-o", "--output", metavar="OUTPUT", help="the file of answers, or - for stdout")
+    parser.add_argument(
+        "--check", action="store_true", help="only look for lines that cannot be answered, without loading the model"
+    )
+    parser.add_argument(
+        "--rate", metavar="X", help="with --check: tokens a second, or an earlier --json-summary, to tell the time from"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(
@@ -126,6 +139,19 @@ def _in_a_directory(path: str) -> str:
     return path
 
 
+def _check(job: JobSpec, given: argparse.Namespace) -> int:
+    """Problems and the report are what was asked for, so they go to stdout."""
+    from headrace.jobs.preflight import Rate, check_job, open_front
+
+    rate = None if given.rate is None else Rate.read(given.rate)
+    report = check_job(job, open_front(job.config), tell=print, rate=rate)
+    if not given.quiet:
+        sys.stdout.write(report.text())
+    if given.json_summary is not None:
+        _write_json(report.as_json(), given.json_summary)
+    return report.exit_code
+
+
 def _tell(report: JobReport, given: argparse.Namespace) -> None:
     from headrace.jobs.summary import headline, print_summary, whereabouts
 
@@ -134,16 +160,16 @@ def _tell(report: JobReport, given: argparse.Namespace) -> None:
     elif report.exit_code:
         print(f"headrace: {headline(report)}; {whereabouts(report)}", file=sys.stderr)
     if given.json_summary is not None:
-        _write_json(report, given.json_summary)
+        _write_json(report.as_json(), given.json_summary)
 
 
-def _write_json(report: JobReport, path: str) -> None:
+def _write_json(summary: dict[str, Any], path: str) -> None:
     import msgspec
 
     from headrace.errors import JobError
 
     try:
         with open(path, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(report.as_json())) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
     except OSError as error:
         raise JobError(f"the summary cannot be written to {path}: {error.strerror}") from error

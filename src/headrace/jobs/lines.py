@@ -81,7 +81,8 @@ class LineParser:
         try:
             decoded = self._decode(line)
         except RequestError as error:
-            return BadLine(UnknownReply(line.index), error)
+            is_row = self._template is not None or line.problem is not None
+            return BadLine(PlainReply(line.index, {}) if is_row else UnknownReply(line.index), error)
         if self._template is not None:
             return self._parse_row(line, decoded, self._template)
         if is_plain(decoded):

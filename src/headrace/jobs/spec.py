@@ -62,6 +62,14 @@ class JobSpec:
 
         json_columns = SAMPLING_FIELDS | {"messages", "chat_template_kwargs"} if self.template is None else ()
         source = open_source(self.input, format=self.input_format, json_columns=json_columns)
+        try:
+            self._check_columns(source)
+        except JobError:
+            source.close()
+            raise
+        return source
+
+    def _check_columns(self, source: Source) -> None:
         if self.template is not None:
             self.template.check(source)
         elif source.columns is not None and not {"prompt", "messages"} & set(source.columns):
@@ -69,7 +77,6 @@ class JobSpec:
                 f"{self.input} has no column 'prompt' or 'messages' but {', '.join(source.columns) or 'none at all'}; "
                 "say what to ask with --prompt 'text with {column}', or --messages-column"
             )
-        return source
 
     def _check_output_object(self) -> None:
         from headrace.jobs.sources.files import exists

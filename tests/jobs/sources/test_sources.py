@@ -131,6 +131,19 @@ def test_a_line_by_its_index_is_cleaned_like_any_other(tmp_path: Path) -> None:
         assert blank is not None and blank.data == b""
 
 
+def test_a_line_of_a_hundred_megabytes_is_marked_and_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    with path.open("wb") as file:
+        file.write(b"first\n")
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
+        file.write(b"\nlast\n")
+    lines = read(path)
+    assert [(line.number, line.is_too_long) for line in lines] == [(1, False), (2, True), (3, False)]
+    assert len(lines[1].data) <= reader.MAX_LINE_BYTES
+    assert (lines[2].data, lines[2].offset) == (b"last", 100_000_007)
+
+
 # Compression.
 
 
