@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
@@ -155,13 +156,15 @@ class SamplingParams:
     def with_seed(self, seed: int) -> SamplingParams:
         """A copy that is not checked again."""
         copy = object.__new__(SamplingParams)
-        for name in _PARAM_NAMES:
-            object.__setattr__(copy, name, getattr(self, name))
+        for put, value in zip(_PARAM_SETTERS, _param_values(self), strict=True):
+            put(copy, value)
         object.__setattr__(copy, "seed", seed)
         return copy
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
+        if not (self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids):
+            return
         named = {
             "logit_bias": self.logit_bias or (),
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -194,6 +197,8 @@ class SamplingParams:
 
 
 _PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
+_PARAM_SETTERS = tuple(getattr(SamplingParams, name).__set__ for name in _PARAM_NAMES)  # of its slots
+_param_values = operator.attrgetter(*_PARAM_NAMES)
 
 
 def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:

@@ -22,6 +22,18 @@ from headrace.types import (
 class Answer:
     """One sequence's text in the making. Owned by its `Answers`."""
 
+    __slots__ = (
+        "_detokenizer",
+        "_logprobs",
+        "_params",
+        "_stops",
+        "finish_reason",
+        "index",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
         params = request.params
         self.index = index
@@ -114,14 +126,20 @@ class Answers:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    _answers: list[Answer] = field(default_factory=list)
+    _made: list[Answer] | None = None
 
-    def __post_init__(self) -> None:
-        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.num_sequences)]
+    @property
+    def _answers(self) -> list[Answer]:
+        """Made when the first event comes: most requests wait for long."""
+        if self._made is None:
+            self._made = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.num_sequences)]
+        return self._made
 
     @property
     def is_finished(self) -> bool:
-        return self.error is not None or all(answer.finish_reason is not None for answer in self._answers)
+        if self.error is not None:
+            return True
+        return all([answer.finish_reason is not None for answer in self._answers])  # noqa: C419  a list is faster
 
     @property
     def num_generated_tokens(self) -> int:

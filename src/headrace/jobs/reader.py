@@ -11,7 +11,7 @@ from headrace.errors import JobError
 
 BOM = b"\xef\xbb\xbf"
 CHUNK_BYTES = 256 * 1024
-BATCH_LINES = 64
+BATCH_LINES = 256
 MAX_LINE_BYTES = 64 * 1024 * 1024  # more text than any context holds
 
 

@@ -71,10 +71,12 @@ def message_of(error: RequestError, index: int) -> str:
 
 
 def usage(output: RequestOutput) -> dict[str, Any]:
-    num_generated = sum(len(answer.token_ids) for answer in output.outputs)
+    num_read, num_generated = len(output.prompt_token_ids), 0
+    for answer in output.outputs:
+        num_generated += len(answer.token_ids)
     return {
-        "prompt_tokens": len(output.prompt_token_ids),
+        "prompt_tokens": num_read,
         "completion_tokens": num_generated,
-        "total_tokens": len(output.prompt_token_ids) + num_generated,
+        "total_tokens": num_read + num_generated,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
     }

@@ -55,8 +55,9 @@ class Tally:
         self.num_answered += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.num_cached_tokens
-        self.num_generated_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-        self.finish_reasons.update(answer.finish_reason or "none" for answer in output.outputs)
+        for answer in output.outputs:
+            self.num_generated_tokens += len(answer.token_ids)
+            self.finish_reasons[answer.finish_reason or "none"] += 1
         for note in line.notes:
             if note in self.notes or len(self.notes) < MAX_NOTES:
                 self.notes[note] += 1
