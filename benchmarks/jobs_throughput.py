@@ -1,8 +1,8 @@
 """What a job costs without a model: reader, parser, tokenizer, a fake engine, writer. Lines a second, and memory.
 
-The fake engine answers every request with a few tokens at once, and refuses what the real one would. Lines are made
-on the fly by a second process and come through a pipe, so that no disk is measured on the way in; the time of that
-process is the machine's too.
+The fake engine answers every request with a few tokens at once, and refuses what the real one would; the tokenizer
+knows whole words. Lines are made on the fly by a second process and come through a pipe, so that no disk is measured on
+the way in; the time of that process is the machine's too.
 
     python benchmarks/jobs_throughput.py --lines 1000000 --json benchmarks/results/jobs-throughput.json
     python benchmarks/jobs_throughput.py --lines 20000000 --kind chat --json ... --plot docs/jobs-memory.svg
@@ -16,8 +16,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +38,9 @@ from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
+from headrace.jobs.index import Bitmap
 from headrace.jobs.run import run_job
+from headrace.jobs.sources import open_source
 from headrace.jobs.spec import JobSpec
 from headrace.models import ModelSpec
 from headrace.sched import SchedulerStats
@@ -90,7 +94,8 @@ class FakeClient:
         self._checks.check(request)
         with self._news:
             self._submitted.append(request)
-            self._news.notify()
+            if len(self._submitted) == 1:
+                self._news.notify()
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         pass
@@ -119,19 +124,14 @@ class FakeClient:
             self._deliver([SequenceEvent(request.request_id, 0, self._tokens, "length") for request in requests])
 
 
-def byte_tokenizer() -> Tokenizer:
+def word_tokenizer() -> Tokenizer:
+    """Whole words and single bytes, as cheap as a tokenizer can be: it is not what is measured."""
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-    words = {spelled[byte]: byte for byte in range(256)}
-    merges: list[tuple[str, str]] = []
-    for word in WORDS:  # each word of the prompts is one token, as it would be in a large vocabulary
-        token = spelled[32]
-        for character in word:
-            if token + character not in words:
-                words[token + character] = len(words)
-                merges.append((token, character))
-            token += character
-    backend = Backend(models.BPE(vocab=words, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokens = {spelled[byte]: byte for byte in range(256)}
+    for word in WORDS:
+        tokens.setdefault(word, len(tokens))
+    backend = Backend(models.WordLevel(tokens, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, special_tokens={}, chat_template=ChatTemplate(TEMPLATE))
 
@@ -155,7 +155,7 @@ def start(config: EngineConfig, deliver: Deliver) -> Engine:
         seed=0,
         choices=(),
     )
-    tokenizer = byte_tokenizer()
+    tokenizer = word_tokenizer()
     return Engine(
         client=FakeClient(deliver, RequestChecks(settings.limits, (), 4096)),
         settings=settings,
@@ -230,6 +230,66 @@ def measure(kind: str, num_lines: int, output: str, every: float) -> Record:
     )
 
 
+def plot(records: list[dict[str, Any]]) -> str:
+    """Memory against lines, as SVG."""
+    width, height, left, top, right, bottom = 720, 320, 64, 24, 16, 48
+    most_lines = max(record["num_lines"] for record in records)
+    most_mb = max(100, 50 * -(-max(mb for record in records for _, mb in record["samples"]) // 50))
+    colours = ("#1f6feb", "#d1570b")
+
+    def x(count: float) -> float:
+        return left + (width - left - right) * count / most_lines
+
+    def y(mb: float) -> float:
+        return height - bottom - (height - top - bottom) * mb / most_mb
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        '<g font-family="sans-serif" font-size="12" fill="#444">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for step in range(5):
+        mb, count = most_mb * step / 4, most_lines * step / 4
+        parts.append(f'<path d="M{left} {y(mb):.1f}H{width - right}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y(mb) + 4:.1f}" text-anchor="end">{mb:.0f} MB</text>')
+        anchor = "end" if step == 4 else "middle"
+        parts.append(
+            f'<text x="{x(count):.1f}" y="{height - bottom + 18}" text-anchor="{anchor}">{count / 1e6:g} M</text>'
+        )
+    parts.append(f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">lines answered</text>')
+    for place, record in enumerate(records):
+        points = " ".join(f"{x(count):.1f},{y(mb):.1f}" for count, mb in record["samples"])
+        colour = colours[place % len(colours)]
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        text = f"{record['kind']} lines: {record['lines_per_second']:,} a second"
+        parts.append(f'<text x="{left + 8}" y="{top + 14 * place}" fill="{colour}">{text}</text>')
+    return "\n".join([*parts, "</g></svg>", ""])
+
+
+def measure_skipping(num_lines: int) -> dict[str, float]:
+    """How fast lines that are done are passed over: a local file, and a bitmap that has them all."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        for piece in lines("plain", num_lines):
+            file.write(piece)
+        file.flush()
+        done = Bitmap(range(num_lines))
+        with closing(open_source(file.name)) as source:
+            began = perf_counter()
+            assert not [line for batch in source.read_batches(skip=done.__contains__) for line in batch]
+            skipped = perf_counter() - began
+            source.line_at(num_lines - 1)
+            indexed = perf_counter() - began - skipped
+            source.identity()
+            hashed = perf_counter() - began - skipped - indexed
+        return {
+            "num_lines": num_lines,
+            "skipped_lines_per_second": round(num_lines / skipped),
+            "indexed_lines_per_second": round(num_lines / indexed),
+            "hashed_mb_per_second": round(os.stat(file.name).st_size / hashed / 1e6),
+            "bitmap_bytes": done.num_bytes,
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=1_000_000)
@@ -237,21 +297,27 @@ def main() -> None:
     parser.add_argument("--output", default="/dev/null", help="where the answers go")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two looks at the memory")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw the memory against the lines, as SVG")
     parser.add_argument("--generate", choices=KINDS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.generate:
         for piece in lines(given.generate, given.lines):
             sys.stdout.buffer.write(piece)
         return
+    skipping = measure_skipping(min(given.lines, 1_000_000))
+    print(f"done lines passed over: {skipping['skipped_lines_per_second']:,} lines/s", flush=True)
     records = []
     for kind in KINDS if given.kind == "all" else [given.kind]:
         record = measure(kind, given.lines, given.output, given.every)
         print(
             f"{kind}: {record.num_lines:,} lines in {record.seconds} s, {record.lines_per_second:,} lines/s, "
+            f"{record.cpu_seconds} s of CPU, "
             f"memory {record.rss_mb_at_start} MB at start, {record.rss_mb_peak} MB at most",
             flush=True,
         )
         records.append(asdict(record))
+    if given.plot:
+        given.plot.write_text(plot(records))
     if given.json:
         facts = {
             "command": " ".join(["python", *sys.argv]),
@@ -260,6 +326,7 @@ def main() -> None:
             "headrace": __version__,
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
+            "skipping": skipping,
             "records": records,
         }
         given.json.write_text(json.dumps(facts, indent=1) + "\n")

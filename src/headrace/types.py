@@ -156,9 +156,9 @@ class SamplingParams:
     def with_seed(self, seed: int) -> SamplingParams:
         """A copy that is not checked again."""
         copy = object.__new__(SamplingParams)
-        for put, value in zip(_PARAM_SETTERS, _param_values(self), strict=True):
+        for put, value in zip(_PARAM_SETTERS, _param_values(self)):  # noqa: B905  strict costs, and they are as many
             put(copy, value)
-        object.__setattr__(copy, "seed", seed)
+        _PUT_SEED(copy, seed)
         return copy
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -198,6 +198,7 @@ class SamplingParams:
 
 _PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 _PARAM_SETTERS = tuple(getattr(SamplingParams, name).__set__ for name in _PARAM_NAMES)  # of its slots
+_PUT_SEED = SamplingParams.seed.__set__  # type: ignore[union-attr]
 _param_values = operator.attrgetter(*_PARAM_NAMES)
 
 

@@ -113,6 +113,9 @@ class Progress:
     stopped_index: int | None = None
 
 
+_GOES_ON, _IS_OVER = Progress(False), Progress(True)
+
+
 @dataclass(slots=True)
 class Answers:
     """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
@@ -137,9 +140,10 @@ class Answers:
 
     @property
     def is_finished(self) -> bool:
-        if self.error is not None:
-            return True
-        return all([answer.finish_reason is not None for answer in self._answers])  # noqa: C419  a list is faster
+        answers = self._answers
+        if self.error is not None or len(answers) == 1:
+            return self.error is not None or answers[0].finish_reason is not None
+        return all([answer.finish_reason is not None for answer in answers])  # noqa: C419  a list is faster
 
     @property
     def num_generated_tokens(self) -> int:
@@ -156,8 +160,9 @@ class Answers:
             self.num_cached_tokens = event.num_cached_tokens
         answer = self._answers[event.index]
         answer.take(event, self.eos_token_ids)
-        ended_here = answer.finish_reason is not None and event.finish_reason is None
-        return Progress(self.is_finished, event.index if ended_here else None)
+        if answer.finish_reason is not None and event.finish_reason is None:
+            return Progress(self.is_finished, event.index)  # a stop string was found here
+        return _IS_OVER if self.is_finished else _GOES_ON
 
     @property
     def can_be_shown(self) -> bool:
@@ -179,7 +184,7 @@ class Answers:
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_token_ids=tuple(self.request.prompt_token_ids.tolist()),
-            outputs=tuple(answer.output(index) for index, answer in enumerate(self._given())),
+            outputs=tuple([answer.output(index) for index, answer in enumerate(self._given())]),
             finished=self.is_finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=metrics,
