@@ -209,15 +209,15 @@ def test_the_status_of_a_full_queue_is_an_option(status: int) -> None:
 
 
 def test_a_server_that_is_not_ready_takes_nothing() -> None:
-    failure: list[str] = []
-    state = ServerState(lambda: failure[0] if failure else None)
+    phases = ["ready"]
+    state = ServerState(lambda: phases[-1])
     made = admission(state=state, overload_status=429, shutdown_timeout_s=12.5)
     assert (refusal(made).reason, refusal(made).status) == ("starting", 503)
     state.ready()
     made.reserve(1)
-    failure.append("boom")
+    phases.append("restarting")
     assert refusal(made).reason == "engine_dead"
-    failure.clear()
+    phases.append("ready")
     state.drain()
     assert (refusal(made).reason, refusal(made).retry_after_s) == ("draining", 13)
     assert made.refusals == {"starting": 2, "engine_dead": 1, "draining": 2}

@@ -13,11 +13,13 @@ def test_a_server_starts_gets_ready_and_drains() -> None:
 
 
 def test_a_dead_engine_makes_a_dead_server_until_it_is_back() -> None:
-    failures: list[BaseException] = [RuntimeError("boom")]
-    state = ServerState(lambda: failures[0] if failures else None)
+    phases = ["ready"]
+    state = ServerState(lambda: phases[-1])
     state.ready()
-    assert (state.phase, state.is_alive, state.refuse_reason()) == ("dead", False, "engine_dead")
-    failures.clear()
+    for phase in ("restarting", "dead"):
+        phases.append(phase)
+        assert (state.phase, state.is_alive, state.refuse_reason()) == ("dead", False, "engine_dead")
+    phases.append("ready")
     assert (state.phase, state.is_alive) == ("ready", True)
 
 

@@ -6,8 +6,8 @@ The engine has `max_batch_size` places. Requests wait here until they are let in
 - At once, the largest preferred size that can be formed.
 - Else all that wait, when the oldest of them has waited `max_queue_delay_s`.
 
-A request that has waited `timeout_s` is refused, or goes behind all of its priority and above that have not. Without any
-of these settings a turn is given at once, and the engine's own queue is the only one.
+A request that has waited `timeout_s` is refused, or goes behind all of its priority and above that have not. Without
+any of these settings a turn is given at once, and the engine's own queue is the only one.
 """
 
 from __future__ import annotations

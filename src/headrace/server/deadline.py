@@ -1,24 +1,37 @@
-"""How long a request may take: the server's limit, or what the client asks for if that is shorter."""
+"""How long a request may take and wait: the server's limits, which a client may only shorten."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from headrace.errors import RequestError
-from headrace.server.errors import ApiError
 
-T = TypeVar("T")
-Headers = Iterable[tuple[bytes, bytes]]
-
-REQUEST_TIMEOUT = b"x-request-timeout"  # seconds
-QUEUE_TIMEOUT = b"x-queue-timeout"  # seconds
+REQUEST_TIMEOUT = b"x-request-timeout"
+QUEUE_TIMEOUT = b"x-queue-timeout"
 
 
-def seconds_in(headers: Headers, name: bytes) -> float | None:
+class Deadlines:
+    """Of requests, counted from their arrival at the gate."""
+
+    def __init__(self, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+
+    def remaining_s(self, scope: Mapping[str, Any]) -> float | None:
+        """What is left of a request's time; None: it has no end."""
+        asked = seconds_in(scope["headers"], REQUEST_TIMEOUT)
+        given = [seconds for seconds in (self._limit_s, asked) if seconds is not None]
+        if not given:
+            return None
+        now = self._clock()
+        arrived_at = float(scope.get("headrace", {}).get("arrived_at", now))
+        return max(0.0, arrived_at + min(given) - now)
+
+
+def seconds_in(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> float | None:
     """A header's number of seconds, or None if the request has no such header."""
     for key, value in headers:
         if key == name:
@@ -31,52 +44,3 @@ def seconds_in(headers: Headers, name: bytes) -> float | None:
                 raise RequestError(f"{shown} must be a number of seconds above 0", param=shown)
             return seconds
     return None
-
-
-class Deadline:
-    """The moment at which a request is given up. `asked_s` can only shorten `limit_s`; without either it never comes."""
-
-    def __init__(
-        self, limit_s: float | None, asked_s: float | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        given = [seconds for seconds in (limit_s, asked_s) if seconds is not None]
-        self._clock = clock
-        self.seconds = min(given, default=None)
-        self._at = None if self.seconds is None else clock() + self.seconds
-
-    @classmethod
-    def of(cls, headers: Headers, limit_s: float | None) -> Deadline:
-        return cls(limit_s, seconds_in(headers, REQUEST_TIMEOUT))
-
-    @property
-    def remaining_s(self) -> float | None:
-        return None if self._at is None else max(0.0, self._at - self._clock())
-
-    @property
-    def is_over(self) -> bool:
-        return self._at is not None and self._clock() >= self._at
-
-    def check(self) -> None:
-        if self.is_over:
-            raise self.error()
-
-    async def wait_for(self, news: Awaitable[T]) -> T:
-        """The result, or an error once the deadline has come; what was waited for is cancelled then."""
-        self.check()
-        if self._at is None:
-            return await news
-        try:
-            async with asyncio.timeout(self.remaining_s) as limit:
-                return await news
-        except TimeoutError:
-            if limit.expired():
-                raise self.error() from None
-            raise
-
-    def error(self) -> ApiError:
-        return ApiError(
-            504,
-            f"the request was given up after its {self.seconds:g} seconds; allow it more time, or ask for less",
-            type="timeout_error",
-            code="request_timeout",
-        )

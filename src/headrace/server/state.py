@@ -9,19 +9,19 @@ Phase = Literal["starting", "ready", "draining", "dead"]
 
 
 class ServerState:
-    """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while the engine is.
+    """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while there is no engine.
 
-    `engine_failure` is asked each time, since an engine may die and come back at any moment.
+    `engine_phase` is asked each time, since an engine may die and come back at any moment.
     """
 
-    def __init__(self, engine_failure: Callable[[], object | None] = lambda: None) -> None:
-        self._engine_failure = engine_failure
+    def __init__(self, engine_phase: Callable[[], str] = lambda: "ready") -> None:
+        self._engine_phase = engine_phase
         self._is_started = False
         self._is_draining = False
 
     @property
     def phase(self) -> Phase:
-        if self._is_started and self._engine_failure() is not None:
+        if self._is_started and self._engine_phase() in ("restarting", "dead"):
             return "dead"
         if self._is_draining:
             return "draining"
