@@ -23,15 +23,17 @@ class ServerOptions:
     # where it listens
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
-    root_path: str = setting("", "path under which a proxy serves this server")
+    root_path: str = setting("", "path under which a proxy serves this server; default: none")
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
     served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
 
     # who may use it
-    api_key: str | None = setting(None, "key that clients must send; better in HEADRACE_API_KEY or a file")
-    api_key_file: str | None = setting(None, "file with one key a line, optionally 'name key'; read again on SIGHUP")
-    admin_key: str | None = setting(None, "key of the control routes; without one they do not exist")
+    api_key: str | None = setting(
+        None, "key that clients must send; better in HEADRACE_API_KEY or a file; default: none"
+    )
+    api_key_file: str | None = setting(None, "file of lines 'key' or 'name key', read again on SIGHUP; default: none")
+    admin_key: str | None = setting(None, "key of the control routes, which else do not exist; default: none")
     allowed_origins: str = setting("", "origins that browsers may call from, separated by commas; default: none")
     cache_salt_per_key: bool = setting(True, "keep the prefix caches of different keys apart")
 
