@@ -4,11 +4,34 @@ import asyncio
 
 import pytest
 
+from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.admission import LONGEST_RETRY_S, WINDOW_S, Admission, AdmissionLimits, Overloaded
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 from tests.server.hand_timer import HandTimer
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        load_format="auto",
+        num_threads=1,
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        block_size=16,
+        num_blocks=100,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+        queue_policy="fcfs",
+        capacity_policy="max_utilization",
+        seed=0,
+        choices=(),
+    )
 
 
 def admission(
@@ -223,8 +246,8 @@ def test_a_server_that_is_not_ready_takes_nothing() -> None:
     assert made.refusals == {"starting": 2, "engine_dead": 1, "draining": 2}
 
 
-def test_the_default_limits_are_four_engine_fulls(settings: object) -> None:
-    limits = AdmissionLimits.of(ServerOptions(), settings)  # type: ignore[arg-type]
+def test_the_default_limits_are_four_engine_fulls(settings: Settings) -> None:
+    limits = AdmissionLimits.of(ServerOptions(), settings)
     assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
-    assert AdmissionLimits.of(options, settings) == AdmissionLimits(5, 6)  # type: ignore[arg-type]
+    assert AdmissionLimits.of(options, settings) == AdmissionLimits(5, 6)
