@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.lifecycle import SPARE_FILES, address_of, most_connections, open_listener
+from headrace.server.lifecycle import SPARE_FILES, address_of, check_tls, most_connections, open_listener
 from headrace.server.options import ServerOptions
 from tests.server.live import Live, read_answer, run, until
 
@@ -218,6 +218,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_it_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> None:
     certfile, keyfile = certificate
+    check_tls(ServerOptions(ssl_certfile=str(certfile), ssl_keyfile=str(keyfile)))
     trust = ssl.create_default_context(cafile=str(certfile))
 
     async def body() -> None:
@@ -235,7 +236,7 @@ def test_it_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> Non
 
 def test_tls_files_that_cannot_be_used_are_an_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        Live(ssl_certfile=str(tmp_path / "none.pem"))
+        check_tls(ServerOptions(ssl_certfile=str(tmp_path / "none.pem")))
     (tmp_path / "bad.pem").write_text("not a certificate")
     with pytest.raises(ConfigError, match="cannot be used"):
-        Live(ssl_certfile=str(tmp_path / "bad.pem"))
+        check_tls(ServerOptions(ssl_certfile=str(tmp_path / "bad.pem")))

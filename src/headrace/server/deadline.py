@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.errors import RequestError
@@ -13,22 +12,10 @@ REQUEST_TIMEOUT = b"x-request-timeout"
 QUEUE_TIMEOUT = b"x-queue-timeout"
 
 
-class Deadlines:
-    """Of requests, counted from their arrival at the gate."""
-
-    def __init__(self, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit_s = limit_s
-        self._clock = clock
-
-    def remaining_s(self, scope: Mapping[str, Any]) -> float | None:
-        """What is left of a request's time; None: it has no end."""
-        asked = seconds_in(scope["headers"], REQUEST_TIMEOUT)
-        given = [seconds for seconds in (self._limit_s, asked) if seconds is not None]
-        if not given:
-            return None
-        now = self._clock()
-        arrived_at = float(scope.get("headrace", {}).get("arrived_at", now))
-        return max(0.0, arrived_at + min(given) - now)
+def allowed_seconds(scope: Mapping[str, Any], limit_s: float | None) -> float | None:
+    """A request's whole time; None: it has no end."""
+    asked = seconds_in(scope["headers"], REQUEST_TIMEOUT)
+    return min((seconds for seconds in (limit_s, asked) if seconds is not None), default=None)
 
 
 def seconds_in(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> float | None:

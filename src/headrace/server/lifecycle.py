@@ -197,13 +197,18 @@ def _uvicorn_config(app: Application, options: ServerOptions, on_refused: Callab
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
     )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"the TLS files {options.ssl_certfile} and {options.ssl_keyfile} cannot be used: {error}"
-        ) from error
+    config.load()
     return config
+
+
+def check_tls(options: ServerOptions) -> None:
+    """That the certificate and its key can be used, before a model is loaded for them."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS files of --ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
 
 
 def most_connections() -> int:
