@@ -7,11 +7,11 @@ import os
 import random
 
 import psutil
+from benchmarks.bad_clients import KINDS, misbehave
 
 from headrace.server.admission import Admission, AdmissionLimits
 from headrace.server.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
-from tests.server.bad_clients import KINDS, misbehave
 from tests.server.live import Live, run, until
 
 NUM_CONNECTIONS = 1000

@@ -246,6 +246,17 @@ def test_a_refused_client_may_finish_sending_within_reason() -> None:
     assert closed(read_timeout_s=0.01).ask(method="POST", headers={"Content-Length": "15"}, ends=False).status == 401
 
 
+def test_all_bodies_together_have_a_cap_too() -> None:
+    bench = GateBench(max_body_bytes=10)
+    chunked = {"Transfer-Encoding": "chunked"}
+    bench.gate._num_held_bytes = 64 * 10 - 6  # what others hold
+    answer = bench.ask(method="POST", headers=chunked, body=[b"0" * 7])
+    assert (answer.status, answer.headers["retry-after"], bench.refused) == (503, "1", ["bodies"])
+    assert bench.ask(method="POST", headers=chunked, body=[b"0" * 6]).status == 200
+    assert bench.ask(method="POST", headers=chunked, body=[b"0" * 11]).status == 413
+    assert bench.gate._num_held_bytes == 64 * 10 - 6
+
+
 # ---- the log
 
 

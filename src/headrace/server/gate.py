@@ -28,9 +28,17 @@ Header = tuple[bytes, bytes]
 OPEN_PATHS = frozenset({"/health", "/ready"})
 CONTROL_PREFIX = "/admin"
 MOST_PRESENTED_KEYS = 4
+BODIES_AT_ONCE = 64  # so many of the longest bodies may be held at once, by all connections together
 PREFLIGHT_SECONDS = b"600"
 
-_REASONS = {401: "auth", 403: "auth", 404: "not_found", 408: "timeout", 413: "body_too_long"}  # names in metrics
+_REASONS = {
+    401: "auth",
+    403: "auth",
+    404: "not_found",
+    408: "timeout",
+    413: "body_too_long",
+    503: "bodies",
+}  # names in metrics
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("headrace.access")
@@ -55,6 +63,7 @@ class Gate:
         self._origins = options.origins
         self._on_refused = on_refused
         self._clock = clock
+        self._num_held_bytes = 0  # of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "lifespan and websockets are switched off"
@@ -78,13 +87,16 @@ class Gate:
                 await self._permit(scope, answer)
                 return
         scope["headrace"] |= self._identify(scope)
-        if _has_body(scope):
-            body = await self._read_body(scope, receive)
-            if body is None:
-                return  # the client has left
-            answer.is_body_read = True
-            receive = _once(body, receive)
-        await self._app(scope, receive, answer.send)
+        if not _has_body(scope):
+            await self._app(scope, receive, answer.send)
+            return
+        parts: list[bytes] = []
+        try:
+            if await self._read_body(scope, receive, parts):  # else the client has left
+                answer.is_body_read = True
+                await self._app(scope, _once(b"".join(parts), receive), answer.send)
+        finally:
+            self._num_held_bytes -= sum(map(len, parts))
 
     def _path(self, scope: Scope) -> str:
         """Without the prefix under which a proxy serves this server, if the proxy has left it on."""
@@ -155,24 +167,27 @@ class Gate:
 
     # ---- how much, in which time
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read_body(self, scope: Scope, receive: Receive, parts: list[bytes]) -> bool:
+        """Whether all of it came; each part is counted as it is taken."""
         limit, seconds = self._options.max_body_bytes, self._options.read_timeout_s
         if _content_length(scope) > limit:
             raise _too_long(limit)
-        parts: list[bytes] = []
         num_bytes = 0
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
+                        return False
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
+                    self._num_held_bytes += len(parts[-1])
                     if num_bytes > limit:
                         raise _too_long(limit)
+                    if self._num_held_bytes > BODIES_AT_ONCE * limit:
+                        raise _too_much()
                     if not message.get("more_body", False):
-                        return b"".join(parts)
+                        return True
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not come within {seconds:g} seconds", type="timeout_error", code="read_timeout"
@@ -309,6 +324,16 @@ def _unauthorized() -> ApiError:
         type="authentication_error",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _too_much() -> ApiError:
+    return ApiError(
+        503,
+        "too many long bodies are being read; try again soon",
+        type="overloaded_error",
+        code="bodies",
+        headers={"Retry-After": "1"},
     )
 
 

@@ -9,7 +9,8 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Type: application/json\r\n"
+ASKED = b'{"prompt": "Once upon a time", "max_tokens": 64, "stream": true, "ignore_eos": true}'
 
 KINDS: dict[str, Callable[[random.Random], bytes]] = {
     "nothing": lambda dice: b"",
@@ -23,7 +24,7 @@ KINDS: dict[str, Callable[[random.Random], bytes]] = {
     "many headers": lambda dice: POST + b"X: y\r\n" * 1000,
     "no key": lambda dice: b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
     "a body too long": lambda dice: POST + b"Content-Length: 99999999\r\n\r\nabc",
-    "a request and away": lambda dice: POST + b"Content-Length: 2\r\n\r\n{}",
+    "a request and away": lambda dice: POST + b"Content-Length: %d\r\n\r\n%s" % (len(ASKED), ASKED),
 }
 
 
