@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -260,8 +261,7 @@ class Request:
         object.__setattr__(self, "prompt_token_ids", np.ascontiguousarray(self.prompt_token_ids, np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """For one token: its own log-probability and rank, and the most likely tokens with theirs."""
 
     token_id: int
@@ -274,8 +274,7 @@ class TokenLogprobs:
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceTiming:
+class SequenceTiming(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When a sequence first got a row (None: never), on the clock that all processes of a machine share
     (`time.monotonic`), and how often it had to give it back since."""
 
@@ -283,9 +282,11 @@ class SequenceTiming:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceEvent:
-    """News of one sequence from the engine: the tokens since the last event, and its end if it ended."""
+class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """News of one sequence from the engine: the tokens since the last event, and its end if it ended.
+
+    There is one for each watched sequence and step, so it is a Struct: far cheaper to make and to send.
+    """
 
     request_id: str
     index: int  # which of the request's `n` sequences

@@ -18,8 +18,9 @@ from headrace.engine.news import News
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
-from headrace.engine.start import Engine, start_engine
-from headrace.errors import EngineDeadError, RequestError
+from headrace.engine.start import Engine, Report, start_engine, start_engine_process
+from headrace.engine.supervisor import EngineSupervisor, Phase, supervision
+from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -39,8 +40,27 @@ class AsyncEngine:
     ...     print(output.outputs[0].text)      # the whole text so far
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
-        self._set_up(lambda deliver: start_engine(EngineConfig(model=model, **settings), deliver))
+    def __init__(
+        self,
+        model: str = EMBEDDED_MODEL,
+        *,
+        own_process: bool = False,
+        supervised: bool = False,
+        step_timeout_s: float | None = None,
+        max_engine_restarts: int | None = None,
+        report: Report = lambda stage: None,
+        **settings: Unpack[EngineOptions],
+    ) -> None:
+        """`own_process` keeps the engine's work out of this process. A `supervised` one is started again when it has
+        died, or finishes no step for `step_timeout_s`. `report` hears how far the start has come."""
+        config = EngineConfig(model=model, **settings)
+        rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
+        if own_process:
+            self._set_up(lambda deliver: start_engine_process(config, deliver, supervision=rules, report=report))
+        elif rules is not None:
+            raise ConfigError("only an engine in a process of its own can be restarted; add own_process=True")
+        else:
+            self._set_up(lambda deliver: start_engine(config, deliver, report=report))
 
     @classmethod
     def over(cls, start: Callable[[Deliver], Engine]) -> AsyncEngine:
@@ -57,9 +77,29 @@ class AsyncEngine:
         self._ids = count()
 
     @classmethod
-    async def start(cls, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> AsyncEngine:
+    async def start(
+        cls,
+        model: str = EMBEDDED_MODEL,
+        *,
+        own_process: bool = False,
+        supervised: bool = False,
+        step_timeout_s: float | None = None,
+        max_engine_restarts: int | None = None,
+        report: Report = lambda stage: None,
+        **settings: Unpack[EngineOptions],
+    ) -> AsyncEngine:
         """Load the model without stopping the event loop."""
-        return await asyncio.to_thread(lambda: cls(model, **settings))
+        return await asyncio.to_thread(
+            lambda: cls(
+                model,
+                own_process=own_process,
+                supervised=supervised,
+                step_timeout_s=step_timeout_s,
+                max_engine_restarts=max_engine_restarts,
+                report=report,
+                **settings,
+            )
+        )
 
     @property
     def settings(self) -> Settings:
@@ -70,8 +110,21 @@ class AsyncEngine:
         return self._engine.stats
 
     @property
+    def phase(self) -> Phase:
+        """Whether it takes requests (`ready`), will again (`restarting`), or never will (`dead`)."""
+        client = self._engine.client
+        if isinstance(client, EngineSupervisor):
+            return client.phase
+        return "ready" if client.failure is None else "dead"
+
+    @property
+    def num_restarts(self) -> int:
+        client = self._engine.client
+        return client.num_restarts if isinstance(client, EngineSupervisor) else 0
+
+    @property
     def failure(self) -> BaseException | None:
-        """Why the engine has stopped, if it has."""
+        """Why it takes no requests, if it takes none."""
         return self._engine.client.failure
 
     @property
@@ -280,14 +333,18 @@ class AsyncEngine:
     def _deliver(self, events: list[SequenceEvent]) -> None:
         """On the engine's thread: hand a step's events over to the event loop in one call."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._dispatch, events)
+            failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
+            try:
+                self._loop.call_soon_threadsafe(self._dispatch, events, failure)
+            except RuntimeError:
+                pass  # the loop was closed just now, and with it all who waited
 
-    def _dispatch(self, events: list[SequenceEvent]) -> None:
+    def _dispatch(self, events: list[SequenceEvent], failure: BaseException | None) -> None:
         readers = self._readers
         for event in events:
             news = readers.get(event.request_id)
             if news is not None:
                 news.put(event)
-        if self._engine.client.failure is not None:
+        if failure is not None:
             for news in set(readers.values()):
-                news.end(EngineDeadError(f"the engine has stopped: {self._engine.client.failure}"))
+                news.end(EngineDeadError(f"the engine has stopped: {failure}"))

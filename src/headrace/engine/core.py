@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import RequestError
+from headrace.engine.checks import RequestChecks
 from headrace.histogram import Histogram, HistogramCounts
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import Runner
-from headrace.types import MAX_STOP_TOKEN_IDS, Request, SequenceEvent
+from headrace.types import Request, SequenceEvent
 
 STEP_SECONDS_BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
@@ -50,8 +50,8 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._eos_token_ids = eos_token_ids
-        self._vocab_size = vocab_size
+        self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size)
+        self.num_finished_steps = 0
         self._random = np.random.default_rng(seed)
         self._depth = depth
         self._in_flight: deque[Any] = deque()
@@ -82,29 +82,14 @@ class EngineCore:
 
     def check(self, request: Request) -> None:
         """Refuse what could never run. Changes nothing, so any thread may ask."""
-        self._scheduler.limits.check(request)
-        assert not request.params.bad_words, "the front makes tokens of bad words"
-        if self._vocab_size is not None:
-            request.params.check_vocabulary(self._vocab_size)
-        num_stops = len(self._stop_token_ids(request))
-        if num_stops > MAX_STOP_TOKEN_IDS:
-            raise RequestError(
-                f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
-                "row holds; use stop strings for the rest",
-                param="stop_token_ids",
-            )
+        self.checks.check(request)
 
     def add(self, request: Request) -> None:
         self.check(request)
         params = request.params
         seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
-        self._scheduler.add(request, seeds=seeds, stop_token_ids=self._stop_token_ids(request))
-
-    def _stop_token_ids(self, request: Request) -> tuple[int, ...]:
-        """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
-        eos = () if request.params.ignore_eos else self._eos_token_ids
-        return tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
+        self._scheduler.add(request, seeds=seeds, stop_token_ids=self.checks.stop_token_ids(request))
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._scheduler.abort(request_id, index)
@@ -131,6 +116,7 @@ class EngineCore:
             return []
         result = self._runner.collect(self._in_flight.popleft())
         collected = perf_counter()
+        self.num_finished_steps += 1
         self._wait_seconds += collected - planned
         events = self._scheduler.apply(result)
         applied = perf_counter()

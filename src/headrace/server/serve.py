@@ -7,7 +7,8 @@ import socket
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.start import start_engine
+from headrace.engine.start import start_engine_process
+from headrace.engine.supervisor import Supervision
 from headrace.monitor.metrics import ServerMetrics
 from headrace.server.admission import Admission, AdmissionLimits
 from headrace.server.app import App, Services
@@ -26,7 +27,8 @@ def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
     check_tls(options)
     _warn(options, keys, tell)
     with open_listener(options) as listener:
-        engine = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+        rules = Supervision(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
+        engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
         return run_on_uvloop(_run(engine, config, options, keys, listener, tell))
 
 
@@ -50,7 +52,7 @@ class Server:
         self._engine = engine
         self._options = options
         self._tell = tell
-        self.state = ServerState(self._engine_phase)
+        self.state = ServerState(lambda: engine.phase)
         self.metrics = ServerMetrics(model_name, settings)
         self.admission = Admission(options, AdmissionLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
@@ -73,7 +75,7 @@ class Server:
             self.state,
             abort_all=self._abort_all,
             reload_keys=keys.reload,
-            has_given_up=lambda: self._engine_phase() == "dead",
+            has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
             tell=tell,
         )
@@ -87,9 +89,6 @@ class Server:
             self._tell(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
         if self._options.max_num_queued_tokens is None:
             self._tell(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
-
-    def _engine_phase(self) -> str:
-        return "ready" if self._engine.failure is None else "dead"
 
     async def _abort_all(self) -> None:
         self.dispatcher.close()
