@@ -274,8 +274,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceTiming:
+class SequenceTiming(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
 
     started_at: float | None = None  # it first got a row

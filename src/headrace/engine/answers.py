@@ -1,4 +1,7 @@
-"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs."""
+"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs.
+
+Taking an event, and taking what is new, cost the same however long the answer has become.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,18 @@ from headrace.types import (
 )
 
 
+@dataclass(slots=True)
+class AnswerDelta:
+    """What is new of one answer since it was last asked."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprobs] | None  # of these tokens, if the request asked for them
+
+
 class Answer:
     """One sequence's text in the making. Owned by its `Answers`."""
 
@@ -26,7 +41,9 @@ class Answer:
         params = request.params
         self.index = index
         self.token_ids: list[int] = []
-        self.text = ""
+        self._texts: list[str] = []  # joined when asked for: adding to one text would copy it each time
+        self._num_texts_taken = 0
+        self._num_tokens_taken = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params: SamplingParams = params
@@ -57,6 +74,20 @@ class Answer:
                 self.stop_reason = event.stop_token_id
 
     @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def take_delta(self) -> AnswerDelta:
+        """What came since the last time."""
+        text = "".join(self._texts[self._num_texts_taken :])
+        tokens = self.token_ids[self._num_tokens_taken :]
+        logprobs = None
+        if self._logprobs is not None and self._params.logprobs is not None:
+            logprobs = self._logprobs[self._num_tokens_taken :]
+        self._num_texts_taken, self._num_tokens_taken = len(self._texts), len(self.token_ids)
+        return AnswerDelta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
+
+    @property
     def mean_logprob(self) -> float:
         """Of its tokens; only where they were asked for."""
         if not self._logprobs:
@@ -81,14 +112,14 @@ class Answer:
         if self._detokenizer is not None:
             self._emit(self._detokenizer.flush())
         if self._stops is not None and self.finish_reason is None:
-            self.text += self._stops.flush()
+            self._texts.append(self._stops.flush())
 
     def _emit(self, text: str) -> None:
         if self._stops is None or len(self.token_ids) < self._params.min_tokens:
-            self.text += text
+            self._texts.append(text)
             return
         emitted, matched = self._stops.push(text)
-        self.text += emitted
+        self._texts.append(emitted)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
 
@@ -99,6 +130,9 @@ class Progress:
 
     is_finished: bool
     stopped_index: int | None = None
+
+
+_GOES_ON = Progress(False)
 
 
 @dataclass(slots=True)
@@ -115,13 +149,21 @@ class Answers:
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     _answers: list[Answer] = field(default_factory=list)
+    _num_unfinished: int = 0
+    _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
 
     def __post_init__(self) -> None:
-        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.num_sequences)]
+        self._num_unfinished = self.request.params.num_sequences
+        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self._num_unfinished)]
 
     @property
     def is_finished(self) -> bool:
-        return self.error is not None or all(answer.finish_reason is not None for answer in self._answers)
+        return self.error is not None or self._num_unfinished == 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first answer, once all are finished."""
+        return self._answers[0].finish_reason if self._num_unfinished == 0 else None
 
     @property
     def num_generated_tokens(self) -> int:
@@ -137,9 +179,22 @@ class Answers:
         if event.index == 0:
             self.num_cached_tokens = event.num_cached_tokens
         answer = self._answers[event.index]
+        if answer.finish_reason is not None:
+            return Progress(self.is_finished)
+        self._changed[event.index] = answer
         answer.take(event, self.eos_token_ids)
-        ended_here = answer.finish_reason is not None and event.finish_reason is None
-        return Progress(self.is_finished, event.index if ended_here else None)
+        if answer.finish_reason is None:
+            return _GOES_ON if self.error is None else Progress(True)
+        self._num_unfinished -= 1
+        return Progress(self.is_finished, event.index if event.finish_reason is None else None)
+
+    def take_deltas(self) -> list[AnswerDelta]:
+        """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
+        if not self.can_be_shown:
+            return []
+        changed = list(self._changed.values())
+        self._changed.clear()
+        return [answer.take_delta() for answer in changed]
 
     @property
     def can_be_shown(self) -> bool:

@@ -219,8 +219,11 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
+        is_closed = self.limits.capacity_policy == "static_batch" and self.rows.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
+            if is_closed and not self._forks:  # siblings belong to the batch of their leader
+                return
             if sequence is None or not self._start(sequence, draft):
                 return
             if self._forks and self._forks[0] is sequence:
