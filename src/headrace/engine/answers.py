@@ -26,6 +26,7 @@ from headrace.types import (
 class AnswerDelta:
     """What is new of one answer since it was last asked."""
 
+    position: int  # of its request, among those that are read together
     index: int
     text: str
     token_ids: list[int]
@@ -77,15 +78,17 @@ class Answer:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def take_delta(self) -> AnswerDelta:
+    def take_delta(self, position: int) -> AnswerDelta:
         """What came since the last time."""
-        text = "".join(self._texts[self._num_texts_taken :])
+        texts, taken = self._texts, self._num_texts_taken
+        text = texts[taken] if len(texts) == taken + 1 else "".join(texts[taken:])
         tokens = self.token_ids[self._num_tokens_taken :]
         logprobs = None
         if self._logprobs is not None and self._params.logprobs is not None:
             logprobs = self._logprobs[self._num_tokens_taken :]
-        self._num_texts_taken, self._num_tokens_taken = len(self._texts), len(self.token_ids)
-        return AnswerDelta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
+        self._num_texts_taken = len(texts)
+        self._num_tokens_taken += len(tokens)
+        return AnswerDelta(position, self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
 
     @property
     def mean_logprob(self) -> float:
@@ -135,7 +138,7 @@ class Progress:
 _GOES_ON = Progress(False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answers:
     """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
 
@@ -148,6 +151,7 @@ class Answers:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    position: int = 0  # among the requests that are read together
     _answers: list[Answer] = field(default_factory=list)
     _num_unfinished: int = 0
     _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
@@ -192,9 +196,12 @@ class Answers:
         """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
         if not self.can_be_shown:
             return []
-        changed = list(self._changed.values())
-        self._changed.clear()
-        return [answer.take_delta() for answer in changed]
+        changed = self._changed
+        if len(changed) == 1:
+            return [changed.popitem()[1].take_delta(self.position)]
+        deltas = [answer.take_delta(self.position) for answer in changed.values()]
+        changed.clear()
+        return deltas
 
     @property
     def can_be_shown(self) -> bool:

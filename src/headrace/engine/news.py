@@ -35,9 +35,20 @@ class News:
 
     async def take(self) -> list[SequenceEvent]:
         """Wait for events, and take all that have come; none if the reader was only woken."""
-        if not self._events and self._ending is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        if self.is_empty:
+            await self.some()
+        return self.take_now()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._events and self._ending is None
+
+    def some(self) -> asyncio.Future[None]:
+        """Done when there is something to take. For the one reader, who awaits it at once."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def take_now(self) -> list[SequenceEvent]:
         if self._ending is not None:
             raise self._ending
         events, self._events = self._events, []

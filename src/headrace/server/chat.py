@@ -163,7 +163,7 @@ class ChatReply:
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
             while not stream.is_finished:
-                news = b"".join([writer.write(delta) for _, delta in await stream.deltas()])
+                news = b"".join([writer.write(delta) for delta in await stream.deltas()])
                 if news:
                     await events.send(news)
                 elif events.is_silent:

@@ -212,7 +212,7 @@ class CompletionReply:
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
             while not stream.is_finished:
-                news = b"".join([writer.write(position, delta) for position, delta in await stream.deltas()])
+                news = b"".join([writer.write(delta) for delta in await stream.deltas()])
                 if news:
                     await events.send(news)
                 elif events.is_silent:
@@ -276,12 +276,12 @@ class CompletionChunks:
             sum(answers.num_cached_tokens for answers in self._requests),
         )
 
-    def write(self, position: int, delta: AnswerDelta) -> bytes:
-        index = position * self._reply._n + delta.index
+    def write(self, delta: AnswerDelta) -> bytes:
+        index = delta.position * self._reply._n + delta.index
         self._num_generated += 0 if self._reply._scores_only else len(delta.token_ids)
         if self._is_plain and delta.finish_reason is None and self._is_begun[index]:
             return self.chunks.text(index, delta.text) if delta.text else b""
-        return self._write_special(position, index, delta)
+        return self._write_special(delta.position, index, delta)
 
     def _write_special(self, position: int, index: int, delta: AnswerDelta) -> bytes:
         reply = self._reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -67,15 +68,12 @@ async def running(
             async with services.turns.turn(size=size, priority=first.priority) if services.turns else nullcontext():
                 with stream:
                     yield stream
-    except (ClientGoneError, ApiError):
-        reason = "abort"
-        raise
-    except GeneratorExit:
+    except (ClientGoneError, ApiError, asyncio.CancelledError):
         reason = "abort"
         raise
     finally:
         for meter, answers in zip(meters, requests, strict=True):
-            meter.finish(answers.finish_reason or reason)
+            meter.finish("error" if answers.error is not None else answers.finish_reason or reason)
 
 
 def deadline(services: Services, exchange: Exchange, arrived: float) -> float | None:

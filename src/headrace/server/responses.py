@@ -180,7 +180,7 @@ class ResponseReply:
 
             exchange.fail_stream = fail
             while not stream.is_finished:
-                news = b"".join([writer.delta(delta) for _, delta in await stream.deltas()])
+                news = b"".join([writer.delta(delta) for delta in await stream.deltas()])
                 if news:
                     await events.send(news)
                 elif events.is_silent:

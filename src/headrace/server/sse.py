@@ -6,6 +6,7 @@ The status goes out with the first event, so that what fails before it is still 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from types import TracebackType
 
 from headrace.engine.news import News
@@ -33,6 +34,7 @@ class EventStream:
         self._send = exchange.send
         self._news = news
         self._interval_s = interval_s
+        self._has_begun = False
         self._num_sent = 0
         self._num_seen = -1  # of those sent, at the last look
         self._timer: asyncio.TimerHandle | None = None
@@ -57,11 +59,15 @@ class EventStream:
         self._num_seen = self._num_sent
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
 
-    async def send(self, events: bytes) -> None:
-        """One or more whole events."""
+    def send(self, events: bytes) -> Awaitable[None]:
+        """One or more whole events. Not a coroutine of its own: this runs for every token."""
         self._num_sent += 1
-        if not self._exchange.has_begun:
-            await self._begin()
+        if self._has_begun:
+            return self._send({"type": "http.response.body", "body": events, "more_body": True})
+        return self._begin_with(events)
+
+    async def _begin_with(self, events: bytes) -> None:
+        await self._begin()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def keep_alive(self) -> None:
@@ -69,12 +75,12 @@ class EventStream:
         await self.send(KEEP_ALIVE)
 
     async def end(self, events: bytes = b"", *, done: bytes = DONE) -> None:
-        if not self._exchange.has_begun:
+        if not self._has_begun:
             await self._begin()
         await self._send({"type": "http.response.body", "body": events + done})
 
     async def _begin(self) -> None:
-        self._exchange.has_begun = True
+        self._exchange.has_begun = self._has_begun = True
         if self._exchange.fail_stream is None:
             self._exchange.fail_stream = self._fail
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
