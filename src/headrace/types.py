@@ -275,6 +275,15 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; 
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceTiming:
+    """When a sequence first got a row (None: never), on the clock that all processes of a machine share
+    (`time.monotonic`), and how often it had to give it back since."""
+
+    started_at: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEvent:
     """News of one sequence from the engine: the tokens since the last event, and its end if it ended."""
 
@@ -288,6 +297,7 @@ class SequenceEvent:
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
     readout: npt.NDArray[np.float64] | None = None  # at the end: the pooled state [H], or a value for each target
+    timing: SequenceTiming | None = None  # with the first event of a sequence and with its last
 
 
 @dataclass(frozen=True, slots=True)

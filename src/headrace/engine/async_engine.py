@@ -214,6 +214,11 @@ class AsyncEngine:
         if request_id in self._readers:
             self._engine.client.abort(request_id)
 
+    def abort_all(self) -> None:
+        """End all requests; each stream closes with finish reason `abort`."""
+        for request_id in list(self._readers):
+            self._engine.client.abort(request_id)
+
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import RequestError
+from headrace.histogram import Histogram, HistogramCounts
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import Runner
 from headrace.types import MAX_STOP_TOKEN_IDS, Request, SequenceEvent
+
+STEP_SECONDS_BOUNDS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,10 @@ class EngineStats:
     wait_seconds: float  # spent waiting for the device
     steady_host_seconds: float = 0.0  # the part of `host_seconds` in turns that planned the same rows as the one before
     num_steady_turns: int = 0
+    # Of turns of the loop that took in a step, by STEP_SECONDS_BOUNDS: all of their time, and the host's part of it.
+    step_seconds: HistogramCounts = field(default_factory=HistogramCounts)
+    step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
+    started_at: float = 0.0  # `time.monotonic`; tells an engine from the one before it, whose counts are not its own
 
 
 class EngineCore:
@@ -49,6 +59,9 @@ class EngineCore:
         self._wait_seconds = 0.0
         self._steady_host_seconds = 0.0
         self._num_steady_turns = 0
+        self._step_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        self._step_host_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        self._started_at = monotonic()
 
     @property
     def has_work(self) -> bool:
@@ -62,6 +75,9 @@ class EngineCore:
             self._wait_seconds,
             self._steady_host_seconds,
             self._num_steady_turns,
+            self._step_seconds.snapshot(),
+            self._step_host_seconds.snapshot(),
+            self._started_at,
         )
 
     def check(self, request: Request) -> None:
@@ -119,8 +135,11 @@ class EngineCore:
         events = self._scheduler.apply(result)
         applied = perf_counter()
         self._host_seconds += applied - collected
+        host_seconds = (planned - started) + (applied - collected)
+        self._step_seconds.observe(applied - started)
+        self._step_host_seconds.observe(host_seconds)
         if plan is not None and plan.is_steady:
-            self._steady_host_seconds += (planned - started) + (applied - collected)
+            self._steady_host_seconds += host_seconds
             self._num_steady_turns += 1
         return events
 

@@ -12,28 +12,43 @@ from headrace.types import Request, SequenceEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """A finished request, in seconds of one clock (`time.monotonic`)."""
+    """A finished request, in seconds of one clock (`time.monotonic`, which the engine's process shares)."""
 
     arrived: float
     finished: float
-    queued_until: float | None = None
+    queued_until: float | None = None  # its first step; None: it had none, or nobody knows
     first_token: float | None = None
     last_token: float | None = None
     num_prompt: int = 0
     num_cached: int = 0
-    num_generated: int = 0
+    num_generated: int = 0  # of all its answers
+    num_longest: int | None = None  # of the longest of them; None: of the only one
     max_tokens: int | None = None
     n: int = 1
     num_preemptions: int = 0
+    first_token_is_counted: bool = False  # `ServerMetrics.first_token` was told of it when it came
 
 
 class Metrics(Protocol):
+    def first_token(self, seconds: float) -> None: ...
+
     def tokens(self, num_new: int, gap_s: float | None) -> None: ...
+
     def finished(self, times: RequestTimes, reason: str) -> None: ...
 
 
 class RequestMeter:
-    """Follows one request from its arrival to its end. Owned by whoever takes its events."""
+    """Follows one request from its arrival to its end. Owned by whoever takes its events.
+
+    >>> meter = RequestMeter(metrics, request, arrived=arrived)
+    >>> meter.take(event)           # each of them
+    >>> meter.finish("stop")        # once; later calls do nothing
+    """
+
+    __slots__ = (
+        *("_arrived", "_clock", "_first_token", "_is_finished", "_last_tokens", "_metrics"),
+        *("_num_cached", "_num_preemptions", "_num_tokens", "_queued_until", "_request"),
+    )
 
     def __init__(
         self, metrics: Metrics, request: Request, *, arrived: float, clock: Callable[[], float] = monotonic
@@ -42,37 +57,63 @@ class RequestMeter:
         self._request = request
         self._arrived = arrived
         self._clock = clock
+        self._queued_until: float | None = None
         self._first_token: float | None = None
-        self._last_token: float | None = None
+        self._last_tokens: list[float | None] = [None] * request.params.num_sequences
+        self._num_tokens = [0] * request.params.num_sequences
         self._num_cached = 0
-        self._num_tokens = 0
+        self._num_preemptions = 0
         self._is_finished = False
 
     def take(self, event: SequenceEvent, now: float | None = None) -> None:
+        """The news of one sequence; `now` if the caller has just looked at the clock."""
+        if event.timing is not None:
+            self._take_timing(event)
         num_new = len(event.token_ids)
-        self._num_cached = event.num_cached_tokens
         if num_new == 0:
             return
-        now = self._clock() if now is None else now
-        self._metrics.tokens(num_new, None if self._last_token is None else now - self._last_token)
-        self._num_tokens += num_new
-        self._first_token = now if self._first_token is None else self._first_token
-        self._last_token = now
+        if now is None:
+            now = self._clock()
+        last = self._last_tokens[event.index]
+        self._last_tokens[event.index] = now
+        self._num_tokens[event.index] += num_new
+        if last is not None:
+            self._metrics.tokens(num_new, now - last)
+        elif self._first_token is None:
+            self._first_token = now
+            self._metrics.first_token(now - self._arrived)
 
     def finish(self, reason: str) -> None:
+        """How it ended: a finish reason, `abort` or `error`."""
         if self._is_finished:
             return
         self._is_finished = True
         params = self._request.params
-        times = RequestTimes(
-            arrived=self._arrived,
-            finished=self._clock(),
-            first_token=self._first_token,
-            last_token=self._last_token,
-            num_prompt=len(self._request.prompt_token_ids),
-            num_cached=self._num_cached,
-            num_generated=self._num_tokens,
-            max_tokens=params.max_tokens,
-            n=params.num_sequences,
+        self._metrics.finished(
+            RequestTimes(
+                arrived=self._arrived,
+                finished=self._clock(),
+                queued_until=self._queued_until,
+                first_token=self._first_token,
+                last_token=max((time for time in self._last_tokens if time is not None), default=None),
+                num_prompt=len(self._request.prompt_token_ids),
+                num_cached=self._num_cached,
+                num_generated=sum(self._num_tokens),
+                num_longest=max(self._num_tokens),
+                max_tokens=params.max_tokens,
+                n=params.num_sequences,
+                num_preemptions=self._num_preemptions,
+                first_token_is_counted=True,
+            ),
+            reason,
         )
-        self._metrics.finished(times, reason)
+
+    def _take_timing(self, event: SequenceEvent) -> None:
+        timing = event.timing
+        assert timing is not None
+        if timing.started_at is not None and (self._queued_until is None or timing.started_at < self._queued_until):
+            self._queued_until = timing.started_at
+        if event.index == 0:
+            self._num_cached = event.num_cached_tokens
+        if event.finish_reason is not None:
+            self._num_preemptions += timing.num_preemptions

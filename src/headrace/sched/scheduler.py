@@ -7,11 +7,14 @@ all that are one behind (steady), then those further behind, then starts waiting
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 import numpy as np
 
 from headrace.errors import RequestError
+from headrace.histogram import Histogram
 from headrace.kv import BlockTable, BlockTables, PrefixHit
 from headrace.sched.capacity import BlockDemand, Capacity
 from headrace.sched.draft import PlanDraft
@@ -21,7 +24,7 @@ from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
-from headrace.sched.stats import SchedulerStats
+from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
@@ -35,7 +38,7 @@ class Scheduler:
     """Owns sequences, rows and blocks. `plan` and `apply` are the only ways in which they change, but for `add` and
     `abort`."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, *, clock: Callable[[], float] = monotonic) -> None:
         self.limits = limits
         self.tables = BlockTables(
             num_blocks=limits.num_blocks,
@@ -53,6 +56,8 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.rows)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
+        self._clock = clock  # read once for each sequence, when it starts
         self._num_arrived = 0
         self._num_waiting = 0
         self._next_step = 0
@@ -74,6 +79,7 @@ class Scheduler:
             num_waiting=self._num_waiting,
             num_blocks_held=pool.num_held,
             num_blocks_idle=pool.num_idle,
+            batch_tokens=self._batch_tokens.snapshot(),
         )
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
@@ -210,8 +216,11 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
+        is_closed = self.limits.capacity_policy == "static_batch" and self.rows.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
+            if is_closed and not self._forks:  # siblings belong to the batch of their leader
+                return
             if sequence is None or not self._start(sequence, draft):
                 return
             if self._forks and self._forks[0] is sequence:
@@ -325,6 +334,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue with all tokens known so far; what was in flight is drawn again, the same."""
         self._stats.num_preemptions += 1
+        sequence.num_preemptions += 1
         sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
         self._leave_row(sequence)
         sequence.readings = []
@@ -418,16 +428,17 @@ class Scheduler:
         stats, num_held = self._stats, self.tables.pool.num_held
         stats.num_steps += 1
         stats.num_batched_tokens += plan.num_batched_tokens
+        self._batch_tokens.observe(plan.num_batched_tokens)
         stats.most_blocks_held = max(stats.most_blocks_held, num_held)
         stats.sum_blocks_held += num_held
         stats.sum_unused_slots += self.rows.num_unused_slots()
 
     def _count_start(self, sequence: Sequence, num_cached: int) -> None:
         stats = self._stats
-        if sequence.has_started:
+        if sequence.started_at is not None:
             stats.num_recomputed_tokens += len(sequence.token_ids) - num_cached
             return
-        sequence.has_started = True
+        sequence.started_at = self._clock()
         sequence.num_cached_tokens = num_cached
         if sequence.leader is None:  # a request's prompt counts once
             stats.num_prompt_tokens += sequence.prompt_len

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from headrace.histogram import HistogramCounts
+
+BATCH_TOKENS_BOUNDS = (1, 8, *(2**power for power in range(4, 15)))  # tokens of a step: 1, 8, 16, 32 ... 16384
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class SchedulerStats:
     num_blocks_held: int = 0
     num_blocks_idle: int = 0
     block_size: int = 0
+    batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # of steps, by BATCH_TOKENS_BOUNDS
 
     @property
     def prefix_hit_share(self) -> float:

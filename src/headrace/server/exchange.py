@@ -82,7 +82,7 @@ class Exchange:
         watching = loop.create_task(self._watch(news))
         timer = None
         if deadline_s is not None:
-            timer = loop.call_later(deadline_s, news.end, _too_late(deadline_s))
+            timer = loop.call_later(deadline_s, news.end, too_late(deadline_s))
         try:
             yield
         finally:
@@ -96,7 +96,7 @@ class Exchange:
         news.end(ClientGoneError("the client has left"))
 
 
-def _too_late(seconds: float) -> ApiError:
+def too_late(seconds: float) -> ApiError:
     return ApiError(
         504,
         f"the request was given up after its {seconds:g} seconds; allow it more time, or ask for less",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.monitor.times import RequestMeter
+from headrace.server.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.errors import ApiError, ClientGoneError
-from headrace.server.exchange import Exchange
+from headrace.server.exchange import Exchange, too_late
 from headrace.server.services import Reservation, Services
 from headrace.types import RequestOutput, SequenceEvent
 
@@ -35,7 +36,7 @@ def new_id(prefix: str, given: str | None) -> str:
 
 def cache_salt(exchange: Exchange, given: str | None) -> str | None:
     """The client's own, within that of its key: nobody can look into another key's cache by choosing its salt."""
-    of_key = exchange.scope.get("headrace.cache_salt")
+    of_key = exchange.scope.get("headrace", {}).get("cache_salt")
     if of_key is None:
         return given
     return str(of_key) if given is None else f"{of_key}/{given}"
@@ -62,10 +63,11 @@ async def running(
         meters[position].take(event)
 
     stream = services.engine.open(requests, see=see)
+    deadline_s = deadline(services, exchange, arrived)
     reason = "error"
     try:
-        with exchange.watched_by(stream.news, deadline_s=deadline(services, exchange, arrived)):
-            async with services.turns.turn(size=size, priority=first.priority) if services.turns else nullcontext():
+        with exchange.watched_by(stream.news, deadline_s=deadline_s):
+            async with _turn(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
                     yield stream
     except (ClientGoneError, ApiError, asyncio.CancelledError):
@@ -74,6 +76,24 @@ async def running(
     finally:
         for meter, answers in zip(meters, requests, strict=True):
             meter.finish("error" if answers.error is not None else answers.finish_reason or reason)
+
+
+@asynccontextmanager
+async def _turn(
+    services: Services, exchange: Exchange, *, size: int, priority: int, deadline_s: float | None
+) -> AsyncIterator[None]:
+    """A place in the engine, if dynamic batching gives them out; a wait for one ends with the request's time."""
+    if services.turns is None:
+        yield
+        return
+    timeout_s = seconds_in(exchange.scope["headers"], QUEUE_TIMEOUT)
+    async with AsyncExitStack() as place:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await place.enter_async_context(services.turns.turn(size=size, priority=priority, timeout_s=timeout_s))
+        except TimeoutError:
+            raise too_late(deadline_s or 0.0) from None
+        yield
 
 
 def deadline(services: Services, exchange: Exchange, arrived: float) -> float | None:
