@@ -1,7 +1,7 @@
-"""What metrics cost a server: by token, by request, by engine step and by scrape.
+"""What metrics cost a server: by engine step, by event of a stream, by request and by scrape.
 
-Beside them, prometheus_client's own histogram, which the hot path does without. Times are CPU time of one thread, the
-least of several rounds, so that what else the machine does counts little.
+Beside them, an observation of prometheus_client's own histogram, which tokens would cost each without this. Times are
+CPU time of one thread, the least of many short rounds, so that what else the machine does counts little.
 
     python benchmarks/metrics_cost.py --json benchmarks/results/metrics-cost.json
 """
@@ -16,43 +16,49 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import cycle
 from pathlib import Path
-from time import thread_time
+from time import monotonic, thread_time
 
 import numpy as np
 import prometheus_client
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineCore
 from headrace.histogram import Histogram
-from headrace.monitor import RequestMeter, RequestTimes, ServerMetrics
+from headrace.monitor import RequestMeter, ServerMetrics
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
-from headrace.types import Request, SamplingParams, SequenceEvent
+from headrace.sched.stats import BATCH_TOKENS_BOUNDS
+from headrace.sched.token_gaps import TokenGaps
+from headrace.types import Request, SamplingParams, SequenceEvent, SequenceTiming
 from headrace.version import __version__
 
-NUM_CALLS = 100_000
-NUM_ROUNDS = 7
+NUM_CALLS = 2_000
+NUM_ROUNDS = 60
 NUM_STREAMS = 512
 TOKENS_PER_SECOND = (20_000, 40_000)  # of one server process
 SCRAPE_INTERVAL_S = 15.0
-GAPS = [0.004, 0.012, 0.02, 0.3]
+TOKENS_PER_REQUEST = 128
 
 
 @dataclass(frozen=True)
 class Costs:
-    token_ns: float  # ServerMetrics.tokens
-    stream_event_ns: float  # RequestMeter.take, which calls it
-    prometheus_client_observe_ns: float  # one labelled Histogram of prometheus_client, for comparison
-    request_us: float  # received and finished
-    step_us: float  # the three histograms that the engine counts a step in
-    steady_turn_us: float  # a turn of the engine's loop with 512 streams and a runner that computes nothing
+    steady_step_us: float  # of 512 streams: the gaps of its tokens, and three histograms of the step itself
+    changing_step_us: float  # the same where one stream has ended and another begun
+    turn_us: float  # for comparison: a turn of the engine's loop with 512 streams, on a runner that computes nothing
+    prometheus_client_observe_us: float  # for comparison: one labelled Histogram of prometheus_client
+    event_us: float  # RequestMeter.take, for each event of a stream but the first and the last
+    request_us: float  # received, its first event and its last, finished
     scrape_ms: float  # observe and render
     page_bytes: int
 
+    @property
+    def token_us(self) -> float:
+        """Its event, and its share of the larger step."""
+        return self.event_us + self.changing_step_us / NUM_STREAMS
+
 
 def seconds_a_call(call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
-    """The least of several rounds, less what an empty loop takes."""
+    """The least of many rounds, less what an empty loop takes."""
     return max(0.0, _least_round(call, num_calls) - _least_round(lambda: None, num_calls))
 
 
@@ -67,24 +73,36 @@ def _least_round(call: Callable[[], object], num_calls: int) -> float:
 
 
 def measure() -> Costs:
-    metrics = ServerMetrics("model")
-    gaps = cycle(GAPS)
-    next_gap = seconds_a_call(lambda: next(gaps))
-    labels = ["model_name", "engine"]
+    metrics, core = ServerMetrics("model"), steady_engine()
     registry = prometheus_client.CollectorRegistry()
-    theirs = prometheus_client.Histogram("gap", "gap", labels, registry=registry).labels("model", "0")
-    steps = [Histogram(STEP_SECONDS_BOUNDS) for _ in range(3)]
-    core = steady_engine()
+    theirs = prometheus_client.Histogram("gap", "gap", ["model_name", "engine"], registry=registry).labels("model", "0")
     return Costs(
-        token_ns=1e9 * (seconds_a_call(lambda: metrics.tokens(1, next(gaps))) - next_gap),
-        stream_event_ns=1e9 * stream_event_seconds(metrics),
-        prometheus_client_observe_ns=1e9 * (seconds_a_call(lambda: theirs.observe(next(gaps))) - next_gap),
-        request_us=1e6 * seconds_a_call(lambda: count_request(metrics), NUM_CALLS // 10),
-        step_us=1e6 * seconds_a_call(lambda: [histogram.observe(0.012) for histogram in steps]),
-        steady_turn_us=1e6 * seconds_a_call(core.step, 200),
-        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 10),
+        steady_step_us=1e6 * step_seconds(is_changing=False),
+        changing_step_us=1e6 * step_seconds(is_changing=True),
+        turn_us=1e6 * seconds_a_call(core.step, 5),
+        prometheus_client_observe_us=1e6 * seconds_a_call(lambda: theirs.observe(0.012)),
+        event_us=1e6 * event_seconds(metrics),
+        request_us=1e6 * request_seconds(metrics),
+        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 2),
         page_bytes=len(metrics.render()[0]),
     )
+
+
+def step_seconds(*, is_changing: bool) -> float:
+    """What the engine does for metrics in a step that brings a token of each stream."""
+    gaps, rows = TokenGaps(NUM_STREAMS), np.arange(NUM_STREAMS)
+    steps = [Histogram(bounds) for bounds in (STEP_SECONDS_BOUNDS, STEP_SECONDS_BOUNDS, BATCH_TOKENS_BOUNDS)]
+
+    def step() -> None:
+        now = monotonic()
+        gaps.take(rows.copy(), now)
+        if is_changing:
+            gaps.last_at(7)
+            gaps.enter(7, None)
+        for histogram in steps:
+            histogram.observe(0.012)
+
+    return seconds_a_call(step, NUM_CALLS // 10)
 
 
 def steady_engine() -> EngineCore:
@@ -100,29 +118,26 @@ def steady_engine() -> EngineCore:
     return core
 
 
-def stream_event_seconds(metrics: ServerMetrics) -> float:
-    """One token of a stream, the look at the clock included."""
-    request = Request("one", np.arange(8, dtype=np.int32), SamplingParams())
-    meter = RequestMeter(metrics, request, arrived=0.0)
+def event_seconds(metrics: ServerMetrics) -> float:
+    meter = RequestMeter(metrics, Request("one", np.arange(8, dtype=np.int32), SamplingParams()), arrived=0.0)
     event = SequenceEvent("one", 0, np.array([7], np.int32))
     return seconds_a_call(lambda: meter.take(event))
 
 
-def count_request(metrics: ServerMetrics) -> None:
-    metrics.received(n=1, max_tokens=64)
-    metrics.finished(
-        RequestTimes(
-            arrived=1.0,
-            queued_until=1.2,
-            first_token=1.5,
-            last_token=3.0,
-            finished=3.0,
-            num_prompt=200,
-            num_generated=64,
-            max_tokens=64,
-        ),
-        "stop",
-    )
+def request_seconds(metrics: ServerMetrics) -> float:
+    request = Request("one", np.arange(8, dtype=np.int32), SamplingParams(max_tokens=TOKENS_PER_REQUEST))
+    tokens = np.array([7], np.int32)
+    first = SequenceEvent("one", 0, tokens, timing=SequenceTiming(1.2, 1.5))
+    last = SequenceEvent("one", 0, tokens, "stop", timing=SequenceTiming(1.2, 1.5, 3.0))
+
+    def count() -> None:
+        metrics.received(n=1, max_tokens=TOKENS_PER_REQUEST)
+        meter = RequestMeter(metrics, request, arrived=1.0)
+        meter.take(first)
+        meter.take(last)
+        meter.finish("stop")
+
+    return seconds_a_call(count, NUM_CALLS // 10)
 
 
 def scrape(metrics: ServerMetrics, core: EngineCore) -> None:
@@ -131,13 +146,13 @@ def scrape(metrics: ServerMetrics, core: EngineCore) -> None:
 
 
 def shares(costs: Costs, tokens_per_second: int) -> dict[str, float]:
-    """Of one core's time, at a rate of tokens, with answers of 64 tokens and a scrape every 15 s."""
+    """Of one core's time, at a rate of tokens, with answers of 128 tokens and a scrape every 15 s."""
     seconds = {
-        "tokens": 1e-9 * costs.stream_event_ns * tokens_per_second,
-        "requests": 1e-6 * costs.request_us * tokens_per_second / 64,
+        "tokens": 1e-6 * costs.token_us * tokens_per_second,
+        "requests": 1e-6 * costs.request_us * tokens_per_second / TOKENS_PER_REQUEST,
         "scrapes": 1e-3 * costs.scrape_ms / SCRAPE_INTERVAL_S,
     }
-    return seconds | {"all": sum(seconds.values()), "tokens() alone": 1e-9 * costs.token_ns * tokens_per_second}
+    return seconds | {"all": sum(seconds.values())}
 
 
 def main() -> None:
@@ -147,12 +162,11 @@ def main() -> None:
     args = parser.parse_args()
     costs = measure()
     by_rate = {f"{rate}": shares(costs, rate) for rate in TOKENS_PER_SECOND}
-    step_share = costs.step_us / costs.steady_turn_us
     for name, value in asdict(costs).items():
         print(f"{name:<30} {value:>12,.2f}")
     for rate, parts in by_rate.items():
         print(f"at {rate} tokens/s: " + ", ".join(f"{name} {share:.2%}" for name, share in parts.items()))
-    print(f"of the host's part of a step with {NUM_STREAMS} streams: {step_share:.2%}")
+    print(f"a steady step's are {costs.steady_step_us / costs.turn_us:.2%} of the host's time for it")
     if args.json is not None:
         record = {
             "date": args.date,
@@ -164,8 +178,9 @@ def main() -> None:
             },
             "cpu": cpu_model(),
             "costs": asdict(costs),
+            "tokens_per_request": TOKENS_PER_REQUEST,
             "share_of_a_core_by_tokens_per_second": by_rate,
-            "share_of_a_steady_turn": step_share,
+            "steady_step_share_of_a_turn": costs.steady_step_us / costs.turn_us,
         }
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -18,7 +18,7 @@ def test_a_value_on_a_bound_belongs_to_it_and_one_above_all_to_the_rest() -> Non
 def test_a_snapshot_stays_as_it_was() -> None:
     histogram = Histogram((1,))
     before = histogram.snapshot()
-    histogram.observe(3.0, num_times=4)
+    histogram.observe_many(3.0, 4)
     assert before == HistogramCounts((0, 0), 0.0)
     assert histogram.snapshot() == HistogramCounts((0, 4), 12.0)
 

@@ -28,7 +28,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float, num_times: int = 1) -> None:
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_many(self, value: float, num_times: int) -> None:
         self.counts[bisect_left(self.bounds, value)] += num_times
         self.total += value * num_times
 

@@ -276,11 +276,12 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; 
 
 @dataclass(frozen=True, slots=True)
 class SequenceTiming:
-    """When a sequence first got a row (None: never), on the clock that all processes of a machine share
-    (`time.monotonic`), and how often it had to give it back since."""
+    """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
 
-    started_at: float | None = None
-    num_preemptions: int = 0
+    started_at: float | None = None  # it first got a row
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # known at its end
+    num_preemptions: int = 0  # how often it had to give its row back
 
 
 @dataclass(frozen=True, slots=True)

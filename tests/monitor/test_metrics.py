@@ -7,11 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
+from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
+from headrace.histogram import Histogram
 from headrace.monitor import RequestTimes, ServerMetrics
 from headrace.monitor.series import token_bounds
 from headrace.monitor.store import MAX_LABEL_VALUES
 from headrace.monitor.table import SERIES
+from headrace.sched import SchedulerStats
+from headrace.sched.stats import TOKEN_GAP_BOUNDS
 from tests.monitor.pages import Page, page_of
 
 PROMETHEUS_ACCEPTS = (
@@ -78,31 +82,23 @@ def test_a_finished_request_is_in_the_histogram_of_each_phase() -> None:
 
 def test_a_twin_with_fewer_buckets_has_the_same_counts_up_to_each_of_them() -> None:
     metrics = ServerMetrics("m")
+    gaps = Histogram(TOKEN_GAP_BOUNDS)
     for gap in (0.0005, 0.004, 0.01, 0.02, 500.0):
-        metrics.tokens(1, gap)
+        gaps.observe(gap)
+    metrics.observe(EngineStats(SchedulerStats(token_gaps=gaps.snapshot()), 0.0, 0.0))
     page = page_of(metrics)
     own = {le: page.value("headrace:inter_token_latency_seconds_bucket", le=le) for le in ("0.001", "0.01", "80.0")}
     assert own == {"0.001": 1.0, "0.01": 3.0, "80.0": 4.0}
     for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
         shown = {le: page.value(f"{name}_bucket", le=le) for le in ("0.01", "0.025", "80.0", "+Inf")}
         assert shown == {"0.01": 3.0, "0.025": 4.0, "80.0": 4.0, "+Inf": 5.0}
+        assert page.value(f"{name}_sum") == pytest.approx(500.0345)
 
 
 def test_every_twins_bounds_are_among_its_series_own() -> None:
     for series in SERIES:
         for twin in series.twins:
             assert set(twin.bounds or ()) <= set(series.bounds or ())
-
-
-def test_tokens_that_come_together_share_the_time_since_the_last() -> None:
-    metrics = ServerMetrics("m")
-    metrics.tokens(4, 0.2)
-    metrics.tokens(1, None)
-    page = page_of(metrics)
-    assert page.value("headrace:inter_token_latency_seconds_count") == 4.0
-    assert page.value("headrace:inter_token_latency_seconds_sum") == pytest.approx(0.2)
-    assert page.value("headrace:inter_token_latency_seconds_bucket", le="0.05") == 4.0
-    assert page.value("headrace:inter_token_latency_seconds_bucket", le="0.025") == 0.0
 
 
 def test_a_request_that_never_started_has_only_an_end() -> None:
@@ -226,6 +222,6 @@ def test_scrapes_and_counting_do_not_disturb_each_other() -> None:
         pages = [scrapers.submit(lambda: page_of(metrics)) for _ in range(12)]
         for number in range(100):
             metrics.refused(f"reason {number}")
-            metrics.tokens(1, 0.01)
-        counts = [page.result().value("headrace:inter_token_latency_seconds_count") for page in pages]
-    assert max(counts) <= 100.0 == page_of(metrics).value("headrace:inter_token_latency_seconds_count")
+            metrics.first_token(0.01)
+        counts = [page.result().value("headrace:time_to_first_token_seconds_count") for page in pages]
+    assert max(counts) <= 100.0 == page_of(metrics).value("headrace:time_to_first_token_seconds_count")

@@ -8,21 +8,34 @@ from headrace.engine.core import EngineCore
 from headrace.monitor import RequestMeter, ServerMetrics
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
+from headrace.steps import StepResult
 from headrace.types import Request, SamplingParams
 from tests.monitor.pages import Page, page_of
 
 WORD = "Cinnamon"
 
 
+class SlowRunner(FakeRunner):
+    """A step takes a second of the server's clock."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(max_num_seqs=2)
+        self.server = server
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        self.server.now += 1.0
+        return ticket
+
+
 class Server:
-    """Requests into an engine of two rows, a second a step, and their events into the meters."""
+    """Requests go into an engine of two rows, and their events into the meters."""
 
     def __init__(self) -> None:
         self.now = 0.0
         limits = SchedulerLimits(
             max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=64, block_size=4
         )
-        self.core = EngineCore(Scheduler(limits, clock=self.clock), FakeRunner(max_num_seqs=2), depth=0)
+        self.core = EngineCore(Scheduler(limits, clock=self.clock), SlowRunner(self), depth=0)
         self.metrics = ServerMetrics("m", clock=self.clock)
         self.meters: dict[str, RequestMeter] = {}
         self.num_open: dict[str, int] = {}
@@ -43,7 +56,6 @@ class Server:
 
     def step(self) -> None:
         events = self.core.step()
-        self.now += 1.0
         for event in events:
             self.meters[event.request_id].take(event)
             self.num_open[event.request_id] -= event.finish_reason is not None
@@ -116,6 +128,18 @@ def test_a_first_token_counts_before_the_request_ends() -> None:
     page = page_of(server.metrics)
     assert page.value("vllm:time_to_first_token_seconds_count") == 1.0
     assert page.value("vllm:e2e_request_latency_seconds_count") == 0.0
+
+
+def test_an_answer_that_the_front_ends_was_decoded_until_then() -> None:
+    server = Server()
+    server.ask("one", max_tokens=50)
+    for _ in range(4):
+        server.step()
+    server.meters["one"].finish("stop")
+    page = page_of(server.metrics)
+    assert page.value("vllm:request_decode_time_seconds_sum") == 3.0
+    assert page.value("vllm:request_generation_tokens_sum") == 4.0
+    assert page.value("vllm:request_success_total", finished_reason="stop") == 1.0
 
 
 def test_nothing_of_a_request_but_numbers_is_shown() -> None:

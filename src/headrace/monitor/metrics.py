@@ -5,7 +5,6 @@ The series are in `table.py`. Nothing of a prompt or an answer gets here: only l
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from threading import Lock
 from time import monotonic
@@ -18,7 +17,6 @@ from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
 from headrace.monitor import table
 from headrace.monitor.engine_counts import EngineCounts
-from headrace.monitor.series import Series
 from headrace.monitor.store import OTHER, Store
 from headrace.monitor.times import RequestTimes
 from headrace.version import __version__
@@ -29,7 +27,10 @@ DEFAULT_MAX_LEN = 131_072  # for the bounds of token counts, where no settings a
 
 
 class ServerMetrics:
-    """Counting is for the event loop's thread; `observe` and `render` may be called from any."""
+    """Counting is for the event loop's thread; `observe` and `render` may be called from any.
+
+    Nothing is called once a token: tokens and the time between them are counted by the engine (`SchedulerStats`).
+    """
 
     def __init__(
         self,
@@ -43,7 +44,9 @@ class ServerMetrics:
         self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
         self._engine = EngineCounts(self._store, clock)
         self._observing = Lock()
-        self._token_gaps = self._store.histogram(table.TOKEN_GAP_SECONDS)
+        self._observe = {
+            series: self._store.histogram(series).observe for series in table.SERIES if series.kind == "histogram"
+        }
         self._registry = CollectorRegistry() if registry is None else registry
         self._registry.register(self._store)
         if registry is None:
@@ -57,9 +60,9 @@ class ServerMetrics:
 
     def received(self, *, n: int, max_tokens: int | None) -> None:
         self._store.add(table.RECEIVED, 1.0)
-        self._observe(table.ASKED_ANSWERS, n)
+        self._observe[table.ASKED_ANSWERS](n)
         if max_tokens is not None:
-            self._observe(table.ASKED_LENGTHS, max_tokens)
+            self._observe[table.ASKED_LENGTHS](max_tokens)
 
     def refused(self, reason: str) -> None:
         self._store.add(table.REFUSED, 1.0, reason)
@@ -73,47 +76,36 @@ class ServerMetrics:
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came so long after the request."""
-        self._observe(table.FIRST_TOKEN_SECONDS, seconds)
-
-    def tokens(self, num_new: int, gap_s: float | None) -> None:
-        """New tokens of a sequence, so long after those before them; None: there were none before them."""
-        if gap_s is None:
-            return
-        gaps = self._token_gaps
-        if num_new == 1:  # once for each token of the server: `observe` without the call
-            gaps.counts[bisect_left(gaps.bounds, gap_s)] += 1
-            gaps.total += gap_s
-        elif num_new > 1:
-            gaps.observe(gap_s / num_new, num_new)
+        self._observe[table.FIRST_TOKEN_SECONDS](seconds)
 
     def finished(self, times: RequestTimes, reason: str) -> None:
         self._store.add(table.FINISHED, 1.0, reason if reason in FINISH_REASONS else OTHER)
-        self._observe(table.END_TO_END_SECONDS, times.finished - times.arrived)
-        self._observe(table.PROMPT_LENGTHS, times.num_prompt)
-        self._observe(table.COMPUTED_LENGTHS, times.num_prompt - times.num_cached)
-        self._observe(table.ANSWER_LENGTHS, times.num_generated)
-        self._observe(table.LONGEST_ANSWERS, _longest(times))
-        self._observe(table.REQUEST_PREEMPTIONS, times.num_preemptions)
-        self._observe_phases(times)
+        observe = self._observe
+        observe[table.END_TO_END_SECONDS](times.finished - times.arrived)
+        observe[table.PROMPT_LENGTHS](times.num_prompt)
+        observe[table.COMPUTED_LENGTHS](times.num_prompt - times.num_cached)
+        observe[table.ANSWER_LENGTHS](times.num_generated)
+        observe[table.LONGEST_ANSWERS](_longest(times))
+        observe[table.REQUEST_PREEMPTIONS](times.num_preemptions)
+        if times.queued_until is not None:
+            observe[table.QUEUE_SECONDS](_since(times.arrived, times.queued_until))
+        if times.first_token is not None:
+            self._observe_tokens(times, times.first_token)
 
-    def _observe_phases(self, times: RequestTimes) -> None:
-        started, first, last = times.queued_until, times.first_token, times.last_token
-        if started is not None:
-            self._observe(table.QUEUE_SECONDS, started - times.arrived)
-        if first is None:
-            return
+    def _observe_tokens(self, times: RequestTimes, first_token: float) -> None:
+        observe, started, last_token = self._observe, times.queued_until, times.last_token
         if not times.first_token_is_counted:
-            self.first_token(first - times.arrived)
+            self.first_token(first_token - times.arrived)
         if started is not None:
-            self._observe(table.PREFILL_SECONDS, first - started)
-        if last is None:
+            observe[table.PREFILL_SECONDS](_since(started, first_token))
+        if last_token is None:
             return
         if started is not None:
-            self._observe(table.INFERENCE_SECONDS, last - started)
-        self._observe(table.DECODE_SECONDS, last - first)
-        num_later = _longest(times) - 1
+            observe[table.INFERENCE_SECONDS](_since(started, last_token))
+        seconds, num_later = _since(first_token, last_token), _longest(times) - 1
+        observe[table.DECODE_SECONDS](seconds)
         if num_later > 0:
-            self._observe(table.REQUEST_TOKEN_SECONDS, (last - first) / num_later)
+            observe[table.REQUEST_TOKEN_SECONDS](seconds / num_later)
 
     # ---- scraping
 
@@ -131,9 +123,6 @@ class ServerMetrics:
         return page, openmetrics.CONTENT_TYPE_LATEST
 
     # ---- set-up
-
-    def _observe(self, series: Series, value: float) -> None:
-        self._store.histogram(series).observe(max(0.0, value))
 
     def _start_at_zero(self) -> None:
         """Counters that nothing has moved yet are shown too, so that the first move is a growth."""
@@ -155,6 +144,11 @@ def _asks_for_openmetrics(accept: str) -> bool:
 
 
 _FIELD_OF = {"num_gpu_blocks": "num_blocks", "cache_dtype": "kv_dtype"}
+
+
+def _since(before: float, after: float) -> float:
+    """Two processes may see the same moment a little apart; no time is below zero."""
+    return after - before if after > before else 0.0
 
 
 def _longest(times: RequestTimes) -> int:

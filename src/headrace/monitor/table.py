@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS
 from headrace.monitor.series import Series, Twin
-from headrace.sched.stats import BATCH_TOKENS_BOUNDS
+from headrace.sched.stats import BATCH_TOKENS_BOUNDS, TOKEN_GAP_BOUNDS
 
 # vLLM's bounds. Where ours are finer, its twin shows only these.
 _FIRST_TOKEN = (
@@ -22,7 +22,6 @@ _PHASE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_FINE_TOKEN_GAP = (0.001, 0.002, 0.003, 0.005, 0.0075, *_TOKEN_GAP)
 _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
 
@@ -38,7 +37,7 @@ def _tokens(name: str, help: str) -> Series:
 FIRST_TOKEN_SECONDS = Series(
     "headrace:time_to_first_token_seconds",
     "histogram",
-    "From the arrival of a request to its first token, queueing included.",
+    "From the arrival of a request to its first token in the engine, queueing included.",
     bounds=_FIRST_TOKEN,
     twins=(Twin("vllm:time_to_first_token_seconds"),),
     alert="p95 over 2 s for 2 minutes (others: p99 over 0.5 s; p95 over 10 s for 15 minutes)",
@@ -46,8 +45,8 @@ FIRST_TOKEN_SECONDS = Series(
 TOKEN_GAP_SECONDS = Series(
     "headrace:inter_token_latency_seconds",
     "histogram",
-    "Between a token of an answer and the one before it; one value a token. Tokens that come together share the time.",
-    bounds=_FINE_TOKEN_GAP,
+    "Between a token of an answer and the one before it, as they leave the engine; one value a token.",
+    bounds=TOKEN_GAP_BOUNDS,
     twins=(
         Twin("vllm:inter_token_latency_seconds", bounds=_TOKEN_GAP),
         Twin("vllm:time_per_output_token_seconds", bounds=_TOKEN_GAP),
@@ -58,7 +57,7 @@ REQUEST_TOKEN_SECONDS = Series(
     "headrace:request_time_per_output_token_seconds",
     "histogram",
     "Mean time of a request's tokens after its first; one value a request.",
-    bounds=_FINE_TOKEN_GAP,
+    bounds=TOKEN_GAP_BOUNDS,
     twins=(Twin("vllm:request_time_per_output_token_seconds", bounds=_TOKEN_GAP),),
 )
 END_TO_END_SECONDS = _phase(

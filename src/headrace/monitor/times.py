@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from headrace.types import Request, SequenceEvent
+from headrace.types import Request, SequenceEvent, SequenceTiming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,6 @@ class RequestTimes:
 class Metrics(Protocol):
     def first_token(self, seconds: float) -> None: ...
 
-    def tokens(self, num_new: int, gap_s: float | None) -> None: ...
-
     def finished(self, times: RequestTimes, reason: str) -> None: ...
 
 
@@ -41,12 +39,12 @@ class RequestMeter:
     """Follows one request from its arrival to its end. Owned by whoever takes its events.
 
     >>> meter = RequestMeter(metrics, request, arrived=arrived)
-    >>> meter.take(event)           # each of them
-    >>> meter.finish("stop")        # once; later calls do nothing
+    >>> meter.take(event)        # each of them
+    >>> meter.finish("stop")     # once; later calls do nothing
     """
 
     __slots__ = (
-        *("_arrived", "_clock", "_first_token", "_is_finished", "_last_tokens", "_metrics"),
+        *("_arrived", "_clock", "_first_token", "_is_finished", "_last_token", "_metrics"),
         *("_num_cached", "_num_preemptions", "_num_tokens", "_queued_until", "_request"),
     )
 
@@ -59,43 +57,34 @@ class RequestMeter:
         self._clock = clock
         self._queued_until: float | None = None
         self._first_token: float | None = None
-        self._last_tokens: list[float | None] = [None] * request.params.num_sequences
+        self._last_token: float | None = None
         self._num_tokens = [0] * request.params.num_sequences
         self._num_cached = 0
         self._num_preemptions = 0
         self._is_finished = False
 
-    def take(self, event: SequenceEvent, now: float | None = None) -> None:
-        """The news of one sequence; `now` if the caller has just looked at the clock."""
+    def take(self, event: SequenceEvent) -> None:
+        """Called for each token of the server: all but the counting is for a sequence's first event and its last."""
+        self._num_tokens[event.index] += len(event.token_ids)
         if event.timing is not None:
-            self._take_timing(event)
-        num_new = len(event.token_ids)
-        if num_new == 0:
-            return
-        if now is None:
-            now = self._clock()
-        last = self._last_tokens[event.index]
-        self._last_tokens[event.index] = now
-        self._num_tokens[event.index] += num_new
-        if last is not None:
-            self._metrics.tokens(num_new, now - last)
-        elif self._first_token is None:
-            self._first_token = now
-            self._metrics.first_token(now - self._arrived)
+            self._note(event, event.timing)
 
     def finish(self, reason: str) -> None:
         """How it ended: a finish reason, `abort` or `error`."""
         if self._is_finished:
             return
         self._is_finished = True
-        params = self._request.params
+        now, params = self._clock(), self._request.params
+        last_token = self._last_token
+        if last_token is None and self._first_token is not None:  # the front ended it, by a stop string
+            last_token = now
         self._metrics.finished(
             RequestTimes(
                 arrived=self._arrived,
-                finished=self._clock(),
+                finished=now,
                 queued_until=self._queued_until,
                 first_token=self._first_token,
-                last_token=max((time for time in self._last_tokens if time is not None), default=None),
+                last_token=last_token,
                 num_prompt=len(self._request.prompt_token_ids),
                 num_cached=self._num_cached,
                 num_generated=sum(self._num_tokens),
@@ -108,12 +97,21 @@ class RequestMeter:
             reason,
         )
 
-    def _take_timing(self, event: SequenceEvent) -> None:
-        timing = event.timing
-        assert timing is not None
-        if timing.started_at is not None and (self._queued_until is None or timing.started_at < self._queued_until):
-            self._queued_until = timing.started_at
+    def _note(self, event: SequenceEvent, timing: SequenceTiming) -> None:
+        self._queued_until = _earlier(self._queued_until, timing.started_at)
+        if self._first_token is None and timing.first_token_at is not None:
+            self._first_token = timing.first_token_at
+            self._metrics.first_token(timing.first_token_at - self._arrived)
         if event.index == 0:
             self._num_cached = event.num_cached_tokens
         if event.finish_reason is not None:
             self._num_preemptions += timing.num_preemptions
+            self._last_token = _later(self._last_token, timing.last_token_at)
+
+
+def _earlier(a: float | None, b: float | None) -> float | None:
+    return a if b is None else b if a is None else min(a, b)
+
+
+def _later(a: float | None, b: float | None) -> float | None:
+    return a if b is None else b if a is None else max(a, b)

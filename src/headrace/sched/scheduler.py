@@ -25,6 +25,7 @@ from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
+from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
@@ -57,7 +58,8 @@ class Scheduler:
         self._events = EventWriter(self.rows)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
-        self._clock = clock  # read once for each sequence, when it starts
+        self._token_gaps = TokenGaps(limits.max_num_seqs)
+        self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
         self._next_step = 0
@@ -80,6 +82,7 @@ class Scheduler:
             num_blocks_held=pool.num_held,
             num_blocks_idle=pool.num_idle,
             batch_tokens=self._batch_tokens.snapshot(),
+            token_gaps=self._token_gaps.histogram.snapshot(),
         )
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
@@ -273,6 +276,7 @@ class Scheduler:
             capacity=len(table.blocks) * self.limits.block_size,
         )
         sequence.row = row
+        self._token_gaps.enter(row, sequence.last_token_at)
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
 
@@ -335,6 +339,7 @@ class Scheduler:
         """Back to the queue with all tokens known so far; what was in flight is drawn again, the same."""
         self._stats.num_preemptions += 1
         sequence.num_preemptions += 1
+        sequence.last_token_at = self._token_gaps.last_at(sequence.row)
         sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
         self._leave_row(sequence)
         sequence.readings = []
@@ -343,6 +348,8 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
+        if sequence.state is State.RUNNING:
+            sequence.last_token_at = self._token_gaps.last_at(sequence.row)
         event = self._events.last(sequence, reason, error)
         if sequence.state is State.RUNNING:
             self._leave_row(sequence)
@@ -383,6 +390,7 @@ class Scheduler:
         rows, tokens, finished = result.rows[is_own], result.tokens[is_own], result.finished[is_own]
         self.rows.record(rows, tokens)
         self._stats.num_generated_tokens += len(rows)
+        self._note_times(rows)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
         for part in result.prompt_logprobs:
@@ -401,6 +409,13 @@ class Scheduler:
             if self.rows.since[reading.row] <= result.step:
                 events += self._take_reading(reading)
         return events
+
+    def _note_times(self, rows: IntArray) -> None:
+        now = self._clock()
+        for row in self._token_gaps.take(rows, now).tolist():
+            sequence = self.rows.sequences[row]
+            assert sequence is not None
+            sequence.first_token_at = now
 
     def _take_reading(self, reading: Reading) -> list[SequenceEvent]:
         sequence = self.rows.sequences[reading.row]

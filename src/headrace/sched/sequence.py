@@ -33,6 +33,8 @@ class Sequence:
     row: int = -1
     table: BlockTable | None = None
     started_at: float | None = None  # when it first got a row
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # when it last left a row
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
@@ -46,7 +48,7 @@ class Sequence:
 
     @property
     def timing(self) -> SequenceTiming:
-        return SequenceTiming(self.started_at, self.num_preemptions)
+        return SequenceTiming(self.started_at, self.first_token_at, self.last_token_at, self.num_preemptions)
 
     @property
     def is_exact(self) -> bool:
