@@ -40,7 +40,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, asyncio.Queue[SequenceEvent | None]] = {}
         self._engine = start_engine(EngineConfig(model=model, **settings), self._deliver)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
+        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
 
     @classmethod
@@ -149,7 +149,11 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        params = self._reader.with_tokens(sampling_params or SamplingParams())
+        params = sampling_params or SamplingParams()
+        if params.structured_outputs is None:
+            params = self._reader.with_tokens(params)
+        else:  # compiling takes its time
+            params = await asyncio.to_thread(self._reader.with_tokens, params)
         request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=True)
         answers = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
         with self._stream_of(answers) as news:
