@@ -63,7 +63,7 @@ class StructuredOutputs:
     Only what can be checked without a tokenizer is checked here; the rest when the grammar is compiled.
     """
 
-    json: Mapping[str, Any] | str | bool | None = None  # a JSON schema
+    json: Mapping[str, Any] | str | None = None  # a JSON schema
     regex: str | None = None  # the whole answer matches it
     choice: Sequence[str] | None = None  # the answer is one of these
     grammar: str | None = None  # in Lark's notation, or GBNF's
@@ -129,7 +129,7 @@ class StructuredOutputs:
             raise self.refused("the JSON schema is nested too deeply") from None
         except (TypeError, ValueError) as error:
             raise self.refused(f"the JSON schema is not JSON: {error}") from None
-        if not isinstance(value, (Mapping, bool)):
+        if not isinstance(value, Mapping):
             raise self.refused(f"a JSON schema must be an object, got {type(value).__name__}")
         return text
 

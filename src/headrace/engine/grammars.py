@@ -6,9 +6,10 @@ may wait, before the request reaches the engine's loop. The last ones compiled a
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +128,7 @@ class Grammars:
             if self._tokens is None:
                 vocabulary: Any = _Vocabulary(self._tokenizer, self.vocab_size, self._eos_token_ids)
                 self._tokens = llguidance.LLTokenizer(vocabulary, n_vocab=self.vocab_size + 1, eos_token=self.end_id)
+                vocabulary.greedily = self._tokens.greedy_tokenize
             return self._tokens
 
 
@@ -142,10 +144,27 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)] + [b"<end>"]
         self.special_token_ids = [*sorted(token_id for token_id in special if token_id < vocab_size), vocab_size]
         self.eos_token_id = vocab_size
+        names = [tokenizer.token(token_id) for token_id in tokenizer.special_ids]
+        self._special = re.compile(
+            "|".join(map(re.escape, sorted(filter(None, names), key=len, reverse=True))) or "(?!)"
+        )
+        self.greedily: Callable[[str], list[int]] | None = None  # how to split what the tokenizer would change
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """How text is split; only for guesses at forced tokens, which are not used."""
-        return self._tokenizer.encode(text.decode() if isinstance(text, bytes) else text, add_special_tokens=False)
+        """How the model is used to see a text that the grammar leaves no choice about."""
+        text = text.decode() if isinstance(text, bytes) else text
+        pieces = self._tokenizer.encode_batch(self._without_special(text), add_special_tokens=False)
+        token_ids = [token_id for piece in pieces for token_id in piece]
+        is_same = b"".join(self.tokens[token_id] for token_id in token_ids) == text.encode()
+        return token_ids if is_same or self.greedily is None else self.greedily(text)
+
+    def _without_special(self, text: str) -> list[str]:
+        """The text in pieces, cut where it spells a special token: a text is no token."""
+        pieces, start = [], 0
+        while match := self._special.search(text, start):
+            pieces.append(text[start : match.start() + 1])
+            start = match.start() + 1
+        return [*pieces, text[start:]]
 
 
 class _NotAGrammar(Exception):

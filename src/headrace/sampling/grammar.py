@@ -28,7 +28,7 @@ class PlacedMasks:
 
     @classmethod
     def of(cls, masks: Masks, rows: IntArray, device: torch.device) -> PlacedMasks:
-        """For the rows that draw, in their order; waits until the masks are known. Rows that have ended are left out."""
+        """For the rows that draw, in their order; waits until the masks are known. Rows that ended are left out."""
         order = np.argsort(rows, kind="stable")
         found = np.minimum(np.searchsorted(rows, masks.rows, sorter=order), len(rows) - 1)
         places = order[found]
