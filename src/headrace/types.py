@@ -102,7 +102,10 @@ class StructuredOutputs:
             return given
         if not isinstance(given, Mapping):
             raise _refuse("structured_outputs", given, "StructuredOutputs or a mapping with its fields")
-        return cls(**{str(name): value for name, value in given.items()})
+        try:
+            return cls(**{str(name): value for name, value in given.items()})
+        except RequestError as error:
+            raise RequestError(str(error), param=error.param or "structured_outputs") from None
 
     @property
     def kind(self) -> str:

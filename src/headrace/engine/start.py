@@ -31,10 +31,10 @@ class Engine:
     settings: Settings
     spec: ModelSpec
     tokenizer: Tokenizer | None
-    grammars: Grammars
     eos_token_ids: tuple[int, ...]
     model_name: str
     start_seconds: float
+    grammars: Grammars | None = None
 
     @property
     def stats(self) -> EngineStats:

@@ -43,8 +43,7 @@ class FakeRunner:
         """Where a token is forbidden, one that is not takes its place."""
         place_of = {row: place for place, row in enumerate(rows.tolist())}
         for row, line in zip(masks.rows.tolist(), masks.bits(), strict=True):
-            bits = np.unpackbits(line.view(np.uint8), bitorder="little")[: self.vocab_size]
-            allowed = np.flatnonzero(bits)
+            allowed = np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))
             place = place_of[row]
             tokens[place] = allowed[tokens[place] % len(allowed)] if len(allowed) else 0
 
