@@ -98,9 +98,6 @@ class FakeMetrics:
     def first_token(self, seconds: float) -> None:
         pass
 
-    def tokens(self, num_new: int, gap_s: float | None) -> None:
-        pass
-
     def observe(self, stats: EngineStats | None) -> None:
         pass
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.grammars import Grammars
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
@@ -33,6 +34,7 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     model_name: str
     start_seconds: float
+    grammars: Grammars | None = None
 
     @property
     def stats(self) -> EngineStats:
@@ -60,6 +62,7 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
     return_large_buffers()
     settings, spec, tokenizer, runner = _load(config)
     release_unused()
+    grammars = Grammars(tokenizer, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     core = EngineCore(
         Scheduler(settings.limits),
         runner,
@@ -67,12 +70,14 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
         vocab_size=spec.vocab_size,
         seed=config.seed,
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
+        grammars=grammars,
     )
     return Engine(
         client=EngineClient(core, deliver),
         settings=settings,
         spec=spec,
         tokenizer=tokenizer,
+        grammars=grammars,
         eos_token_ids=spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,

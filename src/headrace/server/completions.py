@@ -41,6 +41,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     limit = _limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
     with services.admission.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
         tokenized = await tokenize(
             services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
         )
@@ -91,7 +92,7 @@ def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, 
         replace(limit, num_tokens=max(1, limit.num_tokens or 0)),
         logprobs=request.logprobs,
         prompt_logprobs=asked,
-        **structured_outputs(request),
+        structured_outputs=structured_outputs(request),
     )
     if params.num_sequences * num_prompts > MAX_SEQUENCES:
         raise bad_request(

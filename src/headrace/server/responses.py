@@ -42,6 +42,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     params = _params(request, services, limit)
     messages = as_messages(request)
     with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
         prompt = await tokenize_chat(
             services.engine.reader, messages, num_characters=len(body), variables=request.chat_template_kwargs
         )
@@ -72,7 +73,7 @@ def _params(request: ResponsesRequest, services: Services, limit: AnswerLimit) -
         services.options,
         limit,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
-        **structured_outputs(fields),
+        structured_outputs=structured_outputs(fields),
     )
 
 
@@ -107,7 +108,7 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
     if not isinstance(given, dict):
         raise bad_request("text.format must be an object", "text.format", "invalid_type")
     if given.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
+        return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
     return given
 
 
