@@ -28,6 +28,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # tokens with a bias of their own; OpenAI's bound
 MAX_BAD_WORDS = 128  # token sequences; a word has two, with a space before it and without
 MAX_BAD_WORD_LEN = 16  # tokens of each
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # between the parts of a JSON answer; weak models find no end of more
 MAX_GRAMMAR_LEN = 1 << 17  # characters of a schema, regex, grammar or list of choices
 
 

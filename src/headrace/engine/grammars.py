@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.text import Tokenizer
-from headrace.types import StructuredOutputs
+from headrace.types import JSON_WHITESPACE, StructuredOutputs
 
 if TYPE_CHECKING:
     import llguidance
@@ -25,7 +25,6 @@ MAX_KEPT = 256
 MAX_KEPT_LEN = 1 << 22  # characters of their sources, all together
 _AT_ONCE = 2  # compilations; the others wait, and the engine keeps its cores
 _MAX_ERROR_LEN = 400
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # between the parts of a JSON text; without end, weak models never leave it
 
 
 class Grammar:
@@ -175,7 +174,7 @@ def _in_llguidances_terms(kind: str, source: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if kind in ("json", "json_object"):
-        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": JSON_WHITESPACE})
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if kind == "choice":
