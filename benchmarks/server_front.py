@@ -161,6 +161,7 @@ def serve(core: int, times_path: str, num_streams: int, pipe: Any) -> None:
             spec=SimpleNamespace(vocab_size=tokenizer.vocab_size),
             tokenizer=tokenizer,
             eos_token_ids=(0,),
+            grammars=None,
         )
 
     engine = AsyncEngine.over(start)

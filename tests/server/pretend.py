@@ -72,5 +72,6 @@ class Pretender:
             tokenizer=self._tokenizer,
             eos_token_ids=(0,),
             stats=None,
+            grammars=None,
             close=lambda: None,
         )

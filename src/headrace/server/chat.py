@@ -93,9 +93,7 @@ def _params(request: ChatRequest, services: Services, limit: AnswerLimit, use: T
     return sampling_params(request, services.options, limit, **more)
 
 
-async def _tokenize(
-    request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int
-) -> TokenizedPrompt:
+async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None and reads_variable(services.engine.tokenizer, "reasoning_effort"):
         variables["reasoning_effort"] = request.reasoning_effort

@@ -80,7 +80,9 @@ def read_tool_use(request: ChatRequest, services: Services) -> ToolUse:
 
 def _auto(request: ChatRequest, services: Services, names: tuple[str, ...]) -> ToolUse:
     if not services.options.enable_auto_tool_choice:
-        raise not_supported("tool_choice", "tool_choice 'auto' is switched off here; use 'required', 'none' or a function")
+        raise not_supported(
+            "tool_choice", "tool_choice 'auto' is switched off here; use 'required', 'none' or a function"
+        )
     if request.structured_outputs is not None or (request.response_format or {}).get("type", "text") != "text":
         raise bad_request(
             "an answer of a given form cannot call tools; set tool_choice to 'none', or leave the form out", "tools"
