@@ -2,10 +2,12 @@
 
 Usage: python benchmarks/server_front.py [--streams 64 512] [--rates 20000] [--seconds 5] [--output results.json]
 
-The application runs on uvicorn in a process of its own, pinned to one core, over an engine that only pretends: its
-thread hands over one token for each stream in every step, at a given rate. A client in another process reads all
-streams. The latency of a token is the time from its handing over to its arrival in the client. As neighbours on a
-machine disturb wall-clock times, the CPU time of the server's process for each token is recorded too.
+The whole server (protocol, gate, admission, application, metrics) runs in a process of its own, pinned to one core,
+over an engine that only pretends: its thread hands over one token for each stream in every step, all at once, at a
+given rate. A client in another process reads all streams. The latency of a token is the time from its handing over to
+its arrival in the client; that of first tokens, which all come in one step here, is apart, and so is what is delayed
+by them: the first tenth of the steps. As neighbours on a machine disturb wall-clock times, the CPU time of the
+server's process, pretended engine included, is recorded for each token.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ import numpy as np
 
 TEXT = " tok"  # of every token, so that a client can count tokens by looking for it
 TOKEN = 1
-MAX_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Result:
     latency_p50_ms: float
     latency_p99_ms: float
     latency_max_ms: float
+    first_token_p99_ms: float
     cpu_us_per_token: float
     core_busy: float
 
@@ -59,7 +61,7 @@ class PretendClient:
 
     def __init__(self, deliver: Callable[[list[Any]], None], times: np.ndarray) -> None:
         self._deliver = deliver
-        self._times = times  # [streams, tokens]: when each was handed over
+        self._times = times  # [tokens, streams]: when each was handed over
         self._lock = threading.Lock()
         self._streams: dict[str, int] = {}
         self._go = threading.Event()
@@ -91,6 +93,7 @@ class PretendClient:
             self._go.clear()
             with self._lock:
                 streams = dict(self._streams)
+            numbers = np.array(list(streams.values()))
             interval = len(streams) / self.rate
             began = time.monotonic()
             for step in range(self.num_steps):
@@ -98,34 +101,10 @@ class PretendClient:
                     time.sleep(left)
                 reason = "length" if step == self.num_steps - 1 else None
                 events = [SequenceEvent(name, 0, one, reason) for name in streams]
-                self._times[list(streams.values()), step] = time.monotonic()
+                self._times[step, numbers] = time.monotonic()
                 self._deliver(events)
             with self._lock:
                 self._streams.clear()
-
-
-class Nothing:
-    """Admission, metrics and state that cost nothing and refuse nothing."""
-
-    is_ready = is_alive = True
-
-    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> AbstractContextManager[Any]:
-        return nullcontext(SimpleNamespace(count_tokens=lambda n: None, started=lambda: None, release=lambda: None))
-
-    def refuse_reason(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
-def make_metrics() -> Any:
-    """The server's own, where there are any: their cost is a part of the front's."""
-    try:
-        from headrace.monitor.metrics import ServerMetrics
-    except ImportError:
-        return Nothing()
-    return ServerMetrics("pretend")
 
 
 def make_tokenizer() -> Any:
@@ -143,36 +122,25 @@ def make_tokenizer() -> Any:
     return Tokenizer(backend, chat_template=template)
 
 
-def serve(core: int, times_path: str, num_streams: int, pipe: Any) -> None:
+def take_core(core: int, is_realtime: bool) -> None:
     os.sched_setaffinity(0, {core})
-    import uvicorn
+    if is_realtime:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
 
+
+def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe: Any) -> None:
+    take_core(core, is_realtime)
     from headrace.engine.async_engine import AsyncEngine
-    from headrace.server.app import App, Services
+    from headrace.server.keys import Keys
+    from headrace.server.lifecycle import run_on_uvloop
     from headrace.server.options import ServerOptions
+    from headrace.server.serve import Server
 
-    times = np.memmap(times_path, np.float64, "r+", shape=(num_streams, MAX_TOKENS))
-    tokenizer = make_tokenizer()
-
-    def start(deliver: Callable[[list[Any]], None]) -> Any:
-        return SimpleNamespace(
-            client=PretendClient(deliver, times),
-            settings=SimpleNamespace(max_model_len=1 << 20),
-            spec=SimpleNamespace(vocab_size=tokenizer.vocab_size),
-            tokenizer=tokenizer,
-            eos_token_ids=(0,),
-            grammars=None,
-        )
-
-    engine = AsyncEngine.over(start)
-    services = Services(
-        engine=engine,
-        options=ServerOptions(),
-        admission=Nothing(),
-        metrics=make_metrics(),
-        model_name="pretend",
-        state=Nothing(),
-    )
+    times = np.memmap(times_path, np.float64, "r+", shape=(MAX_TOKENS, num_streams))
+    times[:] = 0.0  # its pages are there before they are needed
+    engine = AsyncEngine.over(lambda deliver: pretend_engine(deliver, times, num_streams))
+    options = ServerOptions(max_connections=4 * num_streams)
+    keys = Keys(options, environ={}, tell=print)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     pipe.send(listener.getsockname()[1])
 
@@ -183,12 +151,44 @@ def serve(core: int, times_path: str, num_streams: int, pipe: Any) -> None:
                     engine._engine.client.start(rate, num_steps)
                 case "cpu":
                     pipe.send(time.process_time())
-                case "profile":
-                    pipe.send(None)
+
+    async def run() -> int:
+        return await Server(engine, options, keys, model_name="pretend", tell=print).lifecycle.run(listener)
 
     threading.Thread(target=obey, daemon=True).start()
-    config = uvicorn.Config(App(services), lifespan="off", log_level="critical", access_log=False, loop="uvloop")
-    uvicorn.Server(config).run(sockets=[listener])
+    run_on_uvloop(run())
+
+
+def pretend_engine(deliver: Callable[[list[Any]], None], times: np.ndarray, num_streams: int) -> Any:
+    from headrace.engine.settings import Settings
+
+    tokenizer = make_tokenizer()
+    settings = Settings(
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        load_format="auto",
+        num_threads=1,
+        max_model_len=1 << 20,
+        max_num_seqs=num_streams,
+        max_num_batched_tokens=8192,
+        block_size=16,
+        num_blocks=1 << 20,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+        queue_policy="fcfs",
+        capacity_policy="max_utilization",
+        seed=0,
+        choices=(),
+    )
+    return SimpleNamespace(
+        client=PretendClient(deliver, times),
+        settings=settings,
+        spec=SimpleNamespace(vocab_size=tokenizer.vocab_size),
+        tokenizer=tokenizer,
+        eos_token_ids=(0,),
+        grammars=None,
+    )
 
 
 # ---- the client's process
@@ -258,7 +258,7 @@ async def measure(
         transport.write(request_bytes(endpoint, number))
         transports.append(transport)
     await asyncio.sleep(1.0)  # all are submitted; none has got anything yet
-    num_steps = max(16, int(seconds * rate / streams))
+    num_steps = min(MAX_TOKENS, max(16, int(seconds * rate / streams)))
     cpu = ask(pipe, "cpu")
     began = time.monotonic()
     pipe.send(("start", rate, num_steps))
@@ -285,10 +285,15 @@ def summary(
     took: float,
     cpu: float,
 ) -> Result:
-    latencies = np.concatenate([now - times[number, first : first + count] for number, first, count, now in arrivals])
+    seen = [
+        (now - times[first : first + count, number], np.arange(first, first + count))
+        for number, first, count, now in arrivals
+    ]
+    latencies, steps = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     num_tokens = streams * num_steps
     assert len(latencies) == num_tokens, f"{len(latencies):,} tokens of {num_tokens:,} arrived"
-    p50, p99 = np.percentile(latencies, [50, 99])
+    steady = latencies[steps >= num_steps // 10]
+    p50, p99 = np.percentile(steady, [50, 99])
     return Result(
         endpoint=endpoint,
         streams=streams,
@@ -296,7 +301,8 @@ def summary(
         tokens_per_s=round(num_tokens / took, 1),
         latency_p50_ms=round(1e3 * float(p50), 3),
         latency_p99_ms=round(1e3 * float(p99), 3),
-        latency_max_ms=round(1e3 * float(latencies.max()), 3),
+        latency_max_ms=round(1e3 * float(steady.max()), 3),
+        first_token_p99_ms=round(1e3 * float(np.percentile(latencies[steps == 0], 99)), 3),
         cpu_us_per_token=round(1e6 * cpu / num_tokens, 2),
         core_busy=round(cpu / took, 3),
     )
@@ -310,23 +316,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
+    parser.add_argument("--realtime", action="store_true", help="schedule both processes before all neighbours")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(max(args.streams) * MAX_TOKENS * 8)
         results = run(args, file.name)
     if args.output is not None:
-        args.output.write_text(json.dumps(record(results), indent=2) + "\n")
+        args.output.write_text(json.dumps(record(results, args), indent=2) + "\n")
 
 
 def run(args: argparse.Namespace, times_path: str) -> list[Result]:
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=serve, args=(args.server_core, times_path, max(args.streams), theirs), daemon=True)
+    process = context.Process(
+        target=serve, args=(args.server_core, args.realtime, times_path, max(args.streams), theirs), daemon=True
+    )
     process.start()
-    os.sched_setaffinity(0, {args.client_core})
+    take_core(args.client_core, args.realtime)
     port = ours.recv()
-    times = np.memmap(times_path, np.float64, "r", shape=(max(args.streams), MAX_TOKENS))
+    times = np.memmap(times_path, np.float64, "r", shape=(MAX_TOKENS, max(args.streams)))
     results = []
     for endpoint in args.endpoints:
         for streams in args.streams:
@@ -339,7 +348,7 @@ def run(args: argparse.Namespace, times_path: str) -> list[Result]:
     return results
 
 
-def record(results: list[Result]) -> dict[str, Any]:
+def record(results: list[Result], args: argparse.Namespace) -> dict[str, Any]:
     import uvicorn
     import uvloop
 
@@ -347,6 +356,9 @@ def record(results: list[Result]) -> dict[str, Any]:
     return {
         "benchmark": "server_front",
         "commit": commit,
+        "realtime": args.realtime,
+        "load_average": os.getloadavg(),
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "uvicorn": uvicorn.__version__,
         "uvloop": uvloop.__version__,

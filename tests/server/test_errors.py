@@ -114,7 +114,7 @@ def test_labels_nulls_and_what_is_done_anyway_are_accepted(server: Server, path:
         ({"messages": MESSAGES, "functions": [{}]}, "functions"),
         ({"messages": MESSAGES, "modalities": ["audio"]}, "modalities"),
         ({"messages": MESSAGES, "reasoning_effort": "high"}, "reasoning_effort"),
-        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
     ],
 )
 def test_a_bad_conversation_is_refused(server: Server, body: dict[str, Any], param: str) -> None:

@@ -276,12 +276,12 @@ def test_a_fault_of_ours_is_a_500_without_details_and_harms_no_other(
     assert b'"content":"fine"' in wire.read_until(b"[DONE]")
 
 
-def test_the_salt_of_a_key_is_around_the_clients_own(slow: Server) -> None:
+def test_the_salt_of_a_key_is_around_the_clients_own() -> None:
     from headrace.server.exchange import Exchange
     from headrace.server.generation import cache_salt
 
     def salt(of_key: str | None, given: str | None) -> str | None:
-        scope = {} if of_key is None else {"headrace.cache_salt": of_key}
+        scope = {} if of_key is None else {"headrace": {"cache_salt": of_key}}
         return cache_salt(Exchange(scope, None, None), given)  # type: ignore[arg-type]
 
     assert salt(None, None) is None and salt(None, "mine") == "mine" and salt("k1", None) == "k1"

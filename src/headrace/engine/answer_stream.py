@@ -35,11 +35,11 @@ class AnswerStream:
     def __init__(self, engine: Submits, requests: Sequence[Answers], *, see: See | None = None) -> None:
         self._engine = engine
         self._requests = list(requests)
-        self._by_id = {answers.request.request_id: answers for answers in self._requests}
+        self._unfinished = {answers.request.request_id: answers for answers in self._requests}
+        self.is_finished = not self._unfinished
         for position, answers in enumerate(self._requests):
             answers.position = position
         self._submitted: list[Answers] = []
-        self._num_unfinished = len(self._requests)
         self._see = see
         self.news = News()
 
@@ -59,20 +59,20 @@ class AnswerStream:
         self._leave()
 
     @property
-    def is_finished(self) -> bool:
-        return self._num_unfinished == 0
-
-    @property
     def requests(self) -> list[Answers]:
         return self._requests
 
     async def deltas(self) -> list[AnswerDelta]:
         """What is new; nothing if the reader was only woken."""
-        if self.news.is_empty:
-            await self.news.some()
+        if (waiter := self.news.waiter()) is not None:
+            await waiter
+        return self.take_deltas()
+
+    def take_deltas(self) -> list[AnswerDelta]:
+        """What is new by now."""
         changed = self._take(self.news.take_now())
-        if len(changed) == 1:
-            return changed.popitem()[1].take_deltas()
+        if len(self._requests) == 1:
+            return self._requests[0].take_deltas() if changed else []
         return [delta for answers in changed.values() for delta in answers.take_deltas()]
 
     async def outputs(self) -> list[RequestOutput]:
@@ -85,8 +85,8 @@ class AnswerStream:
         """Take events in; the requests they were about, by position."""
         changed: dict[int, Answers] = {}
         for event in events:
-            answers = self._by_id[event.request_id]
-            if answers.is_finished:
+            answers = self._unfinished.get(event.request_id)
+            if answers is None:
                 continue
             changed[answers.position] = answers
             if self._see is not None:
@@ -100,7 +100,8 @@ class AnswerStream:
         if progress.stopped_index is not None:
             self._engine.abort_one(answers.request.request_id, progress.stopped_index)
         if progress.is_finished:
-            self._num_unfinished -= 1
+            del self._unfinished[answers.request.request_id]
+            self.is_finished = not self._unfinished
             if answers.error is not None:
                 raise FailedRequestError(answers.error)
 

@@ -66,8 +66,10 @@ class Answer:
         self.token_ids += tokens
         if self._logprobs is not None and event.logprobs is not None:
             self._logprobs += event.logprobs
-        is_hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
-        self._add_text(tokens[:-1] if is_hidden else tokens)
+        if event.stop_token_id is not None and not self._params.include_stop_str_in_output:
+            tokens = tokens[:-1]
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.push(tokens))
         if event.finish_reason is not None and self.finish_reason is None:
             self._flush()
             self.finish_reason = self.finish_reason or event.finish_reason
@@ -106,10 +108,6 @@ class Answer:
             stop_reason=self.stop_reason,
             logprobs=None if self._logprobs is None or self._params.logprobs is None else tuple(self._logprobs),
         )
-
-    def _add_text(self, tokens: list[int]) -> None:
-        if self._detokenizer is not None:
-            self._emit(self._detokenizer.push(tokens))
 
     def _flush(self) -> None:
         if self._detokenizer is not None:
@@ -154,10 +152,12 @@ class Answers:
     position: int = 0  # among the requests that are read together
     _answers: list[Answer] = field(default_factory=list)
     _num_unfinished: int = 0
+    _shows_at_end: bool = False
     _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
 
     def __post_init__(self) -> None:
         self._num_unfinished = self.request.params.num_sequences
+        self._shows_at_end = self.request.params.picks_best
         self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self._num_unfinished)]
 
     @property
@@ -194,7 +194,7 @@ class Answers:
 
     def take_deltas(self) -> list[AnswerDelta]:
         """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
-        if not self.can_be_shown:
+        if self._shows_at_end and not self.is_finished:
             return []
         changed = self._changed
         if len(changed) == 1:
@@ -206,7 +206,7 @@ class Answers:
     @property
     def can_be_shown(self) -> bool:
         """Which answers are the best is known at the end."""
-        return self.is_finished or not self.request.params.picks_best
+        return not self._shows_at_end or self.is_finished
 
     def _given(self) -> list[Answer]:
         if not self.request.params.picks_best:

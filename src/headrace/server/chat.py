@@ -177,12 +177,7 @@ class ChatReply:
         includes_usage = options is not None and bool(options.include_usage)
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
-            while not stream.is_finished:
-                news = b"".join([writer.write(delta) for delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 
     # ---- beams
@@ -225,7 +220,9 @@ class ChatChunks:
         self._request = request
         self._answers = answers
         self._gives_usage = options is not None and bool(options.continuous_usage_stats)
-        self._is_plain = not request.logprobs and not request.return_token_ids and not self._gives_usage
+        self._is_plain = not (
+            request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
+        )
         self._is_begun = [False] * (request.n or 1)
         self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
         self._has_called = [False] * len(self._is_begun)
@@ -236,6 +233,8 @@ class ChatChunks:
 
     def write(self, delta: AnswerDelta) -> bytes:
         self._num_generated += len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None and self._is_begun[delta.index]:
+            return self.chunks.text(delta.index, delta.text) if delta.text else b""
         if not self._is_begun[delta.index]:
             return self._begin(delta.index) + self._write(delta)
         return self._write(delta)
@@ -282,8 +281,6 @@ class ChatChunks:
         return chunks + self._write_text(delta, text, reason)
 
     def _write_text(self, delta: AnswerDelta, text: str, reason: str | None) -> bytes:
-        if self._is_plain and reason is None:
-            return self.chunks.text(delta.index, text) if text else b""
         gives_tokens = bool(self._request.return_token_ids) and bool(delta.token_ids)
         if not (text or reason or delta.logprobs or gives_tokens):
             return b""

@@ -212,12 +212,7 @@ class CompletionReply:
         includes_usage = options is not None and bool(options.include_usage)
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
-            while not stream.is_finished:
-                news = b"".join([writer.write(delta) for delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 
     # ---- beams

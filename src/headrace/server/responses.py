@@ -180,12 +180,7 @@ class ResponseReply:
                 await events.end(writer.failed(error), done=b"")
 
             exchange.fail_stream = fail
-            while not stream.is_finished:
-                news = b"".join([writer.delta(delta) for delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.delta)
             output = stream.requests[0].output()
             await events.end(writer.end(output.outputs[0], Usage.of([output])), done=b"")
 
