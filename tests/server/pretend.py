@@ -67,7 +67,7 @@ class Pretender:
         self.client.tokenizer = self._tokenizer
         return SimpleNamespace(
             client=self.client,
-            settings=SimpleNamespace(max_model_len=512),
+            settings=SimpleNamespace(max_model_len=512, queue_policy="fcfs"),
             spec=SimpleNamespace(vocab_size=self._tokenizer.vocab_size),
             tokenizer=self._tokenizer,
             eos_token_ids=(0,),

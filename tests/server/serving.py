@@ -101,7 +101,7 @@ class FakeMetrics:
     def observe(self, stats: EngineStats | None) -> None:
         pass
 
-    def render(self) -> tuple[bytes, str]:
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
         return b"headrace:up 1\n", "text/plain; version=0.0.4"
 
 

@@ -62,6 +62,7 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, TEXT: {"promp
         ({"request_id": "a\nb"}, "request_id"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"priority": "high"}, "priority"),
+        ({"priority": 1}, "priority"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"guided_json": {}}, "guided_json"),
         ({"suffix": "end"}, "suffix"),
@@ -202,6 +203,13 @@ def test_unknown_routes_and_methods_are_answered_in_the_same_shape(server: Serve
     wrong = server.get(CHAT)
     assert wrong.status_code == 405 and wrong.headers["allow"] == "POST"
     assert server.post("/health", {}).headers["allow"] == "GET"
+
+
+def test_priorities_are_for_servers_that_follow_them(tiny_directory: Any) -> None:
+    with serving(str(tiny_directory), max_num_seqs=2, scheduling_policy="priority") as ordered:
+        for path, body in BODIES.items():
+            assert ordered.post(path, body | {"priority": -3, "ignore_eos": False}).status_code == 200
+            assert ordered.error(path, body | {"priority": 2**40})["param"] == "priority"
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_return(server: Server) -> None:

@@ -17,7 +17,7 @@ from headrace.server.completions import truncated
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.logprobs import prompt_entries
 from headrace.server.prompting import beside, reads_variable, tokenize_chat
 from headrace.server.reading import read
@@ -36,6 +36,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(ChatRequest, body)
     check_model(services, request.model)
+    priority = priority_of(services, request.priority)
     use = read_tool_use(request, services)
     limit = _limit(request)
     params = _params(request, services, limit, use)
@@ -54,7 +55,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             prompt,
             params,
             reply.id,
-            priority=request.priority or 0,
+            priority=priority,
             cache_salt=cache_salt(exchange, request.cache_salt),
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:

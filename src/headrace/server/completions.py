@@ -17,7 +17,7 @@ from headrace.server.chunks import Chunks
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.logprobs import completion_lists, prompt_entries
 from headrace.server.prompting import as_prompts, beside, tokenize
 from headrace.server.reading import read
@@ -37,6 +37,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(CompletionRequest, body)
     check_model(services, request.model)
+    priority = priority_of(services, request.priority)
     prompts = as_prompts(request.prompt)
     limit = _limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
@@ -59,7 +60,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
                 prompt,
                 _within(params, prompt, max_model_len),
                 f"{reply.id}-{position}",
-                priority=request.priority or 0,
+                priority=priority,
                 cache_salt=cache_salt(exchange, request.cache_salt),
             )
             for position, prompt in enumerate(tokenized)

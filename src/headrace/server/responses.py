@@ -15,7 +15,7 @@ from headrace.server.chunks import encode
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import ApiError, bad_request, not_supported
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.prompting import tokenize_chat
 from headrace.server.reading import read
 from headrace.server.response_items import as_messages
@@ -38,6 +38,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(ResponsesRequest, body, unsupported=STATEFUL)
     check_model(services, request.model)
+    priority = priority_of(services, request.priority)
     limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
     params = _params(request, services, limit)
     messages = as_messages(request)
@@ -53,7 +54,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
             prompt,
             params,
             reply.id,
-            priority=request.priority or 0,
+            priority=priority,
             cache_salt=cache_salt(exchange, request.cache_salt),
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:

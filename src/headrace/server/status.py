@@ -37,5 +37,6 @@ async def load(services: Services, exchange: Exchange) -> None:
 
 async def metrics(services: Services, exchange: Exchange) -> None:
     services.metrics.observe(services.engine.stats)
-    body, content_type = await asyncio.to_thread(services.metrics.render)
+    accept = (exchange.header(b"accept") or b"").decode("latin-1")
+    body, content_type = await asyncio.to_thread(services.metrics.render, accept)
     await exchange.reply(200, body, content_type=content_type)
