@@ -3,8 +3,8 @@
     python benchmarks/structured.py --json benchmarks/results/structured-cpu.json
 
 The masks are those of the embedded model's vocabulary, for sequences that write given texts: each step reads a token of
-each, and says which may follow. The requests run on the embedded model; every answer has the same length. On a busy machine look
-at the CPU time: it leaves out the time others ran.
+each, and says which may follow. The requests run on the embedded model; every answer has the same length. On a busy
+machine look at the CPU time: it leaves out the time others ran.
 """
 
 from __future__ import annotations
