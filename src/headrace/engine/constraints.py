@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
+from headrace.hardware import read_facts
 from headrace.steps import GOES_ON, Admission, Bitmask, IntArray, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import llguidance
 
+_MOST_THREADS = 32
 SequenceKey = tuple[str, int]  # the request's id, and which of its sequences
 
 
@@ -92,9 +94,8 @@ class StepMasks:
 class Constraints:
     """Owns the constraints of all rows, by their number. Told of every plan; all else it finds there."""
 
-    def __init__(self, grammars: Grammars | None, *, num_threads: int | None = None) -> None:
+    def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._num_threads = num_threads
         self._executor: llguidance.LLExecutor | None = None
         self._by_row: dict[int, Constraint] = {}
         self._row_of: dict[SequenceKey, int] = {}
@@ -165,7 +166,7 @@ class Constraints:
             fill_next_token_bitmask(matcher, bits, i)
             return
         if self._executor is None:
-            self._executor = LLExecutor(self._num_threads)
+            self._executor = LLExecutor(min(read_facts().num_cores, _MOST_THREADS))  # idle between model and draw
         fill_next_token_bitmask_par(self._executor, matchers, bits)
 
     def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:

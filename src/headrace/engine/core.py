@@ -127,7 +127,7 @@ class EngineCore:
         assert isinstance(outputs, StructuredOutputs)
         if self._grammars is None:
             raise outputs.refused("this engine was started without grammars")
-        if not self._stop_token_ids(request):
+        if not any(token < self._grammars.vocab_size for token in self._stop_token_ids(request)):
             raise outputs.refused(
                 "the answer could not end: no token ends it; leave out ignore_eos or give stop_token_ids"
             )
@@ -172,12 +172,12 @@ class EngineCore:
         planned = perf_counter()
         self._host_seconds += planned - started - waited
         self._wait_seconds += waited
-        if not self._in_flight or (plan is not None and len(self._in_flight) <= self._depth):
-            return self._take_collected()
-        result = self._in_flight.popleft().result()
+        results = self._due_results(plan)
+        if not results:
+            return []
         collected = perf_counter()
         self._wait_seconds += collected - planned
-        events = self._apply(result) + self._take_collected()
+        events = [event for result in results for event in self._apply(result)]
         applied = perf_counter()
         self._host_seconds += applied - collected
         host_seconds = (planned - started - waited) + (applied - collected)
@@ -187,6 +187,16 @@ class EngineCore:
             self._steady_host_seconds += host_seconds
             self._num_steady_turns += 1
         return events
+
+    def _due_results(self, plan: StepPlan | None) -> list[StepResult]:
+        """That of the oldest step, if enough others are in flight or nothing is left to plan, and those that masks
+        have waited for already."""
+        results = []
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
+            results.append(self._in_flight.popleft().result())
+        while self._in_flight and self._in_flight[0].is_collected:
+            results.append(self._in_flight.popleft().result())
+        return results
 
     def _submit(self, plan: StepPlan) -> float:
         """Submit a plan; the seconds that this waited for the steps before, whose tokens its masks need."""
@@ -209,13 +219,6 @@ class EngineCore:
             assert sequence is not None
             request_id = sequence.request.request_id
             self._constraints.enter(admission, (request_id, sequence.index), self._constrained.get(request_id))
-
-    def _take_collected(self) -> list[SequenceEvent]:
-        """Masks needed these results already; there is nothing to wait for."""
-        events: list[SequenceEvent] = []
-        while self._in_flight and self._in_flight[0].is_collected:
-            events += self._apply(self._in_flight.popleft().result())
-        return events
 
     def _apply(self, result: StepResult) -> list[SequenceEvent]:
         return self._without_ended(self._scheduler.apply(result))

@@ -191,8 +191,8 @@ def _limits() -> llguidance.LLParserLimits:
 
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000,  # some 20 ms
-        step_lexer_fuel=200_000,  # some 15 ms
-        step_max_items=25_000,
+        step_lexer_fuel=100_000,  # some 10 ms
+        step_max_items=10_000,  # some 20 ms; a schema of 150 optional properties needs 5,000
         max_lexer_states=20_000,  # some 30 MB
         max_grammar_size=250_000,
         verbose_errors=False,
