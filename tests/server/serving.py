@@ -98,13 +98,10 @@ class FakeMetrics:
     def first_token(self, seconds: float) -> None:
         pass
 
-    def tokens(self, num_new: int, gap_s: float | None) -> None:
-        pass
-
     def observe(self, stats: EngineStats | None) -> None:
         pass
 
-    def render(self) -> tuple[bytes, str]:
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
         return b"headrace:up 1\n", "text/plain; version=0.0.4"
 
 
@@ -128,12 +125,13 @@ class Server:
     metrics: FakeMetrics
     state: FakeState
     loop: asyncio.AbstractEventLoop
+    http: httpx2.Client
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
-        return httpx2.post(self.url + path, json=body, timeout=PATIENCE_S, **options)
+        return self.http.post(self.url + path, json=body, **options)
 
     def get(self, path: str) -> httpx2.Response:
-        return httpx2.get(self.url + path, timeout=PATIENCE_S)
+        return self.http.get(self.url + path)
 
     def error(self, path: str, body: Any, status: int = 400) -> dict[str, Any]:
         """The error that the body gets, which has OpenAI's shape."""
@@ -192,8 +190,8 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
     config = uvicorn.Config(App(services), lifespan="off", log_level="critical", access_log=False, loop="uvloop")
-    with _running(uvicorn.Server(config), listener) as loop:
-        yield Server(f"http://127.0.0.1:{port}", port, services, admission, metrics, state, loop)
+    with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=PATIENCE_S) as http:
+        yield Server(f"http://127.0.0.1:{port}", port, services, admission, metrics, state, loop, http)
     asyncio.run(engine.close())
 
 

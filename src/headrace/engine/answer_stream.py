@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from headrace.engine.answers import AnswerDelta, Answers
+from headrace.engine.answers import AnswerDelta, Answers, Progress
 from headrace.engine.news import News
 from headrace.errors import HeadraceError
 from headrace.types import Request, RequestOutput, SequenceEvent
@@ -35,9 +35,11 @@ class AnswerStream:
     def __init__(self, engine: Submits, requests: Sequence[Answers], *, see: See | None = None) -> None:
         self._engine = engine
         self._requests = list(requests)
-        self._positions = {answers.request.request_id: i for i, answers in enumerate(self._requests)}
-        self._submitted: list[str] = []
-        self._num_unfinished = len(self._requests)
+        self._unfinished = {answers.request.request_id: answers for answers in self._requests}
+        self.is_finished = not self._unfinished
+        for position, answers in enumerate(self._requests):
+            answers.position = position
+        self._submitted: list[Answers] = []
         self._see = see
         self.news = News()
 
@@ -45,7 +47,7 @@ class AnswerStream:
         try:
             for answers in self._requests:
                 self._engine.listen(answers.request, self.news)
-                self._submitted.append(answers.request.request_id)
+                self._submitted.append(answers)
         except BaseException:
             self._leave()
             raise
@@ -57,49 +59,53 @@ class AnswerStream:
         self._leave()
 
     @property
-    def is_finished(self) -> bool:
-        return self._num_unfinished == 0
-
-    @property
     def requests(self) -> list[Answers]:
         return self._requests
 
-    async def deltas(self) -> list[tuple[int, AnswerDelta]]:
-        """What is new, with the position of its request; nothing if the reader was only woken."""
-        changed = await self._take()
-        if len(changed) == 1:
-            position = changed[0]
-            return [(position, delta) for delta in self._requests[position].take_deltas()]
-        return [(position, delta) for position in changed for delta in self._requests[position].take_deltas()]
+    async def deltas(self) -> list[AnswerDelta]:
+        """What is new; nothing if the reader was only woken."""
+        if (waiter := self.news.waiter()) is not None:
+            await waiter
+        return self.take_deltas()
+
+    def take_deltas(self) -> list[AnswerDelta]:
+        """What is new by now."""
+        changed = self._take(self.news.take_now())
+        if len(self._requests) == 1:
+            return self._requests[0].take_deltas() if changed else []
+        return [delta for answers in changed.values() for delta in answers.take_deltas()]
 
     async def outputs(self) -> list[RequestOutput]:
         """All answers, once they are whole."""
         while not self.is_finished:
-            await self._take()
+            self._take(await self.news.take())
         return [answers.output() for answers in self._requests]
 
-    async def _take(self) -> list[int]:
-        """Wait for events and take them in; the positions of the requests they were about."""
-        changed: dict[int, None] = {}
-        for event in await self.news.take():
-            position = self._positions[event.request_id]
-            answers = self._requests[position]
-            if answers.is_finished:
+    def _take(self, events: list[SequenceEvent]) -> dict[int, Answers]:
+        """Take events in; the requests they were about, by position."""
+        changed: dict[int, Answers] = {}
+        for event in events:
+            answers = self._unfinished.get(event.request_id)
+            if answers is None:
                 continue
-            changed[position] = None
+            changed[answers.position] = answers
             if self._see is not None:
-                self._see(position, event)
+                self._see(answers.position, event)
             progress = answers.take(event)
-            if progress.stopped_index is not None:
-                self._engine.abort_one(event.request_id, progress.stopped_index)
-            if progress.is_finished:
-                self._num_unfinished -= 1
-                if answers.error is not None:
-                    raise FailedRequestError(answers.error)
-        return list(changed)
+            if progress.is_finished or progress.stopped_index is not None:
+                self._take_end(answers, progress)
+        return changed
+
+    def _take_end(self, answers: Answers, progress: Progress) -> None:
+        if progress.stopped_index is not None:
+            self._engine.abort_one(answers.request.request_id, progress.stopped_index)
+        if progress.is_finished:
+            del self._unfinished[answers.request.request_id]
+            self.is_finished = not self._unfinished
+            if answers.error is not None:
+                raise FailedRequestError(answers.error)
 
     def _leave(self) -> None:
-        for request_id in self._submitted:
-            answers = self._requests[self._positions[request_id]]
-            self._engine.leave(request_id, abort=not answers.is_finished)
+        for answers in self._submitted:
+            self._engine.leave(answers.request.request_id, abort=not answers.is_finished)
         self._submitted.clear()

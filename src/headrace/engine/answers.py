@@ -26,6 +26,7 @@ from headrace.types import (
 class AnswerDelta:
     """What is new of one answer since it was last asked."""
 
+    position: int  # of its request, among those that are read together
     index: int
     text: str
     token_ids: list[int]
@@ -65,8 +66,10 @@ class Answer:
         self.token_ids += tokens
         if self._logprobs is not None and event.logprobs is not None:
             self._logprobs += event.logprobs
-        is_hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
-        self._add_text(tokens[:-1] if is_hidden else tokens)
+        if event.stop_token_id is not None and not self._params.include_stop_str_in_output:
+            tokens = tokens[:-1]
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.push(tokens))
         if event.finish_reason is not None and self.finish_reason is None:
             self._flush()
             self.finish_reason = self.finish_reason or event.finish_reason
@@ -77,15 +80,17 @@ class Answer:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def take_delta(self) -> AnswerDelta:
+    def take_delta(self, position: int) -> AnswerDelta:
         """What came since the last time."""
-        text = "".join(self._texts[self._num_texts_taken :])
+        texts, taken = self._texts, self._num_texts_taken
+        text = texts[taken] if len(texts) == taken + 1 else "".join(texts[taken:])
         tokens = self.token_ids[self._num_tokens_taken :]
         logprobs = None
         if self._logprobs is not None and self._params.logprobs is not None:
             logprobs = self._logprobs[self._num_tokens_taken :]
-        self._num_texts_taken, self._num_tokens_taken = len(self._texts), len(self.token_ids)
-        return AnswerDelta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
+        self._num_texts_taken = len(texts)
+        self._num_tokens_taken += len(tokens)
+        return AnswerDelta(position, self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
 
     @property
     def mean_logprob(self) -> float:
@@ -103,10 +108,6 @@ class Answer:
             stop_reason=self.stop_reason,
             logprobs=None if self._logprobs is None or self._params.logprobs is None else tuple(self._logprobs),
         )
-
-    def _add_text(self, tokens: list[int]) -> None:
-        if self._detokenizer is not None:
-            self._emit(self._detokenizer.push(tokens))
 
     def _flush(self) -> None:
         if self._detokenizer is not None:
@@ -135,7 +136,7 @@ class Progress:
 _GOES_ON = Progress(False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answers:
     """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
 
@@ -148,12 +149,15 @@ class Answers:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    position: int = 0  # among the requests that are read together
     _answers: list[Answer] = field(default_factory=list)
     _num_unfinished: int = 0
+    _shows_at_end: bool = False
     _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
 
     def __post_init__(self) -> None:
         self._num_unfinished = self.request.params.num_sequences
+        self._shows_at_end = self.request.params.picks_best
         self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self._num_unfinished)]
 
     @property
@@ -190,16 +194,19 @@ class Answers:
 
     def take_deltas(self) -> list[AnswerDelta]:
         """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
-        if not self.can_be_shown:
+        if self._shows_at_end and not self.is_finished:
             return []
-        changed = list(self._changed.values())
-        self._changed.clear()
-        return [answer.take_delta() for answer in changed]
+        changed = self._changed
+        if len(changed) == 1:
+            return [changed.popitem()[1].take_delta(self.position)]
+        deltas = [answer.take_delta(self.position) for answer in changed.values()]
+        changed.clear()
+        return deltas
 
     @property
     def can_be_shown(self) -> bool:
         """Which answers are the best is known at the end."""
-        return self.is_finished or not self.request.params.picks_best
+        return not self._shows_at_end or self.is_finished
 
     def _given(self) -> list[Answer]:
         if not self.request.params.picks_best:

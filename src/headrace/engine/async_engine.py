@@ -73,7 +73,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: dict[str, News] = {}  # of running requests
         self._engine = start(self._deliver)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
+        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
 
     @classmethod
@@ -139,6 +139,12 @@ class AsyncEngine:
     def get_tokenizer(self) -> Tokenizer:
         return self._reader.tokenizer
 
+    async def compiled(self, params: SamplingParams) -> SamplingParams:
+        """The parameters, with their grammar compiled if they have one, which takes its time beside the event loop."""
+        if params.structured_outputs is None:
+            return params
+        return await asyncio.to_thread(self._reader.with_tokens, params)
+
     def prepare(
         self,
         prompt: TokenizedPrompt,
@@ -149,7 +155,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         watched: bool = True,
     ) -> Answers:
-        """A request that is not submitted yet. If nobody watches, its tokens come once, at the end."""
+        """A request that is not submitted yet, its grammar compiled. If nobody watches, its tokens come at the end."""
         params = self._reader.with_tokens(sampling_params)
         watched = watched or bool(params.stop)
         request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=watched)
@@ -283,9 +289,8 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        answers = self.prepare(
-            prompt, sampling_params or SamplingParams(), request_id, priority=priority, cache_salt=cache_salt
-        )
+        params = await self.compiled(sampling_params or SamplingParams())
+        answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
         with self.open([answers]) as stream:
             while not answers.is_finished:
                 try:

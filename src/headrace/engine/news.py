@@ -10,9 +10,10 @@ from headrace.types import SequenceEvent
 class News:
     """Events on their way to one reader. Used on the event loop only; its one reader is woken once for many events."""
 
-    __slots__ = ("_ending", "_events", "_waiter")
+    __slots__ = ("_ending", "_events", "_loop", "_waiter")
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._events: list[SequenceEvent] = []
         self._waiter: asyncio.Future[None] | None = None
         self._ending: Exception | None = None
@@ -35,9 +36,18 @@ class News:
 
     async def take(self) -> list[SequenceEvent]:
         """Wait for events, and take all that have come; none if the reader was only woken."""
-        if not self._events and self._ending is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        if (waiter := self.waiter()) is not None:
+            await waiter
+        return self.take_now()
+
+    def waiter(self) -> asyncio.Future[None] | None:
+        """Done when there is something to take; None if there is already. For the one reader, who awaits it at once."""
+        if self._events or self._ending is not None:
+            return None
+        self._waiter = self._loop.create_future()
+        return self._waiter
+
+    def take_now(self) -> list[SequenceEvent]:
         if self._ending is not None:
             raise self._ending
         events, self._events = self._events, []

@@ -30,8 +30,8 @@ from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, 
 from headrace.types import FinishReason, Request, SequenceEvent
 
 _NOTHING_TO_DRAW = (
-    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words and "
-    "min_tokens together forbid every token"
+    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
+    "min_tokens and structured_outputs together forbid every token"
 )
 
 
@@ -71,6 +71,9 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    def is_unfinished(self, request_id: str) -> bool:
+        return request_id in self._requests
 
     @property
     def stats(self) -> SchedulerStats:

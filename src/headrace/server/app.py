@@ -54,6 +54,9 @@ class App:
             # The traceback without the message, which may hold what the client sent.
             log.error("%s in %s", type(error).__name__, _route(exchange), exc_info=_without_message(error))
             await exchange.fail(internal_error())
+        finally:
+            if exchange.status is not None:
+                self._services.metrics.answered(_route(exchange), scope["method"], exchange.status)
 
     async def _answer(self, exchange: Exchange) -> None:
         handler = _handler(exchange)

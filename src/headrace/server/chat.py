@@ -14,10 +14,10 @@ from headrace.jobs.logprobs import chat_entries
 from headrace.server.beams import search_beams
 from headrace.server.chunks import Chunks
 from headrace.server.completions import truncated
-from headrace.server.constraints import refuse_tools, structured_outputs
+from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.logprobs import prompt_entries
 from headrace.server.prompting import beside, reads_variable, tokenize_chat
 from headrace.server.reading import read
@@ -25,7 +25,9 @@ from headrace.server.sampling import AnswerLimit, beam_params, check_context, ch
 from headrace.server.schema.chat import ChatRequest
 from headrace.server.services import Reservation, Services
 from headrace.server.sse import EventStream
+from headrace.server.tools import ToolUse, delta_object, read_tool_use
 from headrace.text import Tokenizer
+from headrace.text.tool_calls import ContentDelta
 from headrace.types import CompletionOutput, RequestOutput, SamplingParams
 
 
@@ -34,16 +36,18 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(ChatRequest, body)
     check_model(services, request.model)
-    refuse_tools(request)
+    priority = priority_of(services, request.priority)
+    use = read_tool_use(request, services)
     limit = _limit(request)
-    params = _params(request, services, limit)
+    params = _params(request, services, limit, use)
     with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
-        prompt = await _tokenize(request, services, num_characters=len(body))
+        params = await services.engine.compiled(params)
+        prompt = await _tokenize(request, services, use, num_characters=len(body))
         max_model_len = services.engine.settings.max_model_len
         prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
         reservation.count_tokens(len(prompt.token_ids))
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
-        reply = ChatReply(request, services, new_id("chatcmpl-", request.request_id))
+        reply = ChatReply(request, services, use, new_id("chatcmpl-", request.request_id))
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)
             return
@@ -51,7 +55,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             prompt,
             params,
             reply.id,
-            priority=request.priority or 0,
+            priority=priority,
             cache_salt=cache_salt(exchange, request.cache_salt),
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
@@ -71,7 +75,7 @@ def _limit(request: ChatRequest) -> AnswerLimit:
     return AnswerLimit(value, param)
 
 
-def _params(request: ChatRequest, services: Services, limit: AnswerLimit) -> SamplingParams:
+def _params(request: ChatRequest, services: Services, limit: AnswerLimit, use: ToolUse) -> SamplingParams:
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     check_logprobs("top_logprobs", request.top_logprobs, services.options)
@@ -83,11 +87,14 @@ def _params(request: ChatRequest, services: Services, limit: AnswerLimit) -> Sam
             "reasoning_effort",
             "unsupported_parameter",
         )
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return sampling_params(request, services.options, limit, logprobs=logprobs, **structured_outputs(request))
+    more: dict[str, Any] = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
+    more["structured_outputs"] = use.constraint or structured_outputs(request)
+    if use.shows_special_tokens:
+        more["skip_special_tokens"] = False
+    return sampling_params(request, services.options, limit, **more)
 
 
-async def _tokenize(request: ChatRequest, services: Services, *, num_characters: int) -> TokenizedPrompt:
+async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None and reads_variable(services.engine.tokenizer, "reasoning_effort"):
         variables["reasoning_effort"] = request.reasoning_effort
@@ -95,6 +102,7 @@ async def _tokenize(request: ChatRequest, services: Services, *, num_characters:
         services.engine.reader,
         request.messages,
         num_characters=num_characters,
+        tools=use.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
@@ -105,8 +113,9 @@ async def _tokenize(request: ChatRequest, services: Services, *, num_characters:
 class ChatReply:
     """How one conversation is answered, whole or in chunks."""
 
-    def __init__(self, request: ChatRequest, services: Services, id: str) -> None:
+    def __init__(self, request: ChatRequest, services: Services, use: ToolUse, id: str) -> None:
         self.id = id
+        self.use = use
         self._request = request
         self._services = services
         self._tokenizer: Tokenizer | None = services.engine.tokenizer
@@ -139,11 +148,18 @@ class ChatReply:
         return msgspec.json.encode(body)
 
     def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason: str | None = answer.finish_reason
+        if self.use.finds_calls:
+            message["content"], calls = self.use.message(answer.text)
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
         choice = {
             "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self.logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": reason,
             "stop_reason": answer.stop_reason,
         }
         if self._request.return_token_ids:
@@ -162,12 +178,7 @@ class ChatReply:
         includes_usage = options is not None and bool(options.include_usage)
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
-            while not stream.is_finished:
-                news = b"".join([writer.write(delta) for _, delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 
     # ---- beams
@@ -210,8 +221,12 @@ class ChatChunks:
         self._request = request
         self._answers = answers
         self._gives_usage = options is not None and bool(options.continuous_usage_stats)
-        self._is_plain = not request.logprobs and not request.return_token_ids and not self._gives_usage
+        self._is_plain = not (
+            request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
+        )
         self._is_begun = [False] * (request.n or 1)
+        self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
+        self._has_called = [False] * len(self._is_begun)
         self._num_generated = 0
 
     def usage(self) -> Usage:
@@ -219,6 +234,8 @@ class ChatChunks:
 
     def write(self, delta: AnswerDelta) -> bytes:
         self._num_generated += len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None and self._is_begun[delta.index]:
+            return self.chunks.text(delta.index, delta.text) if delta.text else b""
         if not self._is_begun[delta.index]:
             return self._begin(delta.index) + self._write(delta)
         return self._write(delta)
@@ -238,15 +255,40 @@ class ChatChunks:
         return self.chunks.choice(choice, usage)
 
     def _write(self, delta: AnswerDelta) -> bytes:
-        if self._is_plain and delta.finish_reason is None:
-            return self.chunks.text(delta.index, delta.text) if delta.text else b""
+        if self._parsers:
+            return self._write_parsed(delta)
+        return self._write_text(delta, delta.text, delta.finish_reason)
+
+    def _write_parsed(self, delta: AnswerDelta) -> bytes:
+        """Text and calls as they are told apart, then the end."""
+        parser, index = self._parsers[delta.index], delta.index
+        found = parser.push(delta.text) + (parser.finish() if delta.finish_reason is not None else [])
+        text, calls = "", []
+        for piece in self._reply.use.given(found):
+            if isinstance(piece, ContentDelta):
+                text += piece.text
+            else:
+                calls.append(delta_object(piece))
+        chunks = b""
+        if calls:
+            self._has_called[index] = True
+            said = {"content": text, "tool_calls": calls} if text else {"tool_calls": calls}
+            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+            chunks = self.chunks.choice(choice, self.usage().to_dict() if self._gives_usage else None)
+            text = ""
+        reason: str | None = delta.finish_reason
+        if reason == "stop" and self._has_called[index]:
+            reason = "tool_calls"
+        return chunks + self._write_text(delta, text, reason)
+
+    def _write_text(self, delta: AnswerDelta, text: str, reason: str | None) -> bytes:
         gives_tokens = bool(self._request.return_token_ids) and bool(delta.token_ids)
-        if not (delta.text or delta.finish_reason or delta.logprobs or gives_tokens):
+        if not (text or reason or delta.logprobs or gives_tokens):
             return b""
-        more: dict[str, Any] = {"finish_reason": delta.finish_reason, "logprobs": self._reply.logprobs(delta.logprobs)}
-        if delta.finish_reason is not None:
+        more: dict[str, Any] = {"finish_reason": reason, "logprobs": self._reply.logprobs(delta.logprobs)}
+        if reason is not None:
             more["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:
             more["token_ids"] = delta.token_ids
         usage = self.usage().to_dict() if self._gives_usage else None
-        return self.chunks.special(delta.index, delta.text, more, usage)
+        return self.chunks.special(delta.index, text, more, usage)

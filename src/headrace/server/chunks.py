@@ -37,7 +37,8 @@ class Chunks:
 
     def text(self, index: int, text: str) -> bytes:
         """The common chunk: new text and nothing else."""
-        return self._head_of(index) + encode(text) + self._tail
+        head = self._heads.get(index) or self._head_of(index)
+        return head + encode(text) + self._tail
 
     def special(self, index: int, text: str, more: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         """New text with log-probabilities, token ids, the end of the answer, or the usage so far."""
@@ -53,10 +54,8 @@ class Chunks:
         return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
 
     def _head_of(self, index: int) -> bytes:
-        head = self._heads.get(index)
-        if head is None:
-            head = self._heads[index] = self._head + b'{"index":%d,' % index + self._opening
-        return head
+        self._heads[index] = self._head + b'{"index":%d,' % index + self._opening
+        return self._heads[index]
 
     def _end_with(self, usage: dict[str, Any] | None) -> bytes:
         return self._end if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"

@@ -17,7 +17,7 @@ from headrace.server.chunks import Chunks
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.logprobs import completion_lists, prompt_entries
 from headrace.server.prompting import as_prompts, beside, tokenize
 from headrace.server.reading import read
@@ -37,10 +37,12 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(CompletionRequest, body)
     check_model(services, request.model)
+    priority = priority_of(services, request.priority)
     prompts = as_prompts(request.prompt)
     limit = _limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
     with services.admission.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
         tokenized = await tokenize(
             services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
         )
@@ -58,7 +60,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
                 prompt,
                 _within(params, prompt, max_model_len),
                 f"{reply.id}-{position}",
-                priority=request.priority or 0,
+                priority=priority,
                 cache_salt=cache_salt(exchange, request.cache_salt),
             )
             for position, prompt in enumerate(tokenized)
@@ -91,7 +93,7 @@ def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, 
         replace(limit, num_tokens=max(1, limit.num_tokens or 0)),
         logprobs=request.logprobs,
         prompt_logprobs=asked,
-        **structured_outputs(request),
+        structured_outputs=structured_outputs(request),
     )
     if params.num_sequences * num_prompts > MAX_SEQUENCES:
         raise bad_request(
@@ -211,12 +213,7 @@ class CompletionReply:
         includes_usage = options is not None and bool(options.include_usage)
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
         with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
-            while not stream.is_finished:
-                news = b"".join([writer.write(position, delta) for position, delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 
     # ---- beams
@@ -276,12 +273,12 @@ class CompletionChunks:
             sum(answers.num_cached_tokens for answers in self._requests),
         )
 
-    def write(self, position: int, delta: AnswerDelta) -> bytes:
-        index = position * self._reply._n + delta.index
+    def write(self, delta: AnswerDelta) -> bytes:
+        index = delta.position * self._reply._n + delta.index
         self._num_generated += 0 if self._reply._scores_only else len(delta.token_ids)
         if self._is_plain and delta.finish_reason is None and self._is_begun[index]:
             return self.chunks.text(index, delta.text) if delta.text else b""
-        return self._write_special(position, index, delta)
+        return self._write_special(delta.position, index, delta)
 
     def _write_special(self, position: int, index: int, delta: AnswerDelta) -> bytes:
         reply = self._reply

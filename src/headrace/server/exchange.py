@@ -24,9 +24,13 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.send = send
-        self.has_begun = False  # a status has been sent, and no other can be
+        self.status: int | None = None  # once it has been sent, no other can be
         self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # once a stream has begun
         self._receive = receive
+
+    @property
+    def has_begun(self) -> bool:
+        return self.status is not None
 
     @property
     def path(self) -> str:
@@ -64,7 +68,7 @@ class Exchange:
     ) -> None:
         fields = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
         fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        self.has_begun = True
+        self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": fields})
         await self.send({"type": "http.response.body", "body": body})
 

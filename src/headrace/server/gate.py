@@ -215,11 +215,12 @@ class _Answer:
         self.status: int | None = None
         self.is_body_read = False
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """Not a coroutine of its own: this runs for every token."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
-        await self._send(message)
+        return self._send(message)
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answer, options: ServerOptions) -> None:

@@ -14,7 +14,7 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.monitor.times import RequestMeter
 from headrace.server.deadline import QUEUE_TIMEOUT, seconds_in
-from headrace.server.errors import ApiError, ClientGoneError
+from headrace.server.errors import ApiError, ClientGoneError, bad_request, not_supported
 from headrace.server.exchange import Exchange, too_late
 from headrace.server.services import Reservation, Services
 from headrace.types import RequestOutput, SequenceEvent
@@ -28,6 +28,17 @@ def check_model(services: Services, name: str | None) -> None:
             param="model",
             code="model_not_found",
         )
+
+
+def priority_of(services: Services, given: int | None) -> int:
+    """Refused where the order of arrival is all that counts: it would be ignored."""
+    if not given:
+        return 0
+    if services.engine.settings.queue_policy != "priority":
+        raise not_supported("priority", "priority needs a server with --scheduling-policy priority; leave it out")
+    if abs(given) >= 2**31:
+        raise bad_request("priority must fit in 32 bits", "priority")
+    return given
 
 
 def new_id(prefix: str, given: str | None) -> str:
@@ -70,15 +81,12 @@ async def running(
             async with _turn(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
                     yield stream
-    except (ClientGoneError, ApiError):
-        reason = "abort"
-        raise
-    except GeneratorExit:
+    except (ClientGoneError, ApiError, asyncio.CancelledError):
         reason = "abort"
         raise
     finally:
         for meter, answers in zip(meters, requests, strict=True):
-            meter.finish(answers.finish_reason or reason)
+            meter.finish("error" if answers.error is not None else answers.finish_reason or reason)
 
 
 @asynccontextmanager

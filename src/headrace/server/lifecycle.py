@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import ssl
@@ -39,6 +40,12 @@ class _Uvicorn(uvicorn.Server):
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+def _leave_loaded_objects_alone() -> None:
+    """Modules and the model stay for good. Full collections would look at them all again, and stop all streams."""
+    gc.collect()
+    gc.freeze()
 
 
 class Lifecycle:
@@ -80,6 +87,7 @@ class Lifecycle:
         """Serve until told to stop; the exit code."""
         with self._signals():
             watch = asyncio.create_task(self._watch_engine())
+            _leave_loaded_objects_alone()
             try:
                 self._state.ready()
                 await self._uvicorn.serve(sockets=[listener])

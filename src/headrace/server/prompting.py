@@ -15,7 +15,7 @@ from headrace.text import Tokenizer
 T = TypeVar("T")
 
 MAX_PROMPTS = 1024
-INLINE_CHARACTERS = 1024  # a prompt up to here is tokenized faster than handed to a thread and back
+INLINE_CHARACTERS = 512  # tokenized in about the time that it takes to hand them to a thread and back
 
 # Arguments of other people's `apply_chat_template`; in a template they would be variables that nobody reads.
 _RESERVED = frozenset(

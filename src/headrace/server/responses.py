@@ -15,7 +15,7 @@ from headrace.server.chunks import encode
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import ApiError, bad_request, not_supported
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, running
+from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
 from headrace.server.prompting import tokenize_chat
 from headrace.server.reading import read
 from headrace.server.response_items import as_messages
@@ -38,10 +38,12 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(ResponsesRequest, body, unsupported=STATEFUL)
     check_model(services, request.model)
+    priority = priority_of(services, request.priority)
     limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
     params = _params(request, services, limit)
     messages = as_messages(request)
     with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
         prompt = await tokenize_chat(
             services.engine.reader, messages, num_characters=len(body), variables=request.chat_template_kwargs
         )
@@ -52,7 +54,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
             prompt,
             params,
             reply.id,
-            priority=request.priority or 0,
+            priority=priority,
             cache_salt=cache_salt(exchange, request.cache_salt),
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
@@ -72,7 +74,7 @@ def _params(request: ResponsesRequest, services: Services, limit: AnswerLimit) -
         services.options,
         limit,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
-        **structured_outputs(fields),
+        structured_outputs=structured_outputs(fields),
     )
 
 
@@ -107,7 +109,7 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
     if not isinstance(given, dict):
         raise bad_request("text.format must be an object", "text.format", "invalid_type")
     if given.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
+        return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
     return given
 
 
@@ -179,12 +181,7 @@ class ResponseReply:
                 await events.end(writer.failed(error), done=b"")
 
             exchange.fail_stream = fail
-            while not stream.is_finished:
-                news = b"".join([writer.delta(delta) for _, delta in await stream.deltas()])
-                if news:
-                    await events.send(news)
-                elif events.is_silent:
-                    await events.keep_alive()
+            await events.follow(stream, writer.delta)
             output = stream.requests[0].output()
             await events.end(writer.end(output.outputs[0], Usage.of([output])), done=b"")
 

@@ -36,6 +36,11 @@ async def load(services: Services, exchange: Exchange) -> None:
 
 
 async def metrics(services: Services, exchange: Exchange) -> None:
-    services.metrics.observe(services.engine.stats)
-    body, content_type = await asyncio.to_thread(services.metrics.render)
+    engine = services.engine
+    while services.num_restarts < engine.num_restarts:
+        services.num_restarts += 1
+        services.metrics.restarted()
+    services.metrics.observe(engine.stats if engine.phase == "ready" else None)
+    accept = (exchange.header(b"accept") or b"").decode("latin-1")
+    body, content_type = await asyncio.to_thread(services.metrics.render, accept)
     await exchange.reply(200, body, content_type=content_type)
