@@ -83,7 +83,9 @@ class FakeMetrics:
     refusals: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     times: list[RequestTimes] = field(default_factory=list)
+    statuses: list[tuple[str, str, int]] = field(default_factory=list)
     num_received: int = 0
+    num_restarts: int = 0
 
     def received(self, *, n: int, max_tokens: int | None) -> None:
         self.num_received += 1
@@ -97,6 +99,12 @@ class FakeMetrics:
 
     def first_token(self, seconds: float) -> None:
         pass
+
+    def answered(self, handler: str, method: str, status: int) -> None:
+        self.statuses.append((handler, method, status))
+
+    def restarted(self) -> None:
+        self.num_restarts += 1
 
     def observe(self, stats: EngineStats | None) -> None:
         pass

@@ -72,6 +72,17 @@ def test_version_load_and_metrics(server: Server) -> None:
     assert metrics.text == "headrace:up 1\n" and metrics.headers["content-type"].startswith("text/plain")
 
 
+def test_every_answer_is_counted_by_route_and_never_by_the_path_that_was_sent(server: Server) -> None:
+    server.metrics.statuses.clear()
+    for path in ("/version", "/v1/models", "/nowhere/secret"):
+        httpx2.get(f"{server.url}{path}")
+    assert server.metrics.statuses == [
+        ("/version", "GET", 200),
+        ("/v1/models", "GET", 200),
+        ("another route", "GET", 404),
+    ]
+
+
 def test_the_document_describes_every_route_and_nothing_else(server: Server) -> None:
     document = server.get("/openapi.json").json()
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods} - {
