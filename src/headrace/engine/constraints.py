@@ -11,6 +11,7 @@ Matchers are touched by one thread, the one that calls `bits`: the device's on a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
-from headrace.hardware import read_facts
 from headrace.steps import GOES_ON, Admission, Bitmask, IntArray, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ class Constraints:
             fill_next_token_bitmask(matcher, bits, i)
             return
         if self._executor is None:
-            self._executor = LLExecutor(min(read_facts().num_cores, _MOST_THREADS))  # idle between model and draw
+            num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._executor = LLExecutor(min(num_cores, _MOST_THREADS))
         fill_next_token_bitmask_par(self._executor, matchers, bits)
 
     def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:
