@@ -30,7 +30,7 @@ from headrace.version import __version__
 
 NUM_RUNNING = 1_000
 NUM_WARM_UP_TURNS = 40  # until every prompt is computed and rows have spread over their blocks
-LIMITS = SchedulerLimits(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=8192, max_model_len=4096, num_blocks=100_000)
+LIMITS = SchedulerLimits(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=8192, max_model_len=4096, num_blocks=200_000)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,11 @@ class BatchError(HeadraceError):
 
 
 class EngineDeadError(HeadraceError):
-    pass
+    """The engine stopped; `code` tells one that comes back (`engine_restarting`) from one that does not."""
+
+    def __init__(self, message: str, *, code: str = "engine_dead") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class JobError(HeadraceError):

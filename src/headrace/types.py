@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -358,8 +359,7 @@ class Request:
         object.__setattr__(self, "prompt_token_ids", np.ascontiguousarray(self.prompt_token_ids, np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """For one token: its own log-probability and rank, and the most likely tokens with theirs."""
 
     token_id: int
@@ -372,9 +372,20 @@ class TokenLogprobs:
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceEvent:
-    """News of one sequence from the engine: the tokens since the last event, and its end if it ended."""
+class SequenceTiming(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
+
+    started_at: float | None = None  # it first got a row
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # known at its end
+    num_preemptions: int = 0  # how often it had to give its row back
+
+
+class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """News of one sequence from the engine: the tokens since the last event, and its end if it ended.
+
+    There is one for each watched sequence and step, so it is a Struct: far cheaper to make and to send.
+    """
 
     request_id: str
     index: int  # which of the request's `n` sequences
@@ -386,6 +397,7 @@ class SequenceEvent:
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None  # once, with the first event after the whole prompt is computed
     readout: npt.NDArray[np.float64] | None = None  # at the end: the pooled state [H], or a value for each target
+    timing: SequenceTiming | None = None  # with the first event of a sequence and with its last
 
 
 @dataclass(frozen=True, slots=True)

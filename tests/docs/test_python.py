@@ -43,8 +43,8 @@ def tiny_for_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever model is named, the tiny one is opened, and closed at the end."""
     opened, engines = start.open_checkpoint, []
 
-    def remembers(config: Any, deliver: Any) -> Any:
-        engines.append(start.start_engine(config, deliver))
+    def remembers(config: Any, deliver: Any, **options: Any) -> Any:
+        engines.append(start.start_engine(config, deliver, **options))
         return engines[-1]
 
     monkeypatch.setattr(start, "open_checkpoint", lambda model, **options: opened(str(tiny), **options))

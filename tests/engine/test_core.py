@@ -174,3 +174,14 @@ def test_time_on_the_host_and_waiting_are_told_apart() -> None:
     assert stats.host_seconds > 0.0
     assert stats.wait_seconds > 0.0
     assert stats.scheduler.num_generated_tokens == 10
+
+
+def test_each_step_that_was_taken_in_is_in_the_histograms_of_time() -> None:
+    core = make_core(depth=1)
+    core.add(make_request("one", max_tokens=10))
+    run(core)
+    stats = core.stats
+    assert stats.step_seconds.num_values == stats.step_host_seconds.num_values == stats.scheduler.num_steps
+    assert 0.0 < stats.step_host_seconds.total < stats.step_seconds.total
+    assert stats.step_host_seconds.total <= stats.host_seconds
+    assert stats.started_at > 0.0

@@ -17,8 +17,10 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels import gpu
 from headrace.kernels.gpu import rows as row_kernels
-from headrace.kernels.gpu.cuts import Filters
+from headrace.kernels.gpu.allowed import keep_allowed
 from headrace.kernels.gpu.draw import draw
+from headrace.kernels.gpu.filters import Filters
+from headrace.kernels.gpu.scores import scores
 from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -112,7 +114,11 @@ def rows() -> None:
         row_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
     draw(logits, numbers, wide, temperature, wide, wide, flags)
-    draw(logits, numbers, wide, temperature, wide, wide, flags, Filters(temperature, wide, temperature))
+    for dtype in (BF16, torch.float32):
+        filters = Filters(temperature, wide, temperature)
+        draw(logits.to(dtype), numbers, wide, temperature, wide, wide, flags, filters)
+    keep_allowed(logits.float(), wide, wide, torch.zeros(32, 1024, dtype=torch.uint8))
+    scores(logits.float(), wide, num_top=5)
 
 
 def main() -> None:

@@ -323,7 +323,8 @@ def test_the_draw_follows_the_probabilities(place: Place, vocab_size: int, num_r
 
 @everywhere
 def test_the_draw_takes_the_numbers_of_the_seed_and_the_length(place: Place) -> None:
-    from headrace.kernels.gpu.draw import CHUNK, draw
+    from headrace.kernels.gpu.cuts import CHUNK
+    from headrace.kernels.gpu.draw import draw
     from headrace.sampling.philox import philox
 
     seeds = [0, 1, -1, 12345, 2**31, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]
@@ -438,3 +439,33 @@ def test_drawn_tokens_are_appended_to_the_rows_that_go_on(place: Place, advances
     had_not_ended = [i for i in range(70) if i != 4]
     assert out[0, had_not_ended].tolist() == drawn[had_not_ended].tolist()
     assert out[1, had_not_ended].tolist() == [standing[i] for i in had_not_ended]
+
+
+@everywhere
+def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
+    from headrace.kernels.gpu.rows import write_tables
+
+    tables = torch.zeros(5, 7, device=place.device, dtype=torch.int32)
+    expected = tables.clone()
+    writes = [(0, 0, 9), (4, 6, 8), (2, 3, 7)]
+    rows, indexes, blocks = (
+        torch.tensor(column, device=place.device, dtype=torch.int32) for column in zip(*writes, strict=True)
+    )
+    write_tables(tables, rows, indexes, blocks)
+    expected[rows.long(), indexes.long()] = blocks
+    assert torch.equal(tables, expected)
+
+
+@pytest.mark.gpu
+def test_no_number_of_writes_needs_a_kernel_of_its_own() -> None:
+    """To compile one takes half a second, for which the GPU would stand still."""
+    from headrace.kernels.gpu import rows as row_kernels
+
+    compiled = []
+    for num_writes in (3, 1, 16, 1000, 1024):
+        tables = torch.zeros(8, 2048, device="cuda", dtype=torch.int32)
+        indexes = torch.arange(num_writes, device="cuda", dtype=torch.int32)
+        row_kernels.write_tables(tables, torch.full_like(indexes, 3), indexes, indexes + 1)
+        assert torch.equal(tables[3, :num_writes], indexes + 1)
+        compiled.append(len(row_kernels._write_tables.device_caches[torch.cuda.current_device()][0]))
+    assert len(set(compiled)) == 1

@@ -76,7 +76,7 @@ def test_kernel_and_plain_path_give_the_same_results():
 
 
 def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("called for a batch that does not use it")
 
     sampler = Sampler(3, VOCAB_SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -192,9 +193,54 @@ def test_older_files_are_converted_by_transformers(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 31
 
 
+TEXTS = ("The river runs.", "the  river 12345 naïve", "北京 🙂\n\nline", "x")
+
+
+def test_sentencepiece_files_are_read_as_sentencepiece_reads_them(tmp_path: Path) -> None:
+    spm = pytest.importorskip("sentencepiece")
+    sample = tmp_path / "sample.txt"
+    sample.write_text("The river runs past the mill, and the wheel turns with the river. " * 20, encoding="utf-8")
+    spm.SentencePieceTrainer.train(
+        input=str(sample),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    tokenizer, judge = load(tmp_path), spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [judge.bos_id(), *judge.encode(text)]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tiktoken_files_are_read_as_tiktoken_reads_them(tmp_path: Path) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    words = (b"th", b"he", b"in", b"er", b"the", b" t", b" the", b"iv", b"iver", b" r", b" river")
+    ranks = {bytes([byte]): byte for byte in range(256)} | {word: 256 + i for i, word in enumerate(words)}
+    lines = [base64.b64encode(word) + b" %d\n" % rank for word, rank in ranks.items()]
+    (tmp_path / "tokenizer.model").write_bytes(b"".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}', encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    tokenizer = load(tmp_path)
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    judge = tiktoken.Encoding("judge", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    for text in TEXTS:
+        assert tokenizer.encode(text, add_special_tokens=False) == judge.encode(text)
+        assert tokenizer.decode(judge.encode(text)) == text
+
+
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModelError, match="pip install transformers"):
+    with pytest.raises(ModelError, match=r"pip install 'headrace\[tokenizers\]'"):
         load(write_old_directory(tmp_path))
 
 

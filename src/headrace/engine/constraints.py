@@ -11,7 +11,6 @@ Matchers are touched by one thread, the one that calls `bits`: the device's on a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -166,8 +165,8 @@ class Constraints:
             fill_next_token_bitmask(matcher, bits, i)
             return
         if self._executor is None:
-            num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self._executor = LLExecutor(min(num_cores, _MOST_THREADS))
+            assert self._grammars is not None
+            self._executor = LLExecutor(min(self._grammars.num_threads, _MOST_THREADS))  # idle between model and draw
         fill_next_token_bitmask_par(self._executor, matchers, bits)
 
     def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from time import perf_counter
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from headrace.engine.checks import RequestChecks
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammar, Grammars
-from headrace.errors import RequestError
+from headrace.histogram import Histogram, HistogramCounts
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
 from headrace.steps import Runner, StepPlan, StepResult
-from headrace.types import MAX_STOP_TOKEN_IDS, Request, SequenceEvent, StructuredOutputs
+from headrace.types import Request, SequenceEvent, StructuredOutputs
+
+STEP_SECONDS_BOUNDS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,10 @@ class EngineStats:
     wait_seconds: float  # spent waiting for the device
     steady_host_seconds: float = 0.0  # the part of `host_seconds` in turns that planned the same rows as the one before
     num_steady_turns: int = 0
+    # Of turns of the loop that took in a step, by STEP_SECONDS_BOUNDS: all of their time, and the host's part of it.
+    step_seconds: HistogramCounts = field(default_factory=HistogramCounts)
+    step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
+    started_at: float = 0.0  # `time.monotonic`; tells an engine from the one before it, whose counts are not its own
 
 
 class Flight:
@@ -65,8 +76,8 @@ class EngineCore:
         self._constraints = Constraints(grammars)
         self._constrained: dict[str, Grammar] = {}  # unfinished requests under a grammar
         self._runner = runner
-        self._eos_token_ids = eos_token_ids
-        self._vocab_size = vocab_size
+        self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size)
+        self.num_finished_steps = 0
         self._random = np.random.default_rng(seed)
         self._depth = depth
         self._in_flight: deque[Flight] = deque()
@@ -74,6 +85,9 @@ class EngineCore:
         self._wait_seconds = 0.0
         self._steady_host_seconds = 0.0
         self._num_steady_turns = 0
+        self._step_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        self._step_host_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        self._started_at = monotonic()
 
     @property
     def has_work(self) -> bool:
@@ -87,21 +101,14 @@ class EngineCore:
             self._wait_seconds,
             self._steady_host_seconds,
             self._num_steady_turns,
+            self._step_seconds.snapshot(),
+            self._step_host_seconds.snapshot(),
+            self._started_at,
         )
 
     def check(self, request: Request) -> None:
         """Refuse what could never run. Changes nothing, so any thread may ask."""
-        self._scheduler.limits.check(request)
-        assert not request.params.bad_words, "the front makes tokens of bad words"
-        if self._vocab_size is not None:
-            request.params.check_vocabulary(self._vocab_size)
-        num_stops = len(self._stop_token_ids(request))
-        if num_stops > MAX_STOP_TOKEN_IDS:
-            raise RequestError(
-                f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
-                "row holds; use stop strings for the rest",
-                param="stop_token_ids",
-            )
+        self.checks.check(request)
 
     def grammar_of(self, request: Request) -> Grammar | None:
         """The grammar of a request's answer, compiled; it may take a while. Refused if there is none such."""
@@ -111,7 +118,7 @@ class EngineCore:
         assert isinstance(outputs, StructuredOutputs)
         if self._grammars is None:
             raise outputs.refused("this engine was started without grammars")
-        if not any(token < self._grammars.vocab_size for token in self._stop_token_ids(request)):
+        if not any(token < self._grammars.vocab_size for token in self.checks.stop_token_ids(request)):
             raise outputs.refused(
                 "the answer could not end: no token ends it; leave out ignore_eos or give stop_token_ids"
             )
@@ -124,14 +131,9 @@ class EngineCore:
         params = request.params
         seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
-        self._scheduler.add(request, seeds=seeds, stop_token_ids=self._stop_token_ids(request))
+        self._scheduler.add(request, seeds=seeds, stop_token_ids=self.checks.stop_token_ids(request))
         if grammar is not None:
             self._constrained[request.request_id] = grammar
-
-    def _stop_token_ids(self, request: Request) -> tuple[int, ...]:
-        """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
-        eos = () if request.params.ignore_eos else self._eos_token_ids
-        return tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._without_ended(self._scheduler.abort(request_id, index))
@@ -160,12 +162,16 @@ class EngineCore:
         if not results:
             return []
         collected = perf_counter()
+        self.num_finished_steps += 1
         self._wait_seconds += collected - planned
         events = [event for result in results for event in self._apply(result)]
         applied = perf_counter()
         self._host_seconds += applied - collected
+        host_seconds = (planned - started - waited) + (applied - collected)
+        self._step_seconds.observe(applied - started)
+        self._step_host_seconds.observe(host_seconds)
         if plan is not None and plan.is_steady:
-            self._steady_host_seconds += (planned - started - waited) + (applied - collected)
+            self._steady_host_seconds += host_seconds
             self._num_steady_turns += 1
         return events
 
@@ -216,7 +222,7 @@ class EngineCore:
             self._constrained.pop(event.request_id, None)
         if constraint is None or constraint.error is None or event.error is None:
             return event
-        return replace(event, error=constraint.error)
+        return msgspec.structs.replace(event, error=constraint.error)
 
     def close(self) -> None:
         while self._in_flight:

@@ -51,8 +51,10 @@ class Grammars:
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         max_kept: int = MAX_KEPT,
+        num_threads: int = 1,  # for the masks of many rows
     ) -> None:
         self.vocab_size = vocab_size
+        self.num_threads = num_threads
         self.end_id = vocab_size
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)

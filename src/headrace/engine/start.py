@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.config import EngineConfig
-from headrace.engine.client import Deliver, EngineClient
+from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammars
+from headrace.engine.process import EngineProcess
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
+from headrace.engine.supervisor import EngineSupervisor, Supervision
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused, return_large_buffers
-from headrace.models import Checkpoint, Decoder, ModelSpec, open_checkpoint
+from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A running engine and what its fronts need to know of it."""
 
-    client: EngineClient
+    client: Client
     settings: Settings
     spec: ModelSpec
     tokenizer: Tokenizer | None
@@ -44,25 +51,106 @@ class Engine:
         self.client.close()
 
 
+Report = Callable[[str], None]
+
+GPU_SWITCH_SECONDS = 0.0005  # for how long another thread may keep the interpreter while the engine's wants it
 GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slow turn of the host costs nothing
 
 
-class _Loaded(NamedTuple):
-    """What stays of a checkpoint once it is closed."""
+class LoadedCore(NamedTuple):
+    """A core that is ready to run, the settings that its runner was built with, and what its grammars are made for."""
 
+    core: EngineCore
     settings: Settings
-    spec: ModelSpec
-    tokenizer: Tokenizer | None
-    runner: Runner
+    tokenizer: Tokenizer | None = None
+    grammars: Grammars | None = None
 
 
-def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
+def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
     """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
     return_large_buffers()
-    settings, spec, tokenizer, runner = _load(config)
+    checkpoint = open_model(config)
+    loaded = _load(config, checkpoint, report)
+    spec = checkpoint.spec
+    del checkpoint  # its files are closed
     release_unused()
-    grammars = Grammars(tokenizer, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
+    return Engine(
+        client=EngineClient(loaded.core, deliver),
+        settings=loaded.settings,
+        spec=spec,
+        tokenizer=loaded.tokenizer,
+        grammars=loaded.grammars,
+        eos_token_ids=spec.eos_token_ids,
+        model_name=config.model,
+        start_seconds=perf_counter() - started,
+    )
+
+
+def start_engine_process(
+    config: EngineConfig,
+    deliver: Deliver,
+    *,
+    supervision: Supervision | None = None,
+    report: Report = lambda stage: None,
+) -> Engine:
+    """The same in a process of its own, which is started again when it dies if there are rules of `supervision`. Only
+    the tokenizer is loaded here, and torch is not imported."""
+    started = perf_counter()
+    client = (
+        EngineProcess(deliver, lambda: deliver([]), report=report)
+        if supervision is None
+        else EngineSupervisor(deliver, supervision, report=report)
+    )
+    try:
+        checkpoint = open_model(config)  # a model that must be fetched is fetched here, before the process looks for it
+        client.start(config)
+        tokenizer = tokenizer_of(config, checkpoint)
+        settings = client.wait_until_ready().settings
+    except BaseException:
+        client.close()
+        raise
+    return Engine(
+        client=client,
+        settings=settings,
+        spec=checkpoint.spec,
+        tokenizer=tokenizer,
+        grammars=_grammars(tokenizer, checkpoint.spec),
+        eos_token_ids=checkpoint.spec.eos_token_ids,
+        model_name=config.model,
+        start_seconds=perf_counter() - started,
+    )
+
+
+def load_core(config: EngineConfig, report: Report) -> LoadedCore:
+    """The engine without its front: what runs in a process of its own. `report` hears how far it has come."""
+    return_large_buffers()
+    loaded = _load(config, open_model(config), report)
+    release_unused()
+    return loaded
+
+
+def open_model(config: EngineConfig) -> Checkpoint:
+    return open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
+
+
+def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> LoadedCore:
+    spec, facts = checkpoint.spec, read_facts()
+    if config.device != "cpu":
+        facts = replace(facts, gpu=read_gpu())
+    settings = resolve(config, spec, facts)
+    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
+        loading = beside.submit(tokenizer_of, config, checkpoint)
+        report("loading the weights")
+        decoder = _load_decoder(checkpoint, settings)
+        report("starting the runner")
+        if facts.gpu is not None and settings.device == "cuda":
+            settings = resolve(config, spec, _with_measured_step(facts, decoder, settings))
+        runner = _start_runner(decoder, settings)
+        tokenizer = loading.result()
+    if settings.device == "cuda":
+        sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
+    grammars = _grammars(tokenizer, spec)
     core = EngineCore(
         Scheduler(settings.limits),
         runner,
@@ -72,31 +160,16 @@ def start_engine(config: EngineConfig, deliver: Deliver) -> Engine:
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
         grammars=grammars,
     )
-    return Engine(
-        client=EngineClient(core, deliver),
-        settings=settings,
-        spec=spec,
-        tokenizer=tokenizer,
-        grammars=grammars,
+    return LoadedCore(core, settings, tokenizer, grammars)
+
+
+def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
+    return Grammars(
+        tokenizer,
+        vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        model_name=config.model,
-        start_seconds=perf_counter() - started,
+        num_threads=read_facts().num_cores,
     )
-
-
-def _load(config: EngineConfig) -> _Loaded:
-    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
-    facts = read_facts()
-    if config.device != "cpu":
-        facts = replace(facts, gpu=read_gpu())
-    settings = resolve(config, checkpoint.spec, facts)
-    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
-        tokenizer = beside.submit(_tokenizer, config, checkpoint)
-        decoder = _load_decoder(checkpoint, settings)
-        if facts.gpu is not None and settings.device == "cuda":
-            settings = resolve(config, checkpoint.spec, _with_measured_step(facts, decoder, settings))
-        runner = _start_runner(decoder, settings)
-        return _Loaded(settings, checkpoint.spec, tokenizer.result(), runner)
 
 
 def _with_measured_step(facts: MachineFacts, decoder: Decoder, settings: Settings) -> MachineFacts:
@@ -161,7 +234,7 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
         ) from error
 
 
-def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
+def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
     """The model's tokenizer; a random-weight model may do without and take token ids only."""
     try:
         return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.gpu import rows as row_kernels
-from headrace.kernels.gpu.cuts import Filters
 from headrace.kernels.gpu.draw import draw
+from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.layout import SharedPrefixes, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
@@ -24,8 +24,11 @@ from headrace.runner.decode_inputs import (
     DecodeInputs,
     SharedBuffers,
     enable_sharing,
+    fastest_sizes,
     graph_size,
+    milliseconds,
     seqs_per_tile,
+    sharing_size,
     splits_of,
 )
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
@@ -93,10 +96,11 @@ class GpuRunner:
             for _ in range(spec.num_layers)
         ]
         self._upload = UploadRing(device)
-        most = graph_size(shape.max_num_seqs)
+        self._most = most = graph_size(shape.max_num_seqs)
         self._decode_rows = torch.full((most,), self._padding_row, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs(most, device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether beginnings are shared
+        self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph that has room for it
         self._mirror = BlockTableMirror(num_rows, max_blocks)
         self._next_positions = np.zeros(num_rows, np.int64)
         self._sorted_rows = np.empty(0, np.int64)  # of the last decode step
@@ -191,20 +195,21 @@ class GpuRunner:
     # ---- steps
 
     def _decode(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
-        """One token each: a graph of the next size up, padded with the row that is nobody's."""
+        """One token each: a graph of some size from theirs on up, padded with the row that is nobody's."""
         num_rows = len(plan.rows)
-        size = graph_size(num_rows)
         if not plan.is_steady:
             self._sorted_rows = self._longest_first(plan.rows)
         plan = replace(plan, rows=self._sorted_rows)
         self._next_positions[plan.rows] += 1
         if not plan.is_steady:
             self._is_sharing = self._share(plan, num_rows, upload)
+        size = sharing_size(num_rows, self._most) if self._is_sharing else self._fast_sizes[graph_size(num_rows)]
+        if not plan.is_steady:
             numbers = self._row_numbers[plan.step % _RESULTS_IN_FLIGHT, :size]
             numbers.numpy()[:] = self._padding_row
             numbers.numpy()[:num_rows] = plan.rows
             self._decode_rows[:size].copy_(numbers, non_blocking=True)
-        graph = self._graphs.get((size, self._is_sharing)) or self._capture(size, is_sharing=self._is_sharing)
+        graph = self._graphs[size, self._is_sharing]
         graph.model.replay()
         if self._sampler.is_plain(plan.rows):
             finish = graph.finish_filtered if self._sampler.has_filters(plan.rows) else graph.finish
@@ -270,7 +275,8 @@ class GpuRunner:
     @torch.inference_mode()
     def _capture_all(self) -> None:
         """Every size, the largest first, so that the others fit into its memory."""
-        sizes = sorted({graph_size(n) for n in range(1, self._shape.max_num_seqs + 1)}, reverse=True)
+        numbers = range(1, self._shape.max_num_seqs + 1)
+        sizes = sorted({graph_size(num_rows) for num_rows in numbers}, reverse=True)
         stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
@@ -280,6 +286,11 @@ class GpuRunner:
         stream.synchronize()
         for size in sizes:
             self._capture(size, is_sharing=False)
+        self._fast_sizes = fastest_sizes({size: milliseconds(self._graphs[size, False].model) for size in sizes})
+        if self._shares:
+            for size in sorted({sharing_size(num_rows, self._most) for num_rows in numbers}, reverse=True):
+                self._forward_decode(size, is_sharing=True)  # compiles kernels
+                self._capture(size, is_sharing=True)
 
     @torch.inference_mode()
     def _load_products(self) -> None:
@@ -294,16 +305,12 @@ class GpuRunner:
             layer.attention.output(torch.zeros(num_tokens, spec.q_size, dtype=dtype, device=device))
         torch.cuda.synchronize(device)
 
-    def _capture(self, size: int, *, is_sharing: bool) -> DecodeGraph:
-        key = (size, is_sharing)
-        if is_sharing:
-            self._forward_decode(size, is_sharing=True)  # compiles kernels the first time
+    def _capture(self, size: int, *, is_sharing: bool) -> None:
         model = torch.cuda.CUDAGraph()
         with torch.cuda.graph(model, pool=self._graph_pool):
             logits = self._forward_decode(size, is_sharing=is_sharing)
         finishes = [self._capture_finish(logits, has_filters=has_filters) for has_filters in (False, True)]
-        self._graphs[key] = DecodeGraph(model, logits, *finishes)
-        return self._graphs[key]
+        self._graphs[size, is_sharing] = DecodeGraph(model, logits, *finishes)
 
     def _capture_finish(self, logits: Tensor, *, has_filters: bool) -> FinishGraph:
         graph = torch.cuda.CUDAGraph()

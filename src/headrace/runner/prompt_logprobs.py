@@ -104,8 +104,8 @@ def foretell(decoder: Decoder, hidden: Tensor, kept: Kept, spans: tuple[Span, ..
     at_once = max(1, _LOGITS_AT_ONCE // decoder.spec.vocab_size)
     parts = []
     for places, part_rows, part_positions in zip(*(line.split(at_once) for line in index), strict=True):
-        logprobs = decoder.logits(hidden[places]).float().log_softmax(dim=1)
-        parts.append(scores(logprobs, tokens[part_rows, part_positions].long(), num_top=num_top))
+        logits = decoder.logits(hidden[places]).float()
+        parts.append(scores(logits, tokens[part_rows, part_positions].long(), num_top=num_top))
     return Pending(spans, _joined(parts))
 
 

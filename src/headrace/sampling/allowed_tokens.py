@@ -26,6 +26,15 @@ class AllowedTokens:
         return {"allowed_tokens": np.packbits(is_allowed, bitorder="little")}
 
     def apply(self, batch: Batch, users: Tensor) -> None:
+        if batch.logits.is_cuda:
+            from headrace.kernels.gpu.allowed import keep_allowed
+
+            keep_allowed(batch.logits, users, batch.rows, batch.columns["allowed_tokens"])
+        else:
+            self.apply_plainly(batch, users)
+
+    def apply_plainly(self, batch: Batch, users: Tensor) -> None:
+        """The kernel's twin."""
         numbers = torch.arange(256, device=users.device)[:, None]
         bits = (numbers >> torch.arange(8, device=users.device)) & 1
         by_byte = torch.where(bits == 1, 0.0, -torch.inf).to(batch.logits.dtype)  # [256, 8], to be added

@@ -30,8 +30,8 @@ def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple
 
 def _draw_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
     """With the numbers of the draw in a graph: a row draws the same there and here."""
-    from headrace.kernels.gpu.cuts import Filters
     from headrace.kernels.gpu.draw import draw as draw_on_gpu
+    from headrace.kernels.gpu.filters import Filters
 
     columns = batch.columns
     tokens = torch.empty_like(batch.rows)

@@ -24,7 +24,7 @@ class SampledLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one token each in Q lines of log-probabilities."""
+    """Of one token each in Q lines of logits."""
 
     chosen: Tensor  # [Q] float32
     ranks: Tensor  # [Q] int64
@@ -32,8 +32,18 @@ class Scores:
     top_values: Tensor  # [Q, n] float32
 
 
-def scores(logprobs: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
-    """What [Q, V] log-probabilities say of tokens [Q]."""
+def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
+    """What [Q, V] logits say of tokens [Q]."""
+    if logits.is_cuda:
+        from headrace.kernels.gpu.scores import scores as scores_on_gpu
+
+        return Scores(*scores_on_gpu(logits, tokens, num_top=num_top))
+    return plain_scores(logits, tokens, num_top=num_top)
+
+
+def plain_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
+    """The kernel's twin."""
+    logprobs = logits.log_softmax(dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = 1 + (logprobs > chosen).sum(dim=1)
     top_values, top_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=1)
@@ -49,9 +59,9 @@ class Logprobs:
     def settings(self, terms: Terms) -> Mapping[str, int]:
         return {"num_logprobs": terms.params.logprobs or 0}
 
-    def capture(self, batch: Batch, users: Tensor) -> Tensor:
-        """Before anything touches the logits: their log-probabilities, [Q, V]."""
-        return batch.logits[users].log_softmax(dim=1)
+    def capture(self, batch: Batch, users: Tensor, *, is_changed: bool) -> Tensor:
+        """Before anything touches the logits: those of the users, [Q, V]. A copy, unless all stay as they are."""
+        return batch.logits if len(users) == len(batch.rows) and not is_changed else batch.logits[users]
 
     def collect(self, captured: Tensor, rows: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
         """After the draw. `rows` and `tokens` are those of the users, [Q]."""

@@ -132,7 +132,8 @@ class Sampler:
         batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors, self._tokens)
         users = self._find_users(rows, host_rows)
         places = {feature: found.places for feature, found in users.items()}
-        captured = LOGPROBS.capture(batch, places[LOGPROBS]) if LOGPROBS in users else None
+        is_changed = masks is not None or any(change in users for change in CHANGES)
+        captured = LOGPROBS.capture(batch, places[LOGPROBS], is_changed=is_changed) if LOGPROBS in users else None
         assert masks is not None or host_rows is None or GRAMMAR not in users, "rows under a grammar need their masks"
         if masks is not None:
             GRAMMAR.apply(batch, masks)

@@ -70,6 +70,7 @@ class EventWriter:
 
     def _event(self, sequence: Sequence, reason: FinishReason | None, error: str | None) -> SequenceEvent:
         answer = self._answer(sequence)
+        is_first_or_last = reason is not None or sequence.num_delivered == 0
         new = answer[sequence.num_delivered :].copy()
         sequence.num_delivered = len(answer)
         logprobs = None
@@ -89,6 +90,7 @@ class EventWriter:
             error=error,
             prompt_logprobs=prompt_logprobs,
             readout=_readout(sequence) if reason == "length" else None,
+            timing=sequence.timing if is_first_or_last else None,
         )
 
     def _answer(self, sequence: Sequence) -> TokenIds:

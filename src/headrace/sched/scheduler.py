@@ -7,11 +7,14 @@ all that are one behind (steady), then those further behind, then starts waiting
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 import numpy as np
 
 from headrace.errors import RequestError
+from headrace.histogram import Histogram
 from headrace.kv import BlockTable, BlockTables, PrefixHit
 from headrace.sched.capacity import BlockDemand, Capacity
 from headrace.sched.draft import PlanDraft
@@ -21,7 +24,8 @@ from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
-from headrace.sched.stats import SchedulerStats
+from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
+from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
@@ -35,7 +39,7 @@ class Scheduler:
     """Owns sequences, rows and blocks. `plan` and `apply` are the only ways in which they change, but for `add` and
     `abort`."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, *, clock: Callable[[], float] = monotonic) -> None:
         self.limits = limits
         self.tables = BlockTables(
             num_blocks=limits.num_blocks,
@@ -53,6 +57,9 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.rows)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
+        self._token_gaps = TokenGaps(limits.max_num_seqs)
+        self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
         self._next_step = 0
@@ -77,6 +84,8 @@ class Scheduler:
             num_waiting=self._num_waiting,
             num_blocks_held=pool.num_held,
             num_blocks_idle=pool.num_idle,
+            batch_tokens=self._batch_tokens.snapshot(),
+            token_gaps=self._token_gaps.histogram.snapshot(),
         )
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
@@ -213,8 +222,11 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
+        is_closed = self.limits.capacity_policy == "static_batch" and self.rows.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
+            if is_closed and not self._forks:  # siblings belong to the batch of their leader
+                return
             if sequence is None or not self._start(sequence, draft):
                 return
             if self._forks and self._forks[0] is sequence:
@@ -267,6 +279,7 @@ class Scheduler:
             capacity=len(table.blocks) * self.limits.block_size,
         )
         sequence.row = row
+        self._token_gaps.enter(row, sequence.last_token_at)
         draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
         return True
 
@@ -328,6 +341,8 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue with all tokens known so far; what was in flight is drawn again, the same."""
         self._stats.num_preemptions += 1
+        sequence.num_preemptions += 1
+        sequence.last_token_at = self._token_gaps.last_at(sequence.row)
         sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
         self._leave_row(sequence)
         sequence.readings = []
@@ -336,6 +351,8 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
+        if sequence.state is State.RUNNING:
+            sequence.last_token_at = self._token_gaps.last_at(sequence.row)
         event = self._events.last(sequence, reason, error)
         if sequence.state is State.RUNNING:
             self._leave_row(sequence)
@@ -376,6 +393,7 @@ class Scheduler:
         rows, tokens, finished = result.rows[is_own], result.tokens[is_own], result.finished[is_own]
         self.rows.record(rows, tokens)
         self._stats.num_generated_tokens += len(rows)
+        self._note_times(rows)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
         for part in result.prompt_logprobs:
@@ -394,6 +412,13 @@ class Scheduler:
             if self.rows.since[reading.row] <= result.step:
                 events += self._take_reading(reading)
         return events
+
+    def _note_times(self, rows: IntArray) -> None:
+        now = self._clock()
+        for row in self._token_gaps.take(rows, now).tolist():
+            sequence = self.rows.sequences[row]
+            assert sequence is not None
+            sequence.first_token_at = now
 
     def _take_reading(self, reading: Reading) -> list[SequenceEvent]:
         sequence = self.rows.sequences[reading.row]
@@ -421,16 +446,17 @@ class Scheduler:
         stats, num_held = self._stats, self.tables.pool.num_held
         stats.num_steps += 1
         stats.num_batched_tokens += plan.num_batched_tokens
+        self._batch_tokens.observe(plan.num_batched_tokens)
         stats.most_blocks_held = max(stats.most_blocks_held, num_held)
         stats.sum_blocks_held += num_held
         stats.sum_unused_slots += self.rows.num_unused_slots()
 
     def _count_start(self, sequence: Sequence, num_cached: int) -> None:
         stats = self._stats
-        if sequence.has_started:
+        if sequence.started_at is not None:
             stats.num_recomputed_tokens += len(sequence.token_ids) - num_cached
             return
-        sequence.has_started = True
+        sequence.started_at = self._clock()
         sequence.num_cached_tokens = num_cached
         if sequence.leader is None:  # a request's prompt counts once
             stats.num_prompt_tokens += sequence.prompt_len

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from headrace.kv import BlockTable
 from headrace.steps import Reading
-from headrace.types import Request, TokenIds, TokenLogprobs
+from headrace.types import Request, SequenceTiming, TokenIds, TokenLogprobs
 
 
 class State(Enum):
@@ -32,7 +32,10 @@ class Sequence:
     state: State = State.WAITING
     row: int = -1
     table: BlockTable | None = None
-    has_started: bool = False  # it was in a row before
+    started_at: float | None = None  # when it first got a row
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # when it last left a row
+    num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
@@ -42,6 +45,10 @@ class Sequence:
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def timing(self) -> SequenceTiming:
+        return SequenceTiming(self.started_at, self.first_token_at, self.last_token_at, self.num_preemptions)
 
     @property
     def is_exact(self) -> bool:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from headrace.histogram import HistogramCounts
+
+BATCH_TOKENS_BOUNDS = (1, 8, *(2**power for power in range(4, 15)))  # tokens of a step: 1, 8, 16, 32 ... 16384
+TOKEN_GAP_BOUNDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +36,8 @@ class SchedulerStats:
     num_blocks_held: int = 0
     num_blocks_idle: int = 0
     block_size: int = 0
+    batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # of steps, by BATCH_TOKENS_BOUNDS
+    token_gaps: HistogramCounts = field(default_factory=HistogramCounts)  # seconds, by TOKEN_GAP_BOUNDS
 
     @property
     def prefix_hit_share(self) -> float:

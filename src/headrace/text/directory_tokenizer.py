@@ -22,6 +22,8 @@ from headrace.text.tokenizer import Tokenizer, mark_special, wrap_prompts
 # What transformers can turn into a fast tokenizer. Without one of these it would make an empty one and say nothing.
 _VOCABULARY_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
 
+_WAY_OUT = "pip install 'headrace[tokenizers]', or name a directory with a tokenizer.json with --tokenizer"
+
 
 def tokenizer_from_directory(directory: Path) -> Tokenizer:
     settings = _read_json(directory / "tokenizer_config.json")
@@ -75,12 +77,14 @@ def _convert(directory: Path) -> tuple[Backend, dict[str, str]]:
     except ImportError as error:
         raise ModelError(
             f"{directory} has no tokenizer.json, and transformers, which converts older files, is not installed; "
-            "pip install transformers, or name a directory with a tokenizer.json with --tokenizer"
+            f"{_WAY_OUT}"
         ) from error
     try:
         converted: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"{directory} has no tokenizer.json, and transformers cannot convert it: {error}") from error
+        raise ModelError(
+            f"{directory} has no tokenizer.json, and transformers cannot convert it: {error}; {_WAY_OUT}"
+        ) from error
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise UnsupportedModelError(

@@ -101,7 +101,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _soft_cap(x, cap, length, BLOCK: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < length

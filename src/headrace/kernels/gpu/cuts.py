@@ -1,9 +1,17 @@
 """Where min_p, top_k and top_p cut a row of logits off. Nothing is sorted.
 
-A row keeps what lies above its cut, and of the logits equal to the cut those up to one token id. Logits are compared as
-integers of the same order, 16 bits for a bfloat16 and 32 for a float32. One program has one row: in each pass over it
-the logits are held against PIVOTS integers at once, and how many lie above each, and with what weight, tells between
-which two the cut is. That is four bits a pass, and ends early when only one logit is left between the two.
+    plan     what each row is to look for, from the sums of its chunks; min_p alone is a threshold, and found
+    sample   of a quarter of a row's logits: how many lie in each of BINS bins, from the row's best downwards
+    bound    between which two logits the cut should lie, with room for what a sample may be off by
+    gather   all logits between the two, and exactly how many, or with what weight, lie above
+    settle   the cut among them, by halving
+    search   for rows with too many logits alike, or whose cut was not where it should be (`cut_search`)
+
+A row keeps what lies above its cut, and of the logits equal to the cut those up to one token id. The sample can only
+cost time: what was gathered is checked to hold the cut. Every sum is over one row and in a fixed order.
+
+top_p looks at the sample from below: the weight under the cut is that of many light tokens, which a quarter of them
+tells well. That above can be one token's, which the sample may lack.
 """
 
 from __future__ import annotations
@@ -15,27 +23,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIVOTS = 16
-BLOCK = 512  # logits that a program holds against all pivots at once
+from headrace.kernels.gpu.cut_search import search_cuts
+from headrace.kernels.gpu.filters import Cuts, Filters
+from headrace.kernels.gpu.keys import SHIFTS, key_from, key_of, value_of
 
-_SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits of a float32 that these leave at zero
+CHUNK = 4096  # logits of a program
+BINS = 256
+CANDIDATES = 8192  # places for what is gathered of a row; half of them are meant to be used
+SAMPLE_WARPS, GATHER_WARPS, SETTLE_WARPS = 8, 8, 16
+
+_FOUND, _BY_COUNT, _BY_MASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a row looks for
+_ONE_OF = tl.constexpr(4)  # logits is in the sample
+_STRIPE = tl.constexpr(64)  # that lie together in the sample
+_SPREAD = tl.constexpr(128)  # logits that lie together in a program of `gather`: each sees all of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
-    """The settings of all rows; [num_rows] each."""
+class Scratch:
+    """What the kernels hand on."""
 
-    min_p: Tensor  # float64; 0 is off
-    top_k: Tensor  # int64; 0 is off
-    top_p: Tensor  # float64; 1 is off
+    kinds: Tensor  # [R] int32
+    measures: Tensor  # [R, 5] float32, see _plan
+    counts: Tensor  # [R, num_samples, BINS] int16
+    tails: Tensor  # [R, num_samples] float32, the weight of what lies below all bins
+    bounds: Tensor  # [R, 2] float32, the lowest and the highest logit that is gathered; NaN if none is
+    numbers: Tensor  # [R, num_chunks, 2] int32, how many a program of `gather` has found between the bounds, and above
+    masses: Tensor  # [R, num_chunks, 2] float32, above the bounds, and of all that min_p leaves
+    candidates: Tensor  # [R, CHUNKS_BLOCK, room] int64: a logit's bits, and its token id
 
+    @classmethod
+    def allocate(cls, num_rows: int, num_samples: int, num_chunks: int, room: int, device: torch.device) -> Scratch:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(num_rows, *shape, dtype=dtype, device=device)
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """What the rows of a batch keep; [R] each."""
-
-    values: Tensor  # float32, -inf where nothing is cut off
-    last_ids: Tensor  # int32, the last token that is kept of those whose logits are equal to the cut
+        return cls(
+            kinds=empty(dtype=torch.int32),
+            measures=empty(5),
+            counts=empty(num_samples, BINS, dtype=torch.int16),
+            tails=empty(num_samples),
+            bounds=empty(2),
+            numbers=empty(num_chunks, 2, dtype=torch.int32),
+            masses=empty(num_chunks, 2),
+            candidates=empty(num_chunks, room, dtype=torch.int64),
+        )
 
 
 def find_cuts(
@@ -47,149 +77,40 @@ def find_cuts(
     cuts: Cuts,  # out
 ) -> None:
     num_rows, vocab_size = logits.shape
-    num_chunks = weights.shape[1]
-    _find_cuts[(num_rows,)](
-        logits,
-        rows,
-        weights,
-        temperature,
-        filters.min_p,
-        filters.top_k,
-        filters.top_p,
-        cuts.values,
-        cuts.last_ids,
-        vocab_size,
-        logits.stride(0),
-        num_chunks,
-        CHUNKS_BLOCK=triton.next_power_of_2(num_chunks),
-        SHIFT=_SHIFTS[logits.dtype],
-        PIVOTS=PIVOTS,
-        BLOCK=BLOCK,
-        num_warps=8,
-    )
+    num_chunks, stride, shift = weights.shape[1], logits.stride(0), SHIFTS[logits.dtype]
+    num_samples = triton.cdiv(vocab_size, CHUNK * _ONE_OF.value)
+    chunks_block = triton.next_power_of_2(num_chunks)
+    room = min(CHUNK, max(16, CANDIDATES // chunks_block))
+    scratch = Scratch.allocate(num_rows, num_samples, num_chunks, room, logits.device)
+    _plan[(num_rows,)](
+        rows, weights, temperature, filters.min_p, filters.top_k, filters.top_p, cuts.values, cuts.last_ids,
+        scratch.kinds, scratch.measures, vocab_size, num_chunks,
+        CHUNKS_BLOCK=chunks_block, BINS=BINS, SHIFT=shift, num_warps=1,
+    )  # fmt: skip
+    _sample[(num_rows, num_samples)](
+        logits, scratch.kinds, scratch.measures, scratch.counts, scratch.tails, vocab_size, stride, num_samples,
+        CHUNK=CHUNK, BINS=BINS, num_warps=SAMPLE_WARPS,
+    )  # fmt: skip
+    _bound[(num_rows,)](
+        rows, filters.min_p, filters.top_k, filters.top_p, scratch.kinds, scratch.measures, scratch.counts,
+        scratch.tails, scratch.bounds, num_samples,
+        SAMPLES_BLOCK=triton.next_power_of_2(num_samples), BINS=BINS, CANDIDATES=CANDIDATES, num_warps=4,
+    )  # fmt: skip
+    _gather[(num_rows, num_chunks)](
+        logits, rows, filters.min_p, scratch.kinds, scratch.measures, scratch.bounds, scratch.numbers,
+        scratch.masses, scratch.candidates, vocab_size, stride, num_chunks,
+        CHUNK=CHUNK, ROOM=room, num_warps=GATHER_WARPS,
+    )  # fmt: skip
+    _settle[(num_rows,)](
+        rows, filters.min_p, filters.top_k, filters.top_p, scratch.kinds, scratch.measures, scratch.bounds,
+        scratch.numbers, scratch.masses, scratch.candidates, cuts.values, cuts.last_ids, vocab_size, num_chunks,
+        CHUNKS_BLOCK=chunks_block, ROOM=room, SHIFT=shift, num_warps=SETTLE_WARPS,
+    )  # fmt: skip
+    search_cuts(logits, rows, weights, temperature, filters, cuts)
 
 
 @triton.jit
-def _key(value, SHIFT: tl.constexpr):
-    """A float as an integer of the same order; -0 and +0 are one number."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
-
-
-@triton.jit
-def _value(key, SHIFT: tl.constexpr):
-    full = key << SHIFT
-    full = tl.where(key < 0, full | ((1 << SHIFT) - 1), full)
-    return (full ^ ((full >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _key_from(value, SHIFT: tl.constexpr):
-    """The lowest key of a logit that is not below the value."""
-    key = _key(value, SHIFT)
-    return tl.where(_value(key, SHIFT) < value, key + 1, key)
-
-
-@triton.jit
-def _measure(
-    at,
-    vocab_size,
-    best,
-    scale,
-    low,
-    step,
-    HAS_MASS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """How many logits have at least each pivot's key, and if wanted their weight in units of the best's; [PIVOTS]."""
-    pivots = low + step * tl.arange(0, PIVOTS).to(tl.int64)
-    pivots = tl.minimum(pivots, 0x7FFFFFFF).to(tl.int32)
-    counts = tl.zeros([BLOCK, PIVOTS], tl.int32)
-    masses = tl.zeros([BLOCK, PIVOTS], tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
-        inside = tokens < vocab_size
-        logit = tl.load(at + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-        key = tl.where(inside, _key(logit, SHIFT), -0x80000000)
-        reaches = key[:, None] >= pivots[None, :]
-        counts += reaches.to(tl.int32)
-        if HAS_MASS:
-            weight = tl.exp2((logit - best) * scale)
-            masses += tl.where(reaches, weight[:, None], 0.0)
-    return tl.sum(counts, axis=0), tl.sum(masses, axis=0)
-
-
-@triton.jit
-def _at(values, place, PIVOTS: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, PIVOTS) == place, values, 0))
-
-
-@triton.jit
-def _search(
-    at,
-    vocab_size,
-    best,
-    scale,
-    low,
-    high,
-    target,
-    BY_MASS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The highest key from which on up the logits have the target, in number or in mass: it is in [low, high].
-
-    Returns the range that is left (one key, or one logit), how many lie from it on up, and how many and with what mass
-    (by mass only) above it. By number, nothing is searched where all from `low` on are fewer.
-    """
-    count, count_above = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
-    mass_above = tl.full([], 0.0, tl.float32)
-    goes_on = tl.full([], 1, tl.int32)
-    while goes_on > 0:
-        step = (high - low) // PIVOTS + 1
-        counts, masses = _measure(at, vocab_size, best, scale, low, step, BY_MASS, SHIFT, PIVOTS, BLOCK)
-        if BY_MASS:
-            place = tl.sum((masses >= target).to(tl.int32)) - 1
-        else:
-            place = tl.sum((counts >= target).to(tl.int32)) - 1
-        is_short = place < 0
-        place = tl.maximum(place, 0)
-        count = _at(counts, place, PIVOTS)
-        next_low = low + step * (place + 1).to(tl.int64)
-        is_inner = (place + 1 < PIVOTS) & (next_low <= high)
-        count_above = tl.where(is_inner, _at(counts, place + 1, PIVOTS), count_above)
-        mass_above = tl.where(is_inner, _at(masses, place + 1, PIVOTS), mass_above)
-        if BY_MASS:
-            stops = count - count_above <= 1
-        else:
-            stops = (count - count_above <= 1) | is_short
-        high = tl.where(is_inner, next_low - 1, high)
-        low = low + step * place.to(tl.int64)
-        goes_on = ((low < high) & (stops == 0)).to(tl.int32)
-    return low, high, count, count_above, mass_above
-
-
-@triton.jit
-def _find_equal(at, vocab_size, key, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of the `number`-th logit with this key."""
-    before, found = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
-        inside = tokens < vocab_size
-        logit = tl.load(at + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-        is_equal = (inside & (_key(logit, SHIFT) == key)).to(tl.int32)
-        running = before + tl.cumsum(is_equal, axis=0)
-        found += tl.sum(tl.where((is_equal > 0) & (running == number), tokens, 0))
-        before += tl.sum(is_equal)
-    return found
-
-
-@triton.jit
-def _find_cuts(
-    logits,
+def _plan(
     rows,
     weights,
     temperature,
@@ -198,69 +119,320 @@ def _find_cuts(
     top_p,
     cuts,
     last_ids,
+    kinds,
+    measures,
     vocab_size,
-    stride,
     num_chunks,
     CHUNKS_BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
     SHIFT: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
+    """What a row looks for, and its best logit, its scale (of a weight's exponent), how many bins there are to a unit,
+    the lowest logit that can be kept or be the cut, and the weight of all logits in units of the best's."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     heat = tl.load(temperature + row).to(tl.float32)
     least, share = tl.load(min_p + row).to(tl.float32), tl.load(top_p + row).to(tl.float32)
-    most = tl.minimum(tl.load(top_k + row), vocab_size).to(tl.int32)
+    most = tl.load(top_k + row)
     chunks = tl.arange(0, CHUNKS_BLOCK)
     at_chunks = weights + (place * num_chunks + chunks) * 3
     tops = tl.load(at_chunks, mask=chunks < num_chunks, other=float("-inf"))
-    broken = tl.sum((tops != tops).to(tl.int32))
     best = tl.max(tops)
-    tl.store(cuts + place, float("-inf"))
-    tl.store(last_ids + place, vocab_size)
-    narrows = (least > 0.0) | ((most > 0) & (most < vocab_size))
-    if (heat > 0.0) & (broken == 0) & (tl.abs(best) < float("inf")) & (narrows | (share < 1.0)):
-        at = logits + place * stride
+    is_fit = (tl.sum((tops != tops).to(tl.int32)) == 0) & (tl.abs(best) < float("inf"))
+    by_count = (most > 0) & (most < vocab_size)
+    kind, cut = tl.full([], _FOUND, tl.int32), tl.full([], float("-inf"), tl.float32)
+    if (heat > 0.0) & is_fit & (by_count | (share < 1.0) | (least > 0.0)):
         scale = 1.4426950408889634 / heat
         totals = tl.load(at_chunks + 1, mask=chunks < num_chunks, other=0.0)
-        kept_mass = tl.sum(tl.where(totals > 0.0, totals * tl.exp2((tops - best) * scale), 0.0))
-        low = _key(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
-        top = _key(best, SHIFT).to(tl.int64)
-        num_equal = tl.full([], 0, tl.int32)  # of the logits equal to the cut, those that are kept
-        num_others = tl.full([], 0, tl.int32)  # and those that are not
-        if narrows:
-            if least > 0.0:
-                low = tl.minimum(_key_from(best + heat * tl.log(least), SHIFT).to(tl.int64), top)
-            target = tl.where(most > 0, most, vocab_size)
-            low, high, count, count_above, mass_above = _search(
-                at, vocab_size, best, scale, low, top, target, False, SHIFT, PIVOTS, BLOCK
-            )
-            num_others = tl.maximum(count - target, 0)  # if there are any, all in the range are equal
-            num_equal = count - count_above - num_others
-            if share < 1.0:
-                _, masses = _measure(at, vocab_size, best, scale, low, high + 1 - low, True, SHIFT, PIVOTS, BLOCK)
-                weight = tl.exp2((_value(low.to(tl.int32), SHIFT) - best) * scale)
-                without_others = _at(masses, 1, PIVOTS) + num_equal.to(tl.float32) * weight
-                kept_mass = tl.where(num_others > 0, without_others, _at(masses, 0, PIVOTS))
-        if share < 1.0:
-            # What is lighter than this weighs less than 1 - top_p together.
-            lightest = best + heat * tl.log(0.99 * (1.0 - share) * kept_mass / vocab_size)
-            floor = tl.minimum(_key_from(lightest, SHIFT).to(tl.int64), top)
-            was_low = low
-            target = share * kept_mass
-            low, high, count, count_above, mass_above = _search(
-                at, vocab_size, best, scale, tl.maximum(low, floor), top, target, True, SHIFT, PIVOTS, BLOCK
-            )
-            at_hand = count - count_above
-            at_hand = tl.where((low == was_low) & (num_others > 0), num_equal, at_hand)
-            if (low == high) & (at_hand > 1):
-                weight = tl.exp2((_value(low.to(tl.int32), SHIFT) - best) * scale)
-                needed = tl.ceil((target - mass_above) / tl.maximum(weight, 1e-38)).to(tl.int32)
-                num_equal = tl.maximum(1, tl.minimum(needed, at_hand))
-            else:
-                num_equal = at_hand
-            num_others = count - count_above - num_equal
-        tl.store(cuts + place, _value(low.to(tl.int32), SHIFT))
-        if num_others > 0:
-            last = _find_equal(at, vocab_size, low.to(tl.int32), num_equal, SHIFT, BLOCK)
-            tl.store(last_ids + place, last)
+        mass = tl.sum(tl.where(totals > 0.0, totals * tl.exp2((tops - best) * scale), 0.0))
+        lowest = tl.full([], -3.4028234663852886e38, tl.float32)  # all that is finite
+        if least > 0.0:
+            top = key_of(best, SHIFT)
+            lowest = value_of(tl.minimum(key_from(best + heat * tl.log(least), SHIFT), top), SHIFT)
+            cut = lowest
+        elif by_count == 0:  # what is lighter weighs less than 1 - top_p together
+            lowest = best + heat * tl.log(0.99 * (1.0 - share) * mass / vocab_size)
+        kind = tl.where(by_count, _BY_COUNT, tl.where(share < 1.0, _BY_MASS, _FOUND))
+        at = measures + place * 5
+        tl.store(at, best)
+        tl.store(at + 1, scale)
+        tl.store(at + 2, BINS / tl.minimum(tl.maximum(best - lowest, 1e-6), 1e30))
+        tl.store(at + 3, lowest)
+        tl.store(at + 4, mass)
+    tl.store(kinds + place, kind)
+    tl.store(cuts + place, cut)
+    tl.store(last_ids + place, vocab_size)
+
+
+@triton.jit
+def _bin(distance, kind, per_unit, BINS: tl.constexpr):
+    """By mass, bins of one width; by count, of a width that grows with the distance: 32 units in eight octaves."""
+    if kind == _BY_MASS:
+        place = tl.minimum(distance * per_unit, BINS - 1.0).to(tl.int32)
+    else:
+        octaves = tl.fma(distance, 8.0, 1.0).to(tl.uint32, bitcast=True) - 0x3F800000
+        place = tl.minimum(octaves // ((8 << 23) // BINS), BINS - 1).to(tl.int32)
+    return place
+
+
+@triton.jit
+def _distance(place, kind, per_unit, BINS: tl.constexpr):
+    """From the best logit to where a bin begins."""
+    octaves = (place * ((8 << 23) // BINS) + 0x3F800000).to(tl.float32, bitcast=True)
+    return tl.where(kind == _BY_MASS, place / per_unit, (octaves - 1.0) / 8.0)
+
+
+@triton.jit
+def _sample(
+    logits,
+    kinds,
+    measures,
+    counts,
+    tails,
+    vocab_size,
+    stride,
+    num_samples,
+    CHUNK: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    place, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kind = tl.load(kinds + place)
+    if kind == _FOUND:
+        return
+    at = measures + place * 5
+    best, scale, per_unit, lowest = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    nth = part * CHUNK + tl.arange(0, CHUNK)
+    tokens = (nth // _STRIPE) * (_STRIPE * _ONE_OF) + nth % _STRIPE
+    logit = tl.load(logits + place * stride + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
+    is_counted = logit >= lowest
+    found = tl.histogram(_bin(best - logit, kind, per_unit, BINS), BINS, mask=is_counted)
+    at_part = place * num_samples + part
+    tl.store(counts + at_part * BINS + tl.arange(0, BINS), found.to(tl.int16))
+    if kind == _BY_MASS:
+        tl.store(tails + at_part, tl.sum(tl.where(is_counted, 0.0, tl.exp2((logit - best) * scale))))
+
+
+@triton.jit
+def _around(running, rank, half, BINS: tl.constexpr):
+    """The bins of the logits that come up to `half` places before or after a rank."""
+    first = tl.sum((running < rank - half).to(tl.int32))
+    return first, tl.minimum(tl.sum((running < rank + half).to(tl.int32)), BINS - 1)
+
+
+@triton.jit
+def _between(by_bin, first, last, BINS: tl.constexpr):
+    bins = tl.arange(0, BINS)
+    return tl.sum(tl.where((bins >= first) & (bins <= last), by_bin, 0))
+
+
+@triton.jit
+def _bound(
+    rows,
+    min_p,
+    top_k,
+    top_p,
+    kinds,
+    measures,
+    counts,
+    tails,
+    bounds,
+    num_samples,
+    SAMPLES_BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    kind = tl.load(kinds + place)
+    if kind == _FOUND:
+        return
+    row = tl.load(rows + place).to(tl.int64)
+    at = measures + place * 5
+    best, scale, per_unit = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    lowest, mass = tl.load(at + 3), tl.load(at + 4)
+    share = tl.load(top_p + row).to(tl.float32)
+    parts, bins = tl.arange(0, SAMPLES_BLOCK), tl.arange(0, BINS)
+    is_part = parts < num_samples
+    at_counts = counts + (place * num_samples + parts[:, None]) * BINS + bins[None, :]
+    by_bin = tl.sum(tl.load(at_counts, mask=is_part[:, None], other=0).to(tl.int32), axis=0)
+    running = tl.cumsum(by_bin, axis=0)
+    if kind == _BY_COUNT:
+        expected = tl.load(top_k + row).to(tl.float32) / _ONE_OF
+        room = 6.0 * tl.sqrt(expected) + 4.0
+        first = tl.sum((running < expected - room).to(tl.int32))
+        last = tl.sum((running < expected + room).to(tl.int32))
+        first = tl.where(share < 1.0, 0, first)  # then top_p asks for all that top_k leaves
+    else:
+        tail = _ONE_OF * tl.sum(tl.load(tails + place * num_samples + parts, mask=is_part, other=0.0))
+        masses = _ONE_OF * by_bin * tl.exp2((bins + 0.5) * (-scale / per_unit))
+        if tl.load(min_p + row).to(tl.float32) > 0.0:  # it has taken the tail off
+            goal = (1.0 - share) * (mass - tail)
+        else:
+            goal = (1.0 - share) * mass - tail
+        below = tl.sum(masses) - tl.cumsum(masses, axis=0)
+        middle = tl.minimum(tl.sum((below > goal).to(tl.int32)), BINS - 1)
+        is_middle = bins == middle
+        part = (goal - tl.sum(tl.where(is_middle, below, 0.0))) / tl.maximum(
+            tl.sum(tl.where(is_middle, masses, 0.0)), 1e-30
+        )
+        part = tl.minimum(tl.maximum(part, 0.0), 1.0)  # of the bin that lies below the cut
+        rank = tl.sum(tl.where(is_middle, running - part * by_bin, 0.0))
+        half = 3 * CANDIDATES // 16 // _ONE_OF
+        first, last = _around(running, rank, half, BINS)
+        if _between(by_bin, first, last, BINS) * _ONE_OF > 3 * CANDIDATES // 4:
+            first, last = _around(running, rank, half // 3, BINS)
+    number = _between(by_bin, first, last, BINS) * _ONE_OF
+    low = tl.maximum(best - _distance(last + 1, kind, per_unit, BINS), lowest)
+    low = tl.where(last >= BINS - 1, lowest, low)
+    high = tl.where(first <= 0, best, best - _distance(first, kind, per_unit, BINS))
+    is_room = number <= 3 * CANDIDATES // 4
+    tl.store(bounds + place * 2, tl.where(is_room, low, float("nan")))
+    tl.store(bounds + place * 2 + 1, high)
+
+
+@triton.jit
+def _gather(
+    logits,
+    rows,
+    min_p,
+    kinds,
+    measures,
+    bounds,
+    numbers,
+    masses,
+    candidates,
+    vocab_size,
+    stride,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    place, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kind = tl.load(kinds + place)
+    if kind == _FOUND:
+        return
+    low, high = tl.load(bounds + place * 2), tl.load(bounds + place * 2 + 1)
+    if low != low:
+        return
+    at = measures + place * 5
+    best, scale, lowest = tl.load(at), tl.load(at + 1), tl.load(at + 3)
+    nth = tl.arange(0, CHUNK)
+    tokens = (nth // _SPREAD) * (_SPREAD * num_chunks) + part * _SPREAD + nth % _SPREAD
+    logit = tl.load(logits + place * stride + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
+    at_part = place * num_chunks + part
+    is_above = logit > high
+    if kind == _BY_MASS:
+        weight = tl.exp2((logit - best) * scale)
+        tl.store(masses + at_part * 2, tl.sum(tl.where(is_above, weight, 0.0)))
+        if tl.load(min_p + tl.load(rows + place)) > 0.0:
+            tl.store(masses + at_part * 2 + 1, tl.sum(tl.where(logit >= lowest, weight, 0.0)))
+    else:
+        tl.store(numbers + at_part * 2 + 1, tl.sum(is_above.to(tl.int32)))
+    is_candidate = (logit >= low) & (logit <= high)
+    order = tl.cumsum(is_candidate.to(tl.int32), axis=0)
+    tl.store(numbers + at_part * 2, tl.max(order))
+    packed = (logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | tokens
+    tl.store(candidates + at_part * ROOM + order - 1, packed, mask=is_candidate & (order <= ROOM))
+
+
+@triton.jit
+def _highest(keys, weight, target):
+    """The highest key from which on up the candidates weigh the target; all of them do. Those that are out weigh 0."""
+    low = tl.min(tl.where(weight > 0.0, keys, 0x7FFFFFFF)).to(tl.int64)
+    high = tl.max(tl.where(weight > 0.0, keys, -0x80000000)).to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if tl.sum(tl.where(keys >= middle.to(tl.int32), weight, 0.0)) >= target:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _last_id(tokens, is_equal, number, vocab_size):
+    """The id of the `number`-th of these tokens, or the end of the vocabulary where there are no more than that."""
+    low, high = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32) + vocab_size
+    if tl.sum(is_equal.to(tl.int32)) <= number:
+        low = high
+    while low < high:
+        middle = (low + high) // 2
+        if tl.sum((is_equal & (tokens <= middle)).to(tl.int32)) >= number:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@triton.jit
+def _settle(
+    rows,
+    min_p,
+    top_k,
+    top_p,
+    kinds,
+    measures,
+    bounds,
+    numbers,
+    masses,
+    candidates,
+    cuts,
+    last_ids,
+    vocab_size,
+    num_chunks,
+    CHUNKS_BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    kind = tl.load(kinds + place)
+    if kind == _FOUND:
+        return
+    low = tl.load(bounds + place * 2)
+    if low != low:
+        tl.store(cuts + place, float("nan"))  # to be searched for
+        return
+    row = tl.load(rows + place).to(tl.int64)
+    share = tl.load(top_p + row).to(tl.float32)
+    at = measures + place * 5
+    best, scale, lowest, mass = tl.load(at), tl.load(at + 1), tl.load(at + 3), tl.load(at + 4)
+    chunks = tl.arange(0, CHUNKS_BLOCK)
+    at_chunks = place * num_chunks + chunks
+    found = tl.load(numbers + at_chunks * 2, mask=chunks < num_chunks, other=0)
+    number = tl.sum(found)
+    nth = tl.arange(0, ROOM)
+    is_kept = nth[None, :] < found[:, None]
+    packed = tl.load(candidates + at_chunks[:, None] * ROOM + nth[None, :], mask=is_kept, other=0)
+    value = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    token = packed.to(tl.int32)
+    keys = tl.where(is_kept, key_of(value, SHIFT), -0x80000000)
+    is_found = tl.max(found) <= ROOM
+    cut, last_id = tl.load(cuts + place), vocab_size + tl.full([], 0, tl.int32)
+    if is_found & (kind == _BY_COUNT):
+        above = tl.sum(tl.load(numbers + at_chunks * 2 + 1, mask=chunks < num_chunks, other=0))
+        needed = tl.load(top_k + row).to(tl.int32) - above
+        is_found = (needed > 0) & ((needed <= number) | (low == lowest))
+        if is_found & (needed < number):
+            key = _highest(keys, is_kept.to(tl.float32), needed.to(tl.float32))
+            last_id = _last_id(token, keys == key, needed - tl.sum((keys > key).to(tl.int32)), vocab_size)
+            is_kept = (keys > key) | ((keys == key) & (token <= last_id))
+            cut = value_of(key, SHIFT)
+    if is_found & (share < 1.0):
+        weight = tl.where(is_kept, tl.exp2((value - best) * scale), 0.0)
+        at_hand = tl.sum(weight)
+        needed = share * at_hand
+        if kind == _BY_MASS:
+            above = tl.sum(tl.load(masses + at_chunks * 2, mask=chunks < num_chunks, other=0.0))
+            if tl.load(min_p + row).to(tl.float32) > 0.0:
+                mass = tl.sum(tl.load(masses + at_chunks * 2 + 1, mask=chunks < num_chunks, other=0.0))
+            needed = share * mass - above
+        is_found = (needed > 0.0) & (needed <= at_hand)
+        if is_found:
+            key = _highest(keys, weight, needed)
+            missing = needed - tl.sum(tl.where(keys > key, weight, 0.0))
+            each = tl.exp2((value_of(key, SHIFT) - best) * scale)
+            number = tl.minimum(tl.ceil(missing / tl.maximum(each, 1e-30)), vocab_size).to(tl.int32)
+            within = tl.where(cut == value_of(key, SHIFT), last_id, vocab_size)
+            last_id = tl.minimum(_last_id(token, is_kept & (keys == key), number, vocab_size), within)
+            cut = value_of(key, SHIFT)
+    tl.store(cuts + place, tl.where(is_found, cut, float("nan")))
+    tl.store(last_ids + place, last_id)

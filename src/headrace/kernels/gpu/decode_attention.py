@@ -69,7 +69,7 @@ def decode_attention(
             **common,
         )
     tile, num_warps, num_stages = _decode_shape(is_fp8=cache.keys.element_size() == 1)
-    _decode[(num_kv_heads, num_seqs, num_splits)](
+    _decode[(num_kv_heads, num_splits, num_seqs)](  # in this order all parts of the first, long contexts start first
         q,
         cache.keys,
         cache.values,
@@ -99,9 +99,14 @@ def decode_attention(
     )
     if num_parts > 1:
         _merge[(num_seqs, num_kv_heads)](
+            layout.context_lens,
+            layout.context_lens if shared is None else shared.lens,
             partial,
             sums,
             out,
+            NO_WINDOW if window is None else window,
+            layout.min_split,
+            num_splits,
             num_parts,
             NUM_HEADS=num_heads,
             GROUP=num_heads // num_kv_heads,
@@ -109,6 +114,9 @@ def decode_attention(
             HEAD_DIM=head_dim,
             DIM_BLOCK=triton.next_power_of_2(head_dim),
             PARTS_BLOCK=triton.next_power_of_2(num_parts),
+            TILE=tile,
+            HAS_SHARED=shared is not None,
+            HAS_WINDOW=window is not None,
             num_warps=1,
         )
 
@@ -118,7 +126,7 @@ SHARED_KEYS = 64
 SHARED_SPLITS = 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_parts"])
 def _shared(
     q,
     keys,
@@ -205,7 +213,7 @@ def _decode_shape(is_fp8: bool) -> tuple[int, int, int]:
     return (32, 1, 5) if is_fp8 else (64, 2, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_parts"])
 def _decode(
     q,
     keys,
@@ -238,7 +246,7 @@ def _decode(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    head, seq, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, split, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context_len = tl.load(context_lens + seq)
     first = 0
     if HAS_WINDOW:
@@ -251,8 +259,9 @@ def _decode(
     end = context_len
     count = 1  # parts of this sequence's own context
     if IS_PART:
-        count = tl.minimum(num_splits, tl.cdiv(context_len - begin, min_split))
-        per_split = tl.cdiv(tl.cdiv(context_len - begin, count), TILE) * TILE
+        count, per_split = _own_parts(context_len - begin, min_split, num_splits, TILE)
+        if split >= count:
+            return
         begin = begin + split * per_split
         end = tl.minimum(context_len, begin + per_split)
 
@@ -295,32 +304,34 @@ def _decode(
         highest = peak
 
     at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
-    if not IS_PART:
+    if (count == 1) & (shared_len == 0):  # whole: the merge has nothing to do
         tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
     else:
-        # What is whole goes out at once; a sum of zero tells the merge that there is nothing to do.
-        is_whole = (count == 1) & (shared_len == 0)
-        if is_whole & (split == 0):
-            tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
         place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + split
-        if (begin < end) & (is_whole == 0):
-            tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
-            tl.store(sums + place * 2, highest, mask=lines < GROUP)
-            tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
-        else:
-            tl.store(sums + place * 2 + 1, tl.zeros([GROUP_BLOCK], tl.float32), mask=lines < GROUP)
-        if HAS_SHARED:
-            if (shared_len == 0) & (split == 0):
-                for part in range(num_splits, num_parts):
-                    none = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + part
-                    tl.store(sums + none * 2 + 1, tl.zeros([GROUP_BLOCK], tl.float32), mask=lines < GROUP)
+        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
+        tl.store(sums + place * 2, highest, mask=lines < GROUP)
+        tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
 
 
 @triton.jit
+def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
+    """Into how many parts a context is cut, none of them empty, and the most tokens of one."""
+    length = tl.maximum(length, 1)
+    count = tl.minimum(num_splits, tl.cdiv(length, min_split))
+    per_split = tl.cdiv(tl.cdiv(length, count), TILE) * TILE
+    return tl.cdiv(length, per_split), per_split
+
+
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_parts"])
 def _merge(
+    context_lens,
+    shared_lens,
     partial,
     sums,
     out,
+    window,
+    min_split,
+    num_splits,
     num_parts,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -328,30 +339,45 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):
-    """The parts of a context into one, for the query heads of one kv head. A part that was not computed has a sum of
-    zero and anything else; where none was, the answer stands already."""
+    """The parts of a context into one, for the query heads of one kv head; what was computed whole stands already."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    length = tl.load(context_lens + seq)
+    if HAS_WINDOW:
+        length = length - tl.maximum(0, length - window) // TILE * TILE
+    shared_len = 0
+    if HAS_SHARED:
+        shared_len = tl.load(shared_lens + seq)
+        length = length - shared_len
+    count, _ = _own_parts(length, min_split, num_splits, TILE)
+    if (count == 1) & (shared_len == 0):
+        return
     lines = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, DIM_BLOCK)
     parts = tl.arange(0, PARTS_BLOCK)
     place = seq * NUM_HEADS + head * GROUP + lines
+    is_there = parts < count
+    if HAS_SHARED:
+        is_there = is_there | ((parts >= num_splits) & (parts < num_parts) & (shared_len > 0))
     at = sums + (place[:, None] * num_parts + parts[None, :]) * 2
-    total = tl.load(at + 1, mask=(lines[:, None] < GROUP) & (parts[None, :] < num_parts), other=0.0)
+    total = tl.load(at + 1, mask=(lines[:, None] < GROUP) & is_there[None, :], other=0.0)
     highest = tl.load(at, mask=total > 0.0, other=float("-inf"))
     peak = tl.max(highest, axis=1)
-    if tl.max(peak, axis=0) != float("-inf"):
-        floor = tl.where(peak == float("-inf"), 0.0, peak)
-        whole = tl.sum(total * tl.exp2(highest - floor[:, None]), axis=1)
-        mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-        for part in range(num_parts):
+    floor = tl.where(peak == float("-inf"), 0.0, peak)
+    whole = tl.sum(total * tl.exp2(highest - floor[:, None]), axis=1)
+    mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    for part in range(num_parts):
+        if (part < count) | ((part >= num_splits) & (shared_len > 0)):
             line = place * num_parts + part
-            is_there = tl.load(sums + line * 2 + 1, mask=lines < GROUP, other=0.0) > 0.0
-            weight = tl.exp2(tl.load(sums + line * 2, mask=is_there, other=float("-inf")) - floor)
-            inside = is_there[:, None] & (dims[None, :] < HEAD_DIM)
+            has_weight = tl.load(sums + line * 2 + 1, mask=lines < GROUP, other=0.0) > 0.0
+            weight = tl.exp2(tl.load(sums + line * 2, mask=has_weight, other=float("-inf")) - floor)
+            inside = has_weight[:, None] & (dims[None, :] < HEAD_DIM)
             mixed += weight[:, None] * tl.load(
                 partial + line[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
             )
-        answer = (mixed / tl.where(whole > 0.0, whole, 1.0)[:, None]).to(out.dtype.element_ty)
-        inside = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
-        tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], answer, mask=inside)
+    answer = (mixed / tl.where(whole > 0.0, whole, 1.0)[:, None]).to(out.dtype.element_ty)
+    inside = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], answer, mask=inside)

@@ -17,9 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.cuts import Cuts, Filters, find_cuts
-
-CHUNK = 4096
+from headrace.kernels.gpu.cuts import CHUNK, find_cuts
+from headrace.kernels.gpu.filters import Cuts, Filters
 
 
 def draw(
@@ -140,6 +139,10 @@ def _weigh(
         last_id = tl.load(last_ids + place)
         if cut == float("-inf"):
             return  # weighed already
+        if tl.load(weights + (place * num_chunks + chunk) * 3) < cut:
+            tl.store(weights + (place * num_chunks + chunk) * 3, float("-inf"))
+            tl.store(weights + (place * num_chunks + chunk) * 3 + 1, 0.0)
+            return
     row = tl.load(rows + place).to(tl.int64)
     scale = _inverse(tl.load(temperature + row).to(tl.float32)) * 1.4426950408889634
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -1,4 +1,8 @@
-"""The rows' own steps on the GPU: what a decode step computes, and what its draw changes. No host in between."""
+"""The rows' own steps on the GPU: what a decode step computes, and what its draw changes. No host in between.
+
+Numbers that differ from step to step are not specialized: a kernel compiled for one write alone, when a step first has
+only one, would stop the GPU for half a second.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ def prepare_decode(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prepare(
     rows,
     tokens,
@@ -76,7 +80,7 @@ def write_tables(block_tables: Tensor, rows: Tensor, indexes: Tensor, blocks: Te
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_writes"])
 def _write_tables(block_tables, rows, indexes, blocks, num_writes, stride, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_writes
@@ -122,7 +126,7 @@ def append_tokens(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "out_stride"])
 def _append(
     rows,
     drawn,

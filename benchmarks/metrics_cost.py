@@ -1,0 +1,199 @@
+"""What metrics cost a server: by engine step, by event of a stream, by request and by scrape.
+
+Beside them, an observation of prometheus_client's own histogram, which tokens would cost each without this. Times are
+CPU time of one thread, the least of many short rounds, so that what else the machine does counts little.
+
+    python benchmarks/metrics_cost.py --json benchmarks/results/metrics-cost.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic, thread_time
+
+import numpy as np
+import prometheus_client
+
+from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineCore
+from headrace.histogram import Histogram
+from headrace.monitor import RequestMeter, ServerMetrics
+from headrace.runner.fake import FakeRunner
+from headrace.sched import Scheduler, SchedulerLimits
+from headrace.sched.stats import BATCH_TOKENS_BOUNDS
+from headrace.sched.token_gaps import TokenGaps
+from headrace.types import Request, SamplingParams, SequenceEvent, SequenceTiming
+from headrace.version import __version__
+
+NUM_CALLS = 2_000
+NUM_ROUNDS = 60
+NUM_STREAMS = 512
+TOKENS_PER_SECOND = (20_000, 40_000)  # of one server process
+SCRAPE_INTERVAL_S = 15.0
+TOKENS_PER_REQUEST = 128
+
+
+@dataclass(frozen=True)
+class Costs:
+    steady_step_us: float  # of 512 streams: the gaps of its tokens, and three histograms of the step itself
+    changing_step_us: float  # the same where one stream has ended and another begun
+    turn_us: float  # for comparison: a turn of the engine's loop with 512 streams, on a runner that computes nothing
+    prometheus_client_observe_us: float  # for comparison: one labelled Histogram of prometheus_client
+    event_us: float  # RequestMeter.take, for each event of a stream but the first and the last
+    request_us: float  # received, its first event and its last, finished
+    scrape_ms: float  # observe and render
+    page_bytes: int
+
+    @property
+    def token_us(self) -> float:
+        """Its event, and its share of the larger step."""
+        return self.event_us + self.changing_step_us / NUM_STREAMS
+
+
+def seconds_a_call(call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
+    """The least of many rounds, less what an empty loop takes."""
+    return max(0.0, _least_round(call, num_calls) - _least_round(lambda: None, num_calls))
+
+
+def _least_round(call: Callable[[], object], num_calls: int) -> float:
+    rounds = []
+    for _ in range(NUM_ROUNDS):
+        started = thread_time()
+        for _ in range(num_calls):
+            call()
+        rounds.append((thread_time() - started) / num_calls)
+    return min(rounds)
+
+
+def measure() -> Costs:
+    metrics, core = ServerMetrics("model"), steady_engine()
+    registry = prometheus_client.CollectorRegistry()
+    theirs = prometheus_client.Histogram("gap", "gap", ["model_name", "engine"], registry=registry).labels("model", "0")
+    return Costs(
+        steady_step_us=1e6 * step_seconds(is_changing=False),
+        changing_step_us=1e6 * step_seconds(is_changing=True),
+        turn_us=1e6 * seconds_a_call(core.step, 5),
+        prometheus_client_observe_us=1e6 * seconds_a_call(lambda: theirs.observe(0.012)),
+        event_us=1e6 * event_seconds(metrics),
+        request_us=1e6 * request_seconds(metrics),
+        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 2),
+        page_bytes=len(metrics.render()[0]),
+    )
+
+
+def step_seconds(*, is_changing: bool) -> float:
+    """What the engine does for metrics in a step that brings a token of each stream."""
+    gaps, rows = TokenGaps(NUM_STREAMS), np.arange(NUM_STREAMS)
+    steps = [Histogram(bounds) for bounds in (STEP_SECONDS_BOUNDS, STEP_SECONDS_BOUNDS, BATCH_TOKENS_BOUNDS)]
+
+    def step() -> None:
+        now = monotonic()
+        gaps.take(rows.copy(), now)
+        if is_changing:
+            gaps.last_at(7)
+            gaps.enter(7, None)
+        for histogram in steps:
+            histogram.observe(0.012)
+
+    return seconds_a_call(step, NUM_CALLS // 10)
+
+
+def steady_engine() -> EngineCore:
+    limits = SchedulerLimits(
+        max_num_seqs=NUM_STREAMS, max_num_batched_tokens=8192, max_model_len=4096, num_blocks=200_000
+    )
+    core = EngineCore(Scheduler(limits), FakeRunner(max_num_seqs=NUM_STREAMS))
+    for number in range(NUM_STREAMS):
+        prompt = np.full(64, number, np.int32)
+        core.add(Request(f"{number}", prompt, SamplingParams(max_tokens=4_000, ignore_eos=True), watched=True))
+    for _ in range(20):
+        core.step()
+    return core
+
+
+def event_seconds(metrics: ServerMetrics) -> float:
+    meter = RequestMeter(metrics, Request("one", np.arange(8, dtype=np.int32), SamplingParams()), arrived=0.0)
+    event = SequenceEvent("one", 0, np.array([7], np.int32))
+    return seconds_a_call(lambda: meter.take(event))
+
+
+def request_seconds(metrics: ServerMetrics) -> float:
+    request = Request("one", np.arange(8, dtype=np.int32), SamplingParams(max_tokens=TOKENS_PER_REQUEST))
+    tokens = np.array([7], np.int32)
+    first = SequenceEvent("one", 0, tokens, timing=SequenceTiming(1.2, 1.5))
+    last = SequenceEvent("one", 0, tokens, "stop", timing=SequenceTiming(1.2, 1.5, 3.0))
+
+    def count() -> None:
+        metrics.received(n=1, max_tokens=TOKENS_PER_REQUEST)
+        meter = RequestMeter(metrics, request, arrived=1.0)
+        meter.take(first)
+        meter.take(last)
+        meter.finish("stop")
+
+    return seconds_a_call(count, NUM_CALLS // 10)
+
+
+def scrape(metrics: ServerMetrics, core: EngineCore) -> None:
+    metrics.observe(core.stats)
+    metrics.render()
+
+
+def shares(costs: Costs, tokens_per_second: int) -> dict[str, float]:
+    """Of one core's time, at a rate of tokens, with answers of 128 tokens and a scrape every 15 s."""
+    seconds = {
+        "tokens": 1e-6 * costs.token_us * tokens_per_second,
+        "requests": 1e-6 * costs.request_us * tokens_per_second / TOKENS_PER_REQUEST,
+        "scrapes": 1e-3 * costs.scrape_ms / SCRAPE_INTERVAL_S,
+    }
+    return seconds | {"all": sum(seconds.values())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
+    parser.add_argument("--date", default=datetime.now(UTC).date().isoformat(), help="date of the record")
+    args = parser.parse_args()
+    costs = measure()
+    by_rate = {f"{rate}": shares(costs, rate) for rate in TOKENS_PER_SECOND}
+    for name, value in asdict(costs).items():
+        print(f"{name:<30} {value:>12,.2f}")
+    for rate, parts in by_rate.items():
+        print(f"at {rate} tokens/s: " + ", ".join(f"{name} {share:.2%}" for name, share in parts.items()))
+    print(f"a steady step's are {costs.steady_step_us / costs.turn_us:.2%} of the host's time for it")
+    if args.json is not None:
+        record = {
+            "date": args.date,
+            "command": " ".join(["python", *sys.argv]),
+            "versions": {
+                "headrace": __version__,
+                "python": platform.python_version(),
+                "prometheus_client": version("prometheus-client"),
+            },
+            "cpu": cpu_model(),
+            "costs": asdict(costs),
+            "tokens_per_request": TOKENS_PER_REQUEST,
+            "share_of_a_core_by_tokens_per_second": by_rate,
+            "steady_step_share_of_a_turn": costs.steady_step_us / costs.turn_us,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

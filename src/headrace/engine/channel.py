@@ -1,0 +1,128 @@
+"""Frames over one end of a pair of sockets: a length of four bytes, then so many.
+
+sender's thread: send ─▶ the socket, as far as it takes it at once ─▶ the peer's receive
+                    └──▶ the backlog, when it does not ─▶ a thread that waits in the sender's place
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections import deque
+from struct import Struct
+
+_LENGTH = Struct("<I")
+_READ_BYTES = 1 << 18
+_SOCKET_BYTES = 1 << 20  # asked for; a system may give less
+
+
+class Channel:
+    """Any thread may send; one receives. Owns the socket."""
+
+    def __init__(self, end: socket.socket, *, max_backlog_bytes: int | None = None) -> None:
+        self._socket = end
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+        self._received = bytearray()
+        self._max_backlog_bytes = max_backlog_bytes
+        self._backlog: deque[memoryview] = deque()
+        self._backlog_bytes = 0
+        self._changed = threading.Condition()
+        self._flusher: threading.Thread | None = None
+        self._is_closed = False
+
+    def send(self, payload: bytes) -> None:
+        """Never waits for the peer, unless the backlog is full. ConnectionError: there is no peer any more."""
+        frame = memoryview(_LENGTH.pack(len(payload)) + payload)
+        with self._changed:
+            if self._is_closed:
+                raise ConnectionError("the channel is closed")
+            if not self._backlog:
+                frame = frame[self._send_at_once(frame) :]
+            if frame:
+                self._put_back(frame)
+
+    def receive(self, timeout_s: float | None = None) -> list[bytes] | None:
+        """The frames that have come, at least one unless the time is over first; None when the peer has gone."""
+        while True:
+            if timeout_s is not None and not self._poll.poll(1e3 * timeout_s):
+                return []
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._received += data
+            frames = self._take_frames()
+            if frames:
+                return frames
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all that was sent is on its way, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or not self._backlog, timeout_s)
+
+    def hang_up(self) -> None:
+        """End both directions; whoever receives here or at the peer hears of it."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the peer was first
+
+    def close(self) -> None:
+        """Only by the thread that receives, or when there is none."""
+        self.hang_up()
+        if self._flusher is not None:
+            self._flusher.join()
+        self._socket.close()
+
+    def _send_at_once(self, frame: memoryview) -> int:
+        try:
+            return self._socket.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def _put_back(self, frame: memoryview) -> None:
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush, name="headrace-sender", daemon=True)
+            self._flusher.start()
+        most = self._max_backlog_bytes
+        while most is not None and self._backlog_bytes > most and not self._is_closed:
+            self._changed.wait()
+        self._backlog.append(frame)
+        self._backlog_bytes += len(frame)
+        self._changed.notify_all()
+
+    def _flush(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._backlog or self._is_closed):
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                frame = self._backlog[0]
+            try:
+                self._socket.sendall(frame)
+            except OSError:
+                return self.hang_up()
+            with self._changed:
+                self._backlog_bytes -= len(self._backlog.popleft())
+                self._changed.notify_all()
+
+    def _take_frames(self) -> list[bytes]:
+        data, start, frames = self._received, 0, []
+        while len(data) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
+            end = start + _LENGTH.size + length
+            if len(data) < end:
+                break
+            frames.append(bytes(memoryview(data)[start + _LENGTH.size : end]))
+            start = end
+        del data[:start]
+        return frames

@@ -1,0 +1,35 @@
+"""What an engine refuses before it takes a request. Plain numbers, so that a front in another process can ask too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import RequestError
+from headrace.sched import SchedulerLimits
+from headrace.types import MAX_STOP_TOKEN_IDS, Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChecks:
+    limits: SchedulerLimits
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int | None = None
+
+    def check(self, request: Request) -> None:
+        """Refuse what could never run."""
+        self.limits.check(request)
+        assert not request.params.bad_words, "the front makes tokens of bad words"
+        if self.vocab_size is not None:
+            request.params.check_vocabulary(self.vocab_size)
+        num_stops = len(self.stop_token_ids(request))
+        if num_stops > MAX_STOP_TOKEN_IDS:
+            raise RequestError(
+                f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
+                "row holds; use stop strings for the rest",
+                param="stop_token_ids",
+            )
+
+    def stop_token_ids(self, request: Request) -> tuple[int, ...]:
+        """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
+        eos = () if request.params.ignore_eos else self.eos_token_ids
+        return tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))

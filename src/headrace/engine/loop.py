@@ -1,0 +1,131 @@
+"""The turns of an engine: take in what was asked, do a step, hand over the news. On whatever thread calls `run`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.grammars import Grammar
+from headrace.errors import EngineDeadError, RequestError
+from headrace.types import Request, SequenceEvent, TokenIds
+
+AfterTurn = Callable[[list[SequenceEvent]], None]
+Command = Callable[[], list[SequenceEvent]]
+
+_NO_TOKENS: TokenIds = np.empty(0, np.int32)
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
+    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes."""
+
+    def __init__(self, core: EngineCore, after_turn: AfterTurn, on_failure: Callable[[BaseException], None]) -> None:
+        self._core = core
+        self._after_turn = after_turn
+        self._on_failure = on_failure
+        self._inbox: deque[Command] = deque()
+        self._has_news = threading.Condition()
+        self._is_stopping = False
+        self._failure: BaseException | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._core.stats
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._inbox) or self._core.has_work
+
+    @property
+    def num_finished_steps(self) -> int:
+        return self._core.num_finished_steps
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. What could never run is refused here and now, a grammar compiled."""
+        self._core.check(request)
+        grammar = self._core.grammar_of(request)
+        self._send(lambda: self._add(request, grammar))
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request or one of its sequences; its last event says `abort`."""
+        self._send(lambda: self._core.abort(request_id, index))
+
+    def limit_running(self, num_seqs: int | None) -> None:
+        """Run at most so many sequences at once; None: as many as the engine can."""
+        self._send(lambda: self._core.limit_running(num_seqs))
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, but for what running sequences hold."""
+        self._send(self._core.forget_prefixes)
+
+    def refuse(self, request_id: str, reason: str) -> None:
+        """Answer a request that could not even be submitted."""
+        self._send(lambda: [_refusal(request_id, reason)])
+
+    def stop(self) -> None:
+        """End `run` after the step in flight. What is unfinished stays so."""
+        with self._has_news:
+            self._is_stopping = True
+            self._has_news.notify()
+
+    def run(self) -> None:
+        """Turn until stopped or broken; `failure` tells which."""
+        try:
+            while self._wait_for_work():
+                events = self._take_inbox()
+                events += self._core.step()
+                self._after_turn(events)
+        except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
+            self._failure = error
+            self._on_failure(error)
+        finally:
+            self._shut_down()
+
+    def _send(self, command: Command) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
+        with self._has_news:
+            self._inbox.append(command)
+            self._has_news.notify()
+
+    def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
+        try:
+            self._core.add(request, grammar)
+        except RequestError as error:
+            return [_refusal(request.request_id, str(error))]
+        except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
+            _log.exception("a request could not be added")
+            return [_refusal(request.request_id, f"the engine could not take the request: {error!r}")]
+        return []
+
+    def _wait_for_work(self) -> bool:
+        with self._has_news:
+            while not (self._inbox or self._core.has_work or self._is_stopping):
+                self._has_news.wait()
+            return not self._is_stopping
+
+    def _take_inbox(self) -> list[SequenceEvent]:
+        events: list[SequenceEvent] = []
+        while self._inbox:
+            events += self._inbox.popleft()()
+        return events
+
+    def _shut_down(self) -> None:
+        try:
+            self._core.close()
+        except Exception as error:  # noqa: BLE001  already stopping; the first failure counts
+            self._failure = self._failure or error
+
+
+def _refusal(request_id: str, reason: str) -> SequenceEvent:
+    return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)

@@ -1,0 +1,137 @@
+"""The engine's own counts, as they grow: an engine that was started again counts from nothing, its sums go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from headrace.engine.core import EngineStats
+from headrace.histogram import HistogramCounts
+from headrace.monitor import table
+from headrace.monitor.series import Series
+from headrace.monitor.store import Store
+from headrace.sched import SchedulerStats
+
+RATE_WINDOW_S = 10.0
+RATE_SAMPLE_S = 1.0
+
+_GAUGES = (
+    *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE),
+    *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
+)
+_NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # an engine that has done nothing yet
+_OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
+
+
+class EngineCounts:
+    """Turns snapshots of the engine into what the store has. One caller at a time."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._last = _NOTHING
+        self._rates = TokenRates(clock())
+        for series, *labels in _counts_of(_NOTHING):
+            store.add(series, 0.0, *labels)
+
+    def take(self, stats: EngineStats | None) -> None:
+        """A snapshot of the engine; None: there is none that answers."""
+        self._store.set(table.ENGINE_UP, float(stats is not None))
+        if stats is None:
+            self._store.clear(*_GAUGES)
+            return
+        self._add_growth(stats)
+        self._set_gauges(stats)
+        self._last = stats
+
+    def _add_growth(self, stats: EngineStats) -> None:
+        before = self._last if _is_same_engine(self._last, stats) else _NOTHING
+        old, new = _counts_of(before), _counts_of(stats)
+        for key, value in new.items():
+            series, *labels = key
+            self._store.add(series, max(0.0, value - old[key]), *labels)
+        earlier = _histograms_of(before)
+        for series, counts in _histograms_of(stats).items():
+            self._store.add_counts(series, _growth(earlier[series], counts))
+        self._rates.grow(
+            new[table.PROMPT_TOKENS,] - old[table.PROMPT_TOKENS,],
+            new[table.GENERATED_TOKENS,] - old[table.GENERATED_TOKENS,],
+        )
+
+    def _set_gauges(self, stats: EngineStats) -> None:
+        store, scheduler = self._store, stats.scheduler
+        store.set(table.RUNNING, scheduler.num_running)
+        store.set(table.WAITING, scheduler.num_waiting)
+        store.set(table.WAITING_BY_REASON, scheduler.num_waiting, "capacity")
+        store.set(table.WAITING_BY_REASON, 0.0, "deferred")
+        store.set(table.KV_USE, scheduler.kv_use)
+        store.set(table.SLEEP_STATE, 1.0, "awake")
+        for state in _OTHER_SLEEP_STATES:
+            store.set(table.SLEEP_STATE, 0.0, state)
+        prompt_rate, generation_rate = self._rates.rates(self._clock())
+        store.set(table.PROMPT_RATE, prompt_rate)
+        store.set(table.GENERATION_RATE, generation_rate)
+
+
+class TokenRates:
+    """Tokens a second over the last ten seconds, or since the scrape before them, whoever else scrapes meanwhile."""
+
+    def __init__(self, now: float) -> None:
+        self._num_prompt = 0.0
+        self._num_generated = 0.0
+        self._samples = deque([(now, 0.0, 0.0)])
+
+    def grow(self, num_prompt: float, num_generated: float) -> None:
+        self._num_prompt += num_prompt
+        self._num_generated += num_generated
+
+    def rates(self, now: float) -> tuple[float, float]:
+        samples = self._samples
+        while len(samples) > 1 and samples[1][0] <= now - RATE_WINDOW_S:
+            samples.popleft()
+        since, num_prompt, num_generated = samples[0]
+        if now - samples[-1][0] >= RATE_SAMPLE_S:
+            samples.append((now, self._num_prompt, self._num_generated))
+        seconds = now - since
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (self._num_prompt - num_prompt) / seconds, (self._num_generated - num_generated) / seconds
+
+
+def _is_same_engine(before: EngineStats, after: EngineStats) -> bool:
+    return before.started_at == after.started_at and before.scheduler.num_steps <= after.scheduler.num_steps
+
+
+def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], float]:
+    """Everything that only grows, by series and labels."""
+    scheduler = stats.scheduler
+    return {
+        (table.STEPS,): scheduler.num_steps,
+        (table.PREFIX_QUERIES,): scheduler.num_prefix_queried_tokens,
+        (table.PREFIX_HITS,): scheduler.num_prefix_hit_tokens,
+        (table.PREEMPTIONS,): scheduler.num_preemptions,
+        (table.PROMPT_TOKENS,): scheduler.num_prompt_tokens,
+        (table.PROMPT_TOKENS_BY_SOURCE, "local_compute"): scheduler.num_prompt_tokens - scheduler.num_prefix_hit_tokens,
+        (table.PROMPT_TOKENS_BY_SOURCE, "local_cache_hit"): scheduler.num_prefix_hit_tokens,
+        (table.PROMPT_TOKENS_BY_SOURCE, "external_kv_transfer"): 0,
+        (table.GENERATED_TOKENS,): scheduler.num_generated_tokens,
+        (table.RECOMPUTED_TOKENS,): scheduler.num_recomputed_tokens,
+        (table.BUSY_SECONDS, "host"): stats.host_seconds,
+        (table.BUSY_SECONDS, "wait"): stats.wait_seconds,
+    }
+
+
+def _histograms_of(stats: EngineStats) -> dict[Series, HistogramCounts]:
+    return {
+        table.TOKEN_GAP_SECONDS: stats.scheduler.token_gaps,
+        table.BATCH_TOKENS: stats.scheduler.batch_tokens,
+        table.STEP_SECONDS: stats.step_seconds,
+        table.STEP_HOST_SECONDS: stats.step_host_seconds,
+    }
+
+
+def _growth(before: HistogramCounts, after: HistogramCounts) -> HistogramCounts:
+    if not before.counts:
+        return after
+    counts = tuple(new - old for new, old in zip(after.counts, before.counts, strict=True))
+    return HistogramCounts(counts, after.total - before.total)

@@ -1,0 +1,158 @@
+"""`ServerMetrics`: what a server counts and how long things took, for Prometheus.
+
+The series are in `table.py`. Nothing of a prompt or an answer gets here: only lengths, times and reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from time import monotonic
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from headrace.engine.core import EngineStats
+from headrace.engine.settings import Settings
+from headrace.monitor import table
+from headrace.monitor.engine_counts import EngineCounts
+from headrace.monitor.store import OTHER, Store
+from headrace.monitor.times import RequestTimes
+from headrace.version import __version__
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+ENGINE = "0"  # the label of the only engine
+DEFAULT_MAX_LEN = 131_072  # for the bounds of token counts, where no settings are given
+
+
+class ServerMetrics:
+    """Counting is for the event loop's thread; `observe` and `render` may be called from any.
+
+    Nothing is called once a token: tokens and the time between them are counted by the engine (`SchedulerStats`).
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        settings: Settings | None = None,
+        registry: CollectorRegistry | None = None,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
+        self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
+        self._engine = EngineCounts(self._store, clock)
+        self._observing = Lock()
+        self._observe = {
+            series: self._store.histogram(series).observe for series in table.SERIES if series.kind == "histogram"
+        }
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._registry.register(self._store)
+        if registry is None:
+            ProcessCollector(registry=self._registry)
+        self._start_at_zero()
+        self._store.set(table.BUILD_INFO, 1.0, __version__)
+        if settings is not None:
+            self._tell_settings(settings)
+
+    # ---- counting
+
+    def received(self, *, n: int, max_tokens: int | None) -> None:
+        self._store.add(table.RECEIVED, 1.0)
+        self._observe[table.ASKED_ANSWERS](n)
+        if max_tokens is not None:
+            self._observe[table.ASKED_LENGTHS](max_tokens)
+
+    def refused(self, reason: str) -> None:
+        self._store.add(table.REFUSED, 1.0, reason)
+
+    def answered(self, handler: str, method: str, status: int) -> None:
+        """An HTTP answer. `handler` is the route, never the path as it was sent."""
+        self._store.add(table.ANSWERED, 1.0, handler, method, f"{status // 100}xx")
+
+    def restarted(self) -> None:
+        self._store.add(table.RESTARTS, 1.0)
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came so long after the request."""
+        self._observe[table.FIRST_TOKEN_SECONDS](seconds)
+
+    def finished(self, times: RequestTimes, reason: str) -> None:
+        self._store.add(table.FINISHED, 1.0, reason if reason in FINISH_REASONS else OTHER)
+        observe = self._observe
+        observe[table.END_TO_END_SECONDS](times.finished - times.arrived)
+        observe[table.PROMPT_LENGTHS](times.num_prompt)
+        observe[table.COMPUTED_LENGTHS](times.num_prompt - times.num_cached)
+        observe[table.ANSWER_LENGTHS](times.num_generated)
+        observe[table.LONGEST_ANSWERS](_longest(times))
+        observe[table.REQUEST_PREEMPTIONS](times.num_preemptions)
+        if times.queued_until is not None:
+            observe[table.QUEUE_SECONDS](_since(times.arrived, times.queued_until))
+        if times.first_token is not None:
+            self._observe_tokens(times, times.first_token)
+
+    def _observe_tokens(self, times: RequestTimes, first_token: float) -> None:
+        observe, started, last_token = self._observe, times.queued_until, times.last_token
+        if not times.first_token_is_counted:
+            self.first_token(first_token - times.arrived)
+        if started is not None:
+            observe[table.PREFILL_SECONDS](_since(started, first_token))
+        if last_token is None:
+            return
+        if started is not None:
+            observe[table.INFERENCE_SECONDS](_since(started, last_token))
+        seconds, num_later = _since(first_token, last_token), _longest(times) - 1
+        observe[table.DECODE_SECONDS](seconds)
+        if num_later > 0:
+            observe[table.REQUEST_TOKEN_SECONDS](seconds / num_later)
+
+    # ---- scraping
+
+    def observe(self, stats: EngineStats | None) -> None:
+        """Take in the engine's own counts, before a scrape; None if no engine answers."""
+        with self._observing:
+            self._engine.take(stats)
+
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The page and its content type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
+        if not _asks_for_openmetrics(accept or ""):
+            return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        # Its default escaping makes `vllm_` of `vllm:`; our names need none.
+        page = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return page, openmetrics.CONTENT_TYPE_LATEST
+
+    # ---- set-up
+
+    def _start_at_zero(self) -> None:
+        """Counters that nothing has moved yet are shown too, so that the first move is a growth."""
+        for reason in FINISH_REASONS:
+            self._store.add(table.FINISHED, 0.0, reason)
+        for reason in ("queue_full", "queue_tokens"):
+            self._store.add(table.REFUSED, 0.0, reason)
+        self._store.add(table.RECEIVED, 0.0)
+        self._store.add(table.RESTARTS, 0.0)
+
+    def _tell_settings(self, settings: Settings) -> None:
+        for series in (table.CACHE_INFO, table.CONFIG_INFO):
+            labels = [str(getattr(settings, _FIELD_OF.get(label, label))) for label in series.labels]
+            self._store.set(series, 1.0, *labels)
+
+
+def _asks_for_openmetrics(accept: str) -> bool:
+    return any(kind.partition(";")[0].strip().lower() == "application/openmetrics-text" for kind in accept.split(","))
+
+
+_FIELD_OF = {"num_gpu_blocks": "num_blocks", "cache_dtype": "kv_dtype"}
+
+
+def _since(before: float, after: float) -> float:
+    """Two processes may see the same moment a little apart; no time is below zero."""
+    return after - before if after > before else 0.0
+
+
+def _longest(times: RequestTimes) -> int:
+    """Tokens of a request's longest answer; if nobody counted, as if all were as long."""
+    if times.num_longest is not None:
+        return times.num_longest
+    return -(-times.num_generated // times.n)

@@ -1,0 +1,28 @@
+"""The table of docs/metrics.md: `python -m headrace.monitor.page` prints it."""
+
+from __future__ import annotations
+
+import sys
+
+from headrace.monitor.series import Series
+from headrace.monitor.table import SERIES
+
+
+def metrics_table() -> str:
+    rows = ["| series | kind | what it is | also as | alerts in guides |", "| --- | --- | --- | --- | --- |"]
+    rows += [_row(series) for series in SERIES]
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _row(series: Series) -> str:
+    suffix = "_total" if series.kind == "counter" else ""
+    labels = f" by {', '.join(f'`{label}`' for label in series.labels)}" if series.labels else ""
+    twins = ", ".join(
+        f"`{twin.name}{suffix}`" + ("" if twin.constant is None else f" (always {twin.constant:g})")
+        for twin in series.twins
+    )
+    return f"| `{series.name}{suffix}`{labels} | {series.kind} | {series.help} | {twins} | {series.alert} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_table())

@@ -1,0 +1,116 @@
+"""The numbers behind the series, and how a scrape shows them: once under each name, from the same storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from threading import Lock
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from headrace.histogram import Histogram, HistogramCounts
+from headrace.monitor.series import Series, Twin, token_bounds
+
+Labels = tuple[str, ...]
+
+OTHER = "other"
+MAX_LABEL_VALUES = 200  # samples of one series; more would be somebody's input, and count as `other`
+
+
+class Store(Collector):
+    """Owns all values. Everything but counting into a histogram takes the lock."""
+
+    def __init__(self, series: Sequence[Series], base_labels: Mapping[str, str], max_model_len: int) -> None:
+        self._series = series
+        self._base_labels = base_labels
+        self._lock = Lock()
+        self._values: dict[str, dict[Labels, float]] = {s.name: {} for s in series if s.kind != "histogram"}
+        self._histograms = {
+            s.name: Histogram(token_bounds(max_model_len) if s.bounds is None else s.bounds)
+            for s in series
+            if s.kind == "histogram"
+        }
+
+    def histogram(self, series: Series) -> Histogram:
+        """To count into, on one thread."""
+        return self._histograms[series.name]
+
+    def set(self, series: Series, value: float, *labels: str) -> None:
+        with self._lock:
+            self._values[series.name][labels] = value
+
+    def add(self, series: Series, value: float, *labels: str) -> None:
+        with self._lock:
+            values = self._values[series.name]
+            if labels not in values and len(values) >= MAX_LABEL_VALUES:
+                labels = (OTHER,) * len(labels)
+            values[labels] = values.get(labels, 0.0) + value
+
+    def add_counts(self, series: Series, added: HistogramCounts) -> None:
+        histogram = self._histograms[series.name]
+        with self._lock:
+            for position, count in enumerate(added.counts):
+                histogram.counts[position] += count
+            histogram.total += added.total
+
+    def clear(self, *series: Series) -> None:
+        """They have no value now: a scrape does not show them."""
+        with self._lock:
+            for one in series:
+                self._values[one.name].clear()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            values = {name: dict(of_series) for name, of_series in self._values.items()}
+            counts = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
+        for series in self._series:
+            for twin in (series.as_twin, *series.twins):
+                metric = Metric(twin.name, _help(series, twin), series.kind)
+                base = {label: self._base_labels[label] for label in twin.base_labels}
+                if series.kind == "histogram":
+                    bounds = self._histograms[series.name].bounds
+                    _show_counts(metric, base, bounds, counts[series.name], twin.bounds or bounds)
+                else:
+                    _show_values(metric, base, series, twin, values[series.name])
+                yield metric
+
+
+def _help(series: Series, twin: Twin) -> str:
+    return series.help if twin.name == series.name else f"{series.help} As {series.name}."
+
+
+def _show_values(
+    metric: Metric, base: dict[str, str], series: Series, twin: Twin, values: Mapping[Labels, float]
+) -> None:
+    name = f"{twin.name}_total" if series.kind == "counter" else twin.name
+    names = [twin.labels.get(label, label) for label in series.labels]
+    for labels, value in values.items():
+        shown: Iterable[str] = labels
+        if twin.values is not None:
+            if any(label not in twin.values for label in labels):
+                continue
+            shown = [twin.values[label] for label in labels]
+        number = value if twin.constant is None else twin.constant
+        metric.add_sample(name, base | dict(zip(names, shown, strict=True)), number)
+
+
+def _show_counts(
+    metric: Metric,
+    base: dict[str, str],
+    bounds: tuple[float, ...],
+    counts: HistogramCounts,
+    shown_bounds: tuple[float, ...],
+) -> None:
+    up_to = dict(zip(bounds, accumulate(counts.counts), strict=False))  # the last count is of what is above all
+    for bound in shown_bounds:
+        metric.add_sample(f"{metric.name}_bucket", base | {"le": _le(bound)}, up_to[bound])
+    metric.add_sample(f"{metric.name}_bucket", base | {"le": "+Inf"}, counts.num_values)
+    metric.add_sample(f"{metric.name}_count", base, counts.num_values)
+    metric.add_sample(f"{metric.name}_sum", base, counts.total)
+
+
+def _le(bound: float) -> str:
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+    return text

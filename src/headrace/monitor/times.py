@@ -1,0 +1,117 @@
+"""When things happened to a request, and who writes that down while its events come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from headrace.types import Request, SequenceEvent, SequenceTiming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """A finished request, in seconds of one clock (`time.monotonic`, which the engine's process shares)."""
+
+    arrived: float
+    finished: float
+    queued_until: float | None = None  # its first step; None: it had none, or nobody knows
+    first_token: float | None = None
+    last_token: float | None = None
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_generated: int = 0  # of all its answers
+    num_longest: int | None = None  # of the longest of them; None: of the only one
+    max_tokens: int | None = None
+    n: int = 1
+    num_preemptions: int = 0
+    first_token_is_counted: bool = False  # `ServerMetrics.first_token` was told of it when it came
+
+
+class Metrics(Protocol):
+    def first_token(self, seconds: float) -> None: ...
+
+    def finished(self, times: RequestTimes, reason: str) -> None: ...
+
+
+class RequestMeter:
+    """Follows one request from its arrival to its end. Owned by whoever takes its events.
+
+    >>> meter = RequestMeter(metrics, request, arrived=arrived)
+    >>> meter.take(event)        # each of them
+    >>> meter.finish("stop")     # once; later calls do nothing
+    """
+
+    __slots__ = (
+        *("_arrived", "_clock", "_first_token", "_is_finished", "_last_token", "_metrics"),
+        *("_num_cached", "_num_preemptions", "_num_tokens", "_queued_until", "_request"),
+    )
+
+    def __init__(
+        self, metrics: Metrics, request: Request, *, arrived: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._request = request
+        self._arrived = arrived
+        self._clock = clock
+        self._queued_until: float | None = None
+        self._first_token: float | None = None
+        self._last_token: float | None = None
+        self._num_tokens = [0] * request.params.num_sequences
+        self._num_cached = 0
+        self._num_preemptions = 0
+        self._is_finished = False
+
+    def take(self, event: SequenceEvent) -> None:
+        """Called for each token of the server: all but the counting is for a sequence's first event and its last."""
+        self._num_tokens[event.index] += len(event.token_ids)
+        if event.timing is not None:
+            self._note(event, event.timing)
+
+    def finish(self, reason: str) -> None:
+        """How it ended: a finish reason, `abort` or `error`."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        now, params = self._clock(), self._request.params
+        last_token = self._last_token
+        if last_token is None and self._first_token is not None:  # the front ended it, by a stop string
+            last_token = now
+        self._metrics.finished(
+            RequestTimes(
+                arrived=self._arrived,
+                finished=now,
+                queued_until=self._queued_until,
+                first_token=self._first_token,
+                last_token=last_token,
+                num_prompt=len(self._request.prompt_token_ids),
+                num_cached=self._num_cached,
+                num_generated=sum(self._num_tokens),
+                num_longest=max(self._num_tokens),
+                max_tokens=params.max_tokens,
+                n=params.num_sequences,
+                num_preemptions=self._num_preemptions,
+                first_token_is_counted=True,
+            ),
+            reason,
+        )
+
+    def _note(self, event: SequenceEvent, timing: SequenceTiming) -> None:
+        self._queued_until = _earlier(self._queued_until, timing.started_at)
+        if self._first_token is None and timing.first_token_at is not None:
+            self._first_token = timing.first_token_at
+            self._metrics.first_token(timing.first_token_at - self._arrived)
+        if event.index == 0:
+            self._num_cached = event.num_cached_tokens
+        if event.finish_reason is not None:
+            self._num_preemptions += timing.num_preemptions
+            self._last_token = _later(self._last_token, timing.last_token_at)
+
+
+def _earlier(a: float | None, b: float | None) -> float | None:
+    return a if b is None else b if a is None else min(a, b)
+
+
+def _later(a: float | None, b: float | None) -> float | None:
+    return a if b is None else b if a is None else max(a, b)

@@ -1,0 +1,71 @@
+"""How long each token came after the one before it, for all rows of a step at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.histogram import Histogram
+from headrace.sched.stats import TOKEN_GAP_BOUNDS
+from headrace.steps import IntArray
+
+Gaps = npt.NDArray[np.float64]
+
+_NO_ROWS: IntArray = np.empty(0, np.int64)
+_BOUNDS = np.array(TOKEN_GAP_BOUNDS)
+
+
+class TokenGaps:
+    """Owns when each row's last token came: `_now` for the rows of the last step, `_last_at` for the others.
+
+    As long as steps bring tokens of the same rows, all gaps of a step are the same and are counted together.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.histogram = Histogram(TOKEN_GAP_BOUNDS)
+        self._last_at = np.full(num_rows, np.nan)
+        self._rows = _NO_ROWS
+        self._now = 0.0
+
+    def take(self, rows: IntArray, now: float) -> IntArray:
+        """A step brought a token of each of these rows; those of them whose first it is."""
+        if len(rows) == len(self._rows) and (rows == self._rows).all():
+            self.histogram.observe_many(now - self._now, len(rows))
+            self._now = now
+            return _NO_ROWS
+        self._settle()
+        gaps = now - self._last_at[rows]
+        is_first = np.isnan(gaps)
+        self._observe(gaps[~is_first] if is_first.any() else gaps)
+        self._rows, self._now = rows, now
+        return rows[is_first]
+
+    def enter(self, row: int, last_at: float | None) -> None:
+        """A sequence moves in, with a token from before a preemption or without one."""
+        self._settle()
+        self._last_at[row] = np.nan if last_at is None else last_at
+
+    def last_at(self, row: int) -> float | None:
+        """When the row's last token came."""
+        self._settle()
+        last_at = float(self._last_at[row])
+        return None if np.isnan(last_at) else last_at
+
+    def _settle(self) -> None:
+        if len(self._rows):
+            self._last_at[self._rows] = self._now
+            self._rows = _NO_ROWS
+
+    def _observe(self, gaps: Gaps) -> None:
+        if not len(gaps):
+            return
+        bounds, counts = self.histogram.bounds, self.histogram.counts
+        lowest, highest = bisect_left(bounds, gaps.min()), bisect_left(bounds, gaps.max())
+        if lowest == highest:  # nearly always: most rows were in the step before
+            counts[lowest] += len(gaps)
+        else:
+            for place, count in enumerate(np.bincount(np.searchsorted(_BOUNDS, gaps)).tolist()):
+                counts[place] += count
+        self.histogram.total += float(gaps.sum())

@@ -1,0 +1,101 @@
+"""Cores for tests of the process around an engine: a runner without a model that fails when a prompt asks for it.
+
+Loaded by name in another process, so without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from headrace.config import EngineConfig
+from headrace.engine.core import EngineCore
+from headrace.engine.settings import Choice, Settings
+from headrace.engine.start import LoadedCore
+from headrace.errors import ConfigError, RequestError
+from headrace.runner.fake import FakeRunner
+from headrace.sched import Scheduler
+from headrace.steps import StepPlan, StepResult
+from headrace.types import Request
+
+HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that do so
+VOCAB_SIZE = 1000
+EOS = 999
+
+
+class FaultyRunner(FakeRunner):
+    def submit(self, plan: StepPlan) -> StepResult:
+        for admission in plan.admissions:
+            match int(admission.token_ids[0]):
+                case 1:
+                    threading.Event().wait()
+                case 2:
+                    raise RuntimeError("the device is on fire")
+                case 3:
+                    os._exit(3)
+        return super().submit(plan)
+
+
+class FaultyCore(EngineCore):
+    def check(self, request: Request) -> None:
+        if request.prompt_token_ids[0] == SECRETLY_REFUSED:
+            raise RequestError("only the engine knows why not")
+        super().check(request)
+
+    def add(self, request: Request) -> None:
+        if request.prompt_token_ids[0] == BREAK:
+            raise KeyError("a bug")
+        super().add(request)
+
+
+def settings_of(config: EngineConfig) -> Settings:
+    return Settings(
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        load_format="random",
+        num_threads=1,
+        max_model_len=config.max_model_len or 256,
+        max_num_seqs=config.max_num_seqs or 8,
+        max_num_batched_tokens=config.max_num_batched_tokens or 64,
+        block_size=16,
+        num_blocks=config.num_gpu_blocks_override or 64,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+        queue_policy="fcfs",
+        capacity_policy="max_utilization",
+        seed=config.seed,
+        choices=(Choice("num_threads", "1", "one is enough for nothing"),),
+    )
+
+
+def faulty(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+    report("pretending")
+    settings = settings_of(config)
+    runner = FaultyRunner(max_num_seqs=settings.max_num_seqs, vocab_size=VOCAB_SIZE)
+    core = FaultyCore(Scheduler(settings.limits), runner, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE, seed=config.seed)
+    return LoadedCore(core, settings)
+
+
+def refuses_config(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+    raise ConfigError("max_num_seqs of 7 is an odd number; try 8")
+
+
+def breaks(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+    raise RuntimeError("no such device")
+
+
+def never_ready(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+    report("waiting for nothing")
+    threading.Event().wait()
+    raise AssertionError
+
+
+def breaks_the_second_time(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+    """`config.model` is a file that is not there the first time."""
+    try:
+        with open(config.model, "x"):
+            return faulty(config, report)
+    except FileExistsError:
+        raise RuntimeError("the device is still on fire") from None

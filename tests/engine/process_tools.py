@@ -1,0 +1,48 @@
+"""What the tests of processes share."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from headrace.types import Request, SamplingParams, SequenceEvent
+
+PATIENCE_S = 120.0  # a test that waits longer for anything has failed
+
+
+class Inbox:
+    """Takes what an engine delivers."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[list[SequenceEvent]] = queue.Queue()
+
+    def deliver(self, events: list[SequenceEvent]) -> None:
+        self._queue.put(events)
+
+    def next(self) -> list[SequenceEvent]:
+        return self._queue.get(timeout=PATIENCE_S)
+
+    def until_finished(self, *request_ids: str) -> list[SequenceEvent]:
+        """All events up to the last one's of these requests, of one sequence each."""
+        events: list[SequenceEvent] = []
+        while {event.request_id for event in events if event.finish_reason} < set(request_ids):
+            news = self.next()
+            assert news, "the engine has failed"
+            events += news
+        return events
+
+
+def make_request(request_id: str, first_token: int = 10, **params: Any) -> Request:
+    prompt = np.arange(first_token, first_token + 20, dtype=np.int32)
+    return Request(request_id, prompt, SamplingParams(**{"seed": 1, "max_tokens": 8} | params), watched=True)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.002)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.monitor.page import metrics_table
+from headrace.monitor.table import SERIES
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_the_page_of_metrics_has_the_table() -> None:
+    """If this fails, put what `python -m headrace.monitor.page` prints into docs/metrics.md."""
+    page = DOCS.read_text(encoding="utf-8")
+    section = page.split("## Every series\n")[1].split("\n## ")[0]
+    rows = "".join(line for line in section.splitlines(keepends=True) if line.startswith("|"))
+    assert rows == metrics_table()
+
+
+def test_no_name_is_used_twice() -> None:
+    names = [name for series in SERIES for name in (series.name, *(twin.name for twin in series.twins))]
+    assert len(names) == len(set(names))
