@@ -16,7 +16,7 @@ from headrace.server.batching import BatchPolicy, Dispatcher
 from headrace.server.deadline import allowed_seconds
 from headrace.server.gate import Gate
 from headrace.server.keys import Keys
-from headrace.server.lifecycle import Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
+from headrace.server.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
@@ -38,6 +38,7 @@ async def _run(
     try:
         server = Server(engine, options, keys, model_name=options.served_model_name or config.model, tell=tell)
         server.tell_settings()
+        listener.listen(BACKLOG)  # whoever reads the next line may connect at once
         tell(f"serving {server.services.model_name} on {address_of(listener, options)}")
         return await server.lifecycle.run(listener)
     finally:
