@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         RequestOutput,
         SamplingParams,
         ScoreRequestOutput,
+        StructuredOutputs,
+        StructuredOutputsParams,
     )
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoreRequestOutput",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -51,6 +55,8 @@ _HOMES = {
     "ScoreRequestOutput": "headrace.types",
     "EmbeddingRequestOutput": "headrace.types",
     "SamplingParams": "headrace.types",
+    "StructuredOutputs": "headrace.types",
+    "StructuredOutputsParams": "headrace.types",
 }
 
 

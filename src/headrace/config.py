@@ -19,7 +19,7 @@ Device = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
 Quantization = Literal["fp8"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
-CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict"]
+CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
 
 
 def setting(default: Any, help: str) -> Any:
@@ -59,7 +59,9 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = setting(None, "number of KV-cache blocks, instead of sizing by memory")
     scheduling_policy: QueuePolicy = setting("fcfs", "order of waiting requests; 'priority': lower numbers first")
     capacity_policy: CapacityPolicy = setting(
-        "max_utilization", "admit what fits now and preempt if need be, or ('guaranteed_no_evict') only what can finish"
+        "max_utilization",
+        "start what fits now and preempt if need be, or ('guaranteed_no_evict') only what can finish, "
+        "or ('static_batch') that only when all others have finished",
     )
     num_threads: int | None = setting(None, "CPU threads for the model; default: all cores this process may use")
     seed: int = setting(0, "seed of random weights and of requests that bring none")

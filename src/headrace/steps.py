@@ -116,10 +116,24 @@ class StepResult:
     readings: tuple[Reading, ...] = ()
 
 
-class Runner(Protocol):
-    """A device as the engine sees it. `submit` queues and returns; only `collect` waits."""
+Bitmask = npt.NDArray[np.int32]  # [Q, words]: token t is bit t % 32 of word t // 32; bits past the vocabulary are free
 
-    def submit(self, plan: StepPlan) -> Any: ...
+
+class Masks(Protocol):
+    """What rows under a grammar may draw in one step. Known only when the steps before are: `bits` waits for them, so a
+    runner asks between the model, which does not need it, and the draw. It asks once, or not at all if nobody draws."""
+
+    @property
+    def rows(self) -> IntArray: ...  # [Q], of those that draw in the step
+
+    def bits(self) -> Bitmask: ...  # a line for each of `rows`
+
+
+class Runner(Protocol):
+    """A device as the engine sees it. `submit` queues and returns, unless it is given masks; else only `collect` waits.
+    A ticket may be collected twice."""
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any: ...
 
     def collect(self, ticket: Any) -> StepResult: ...
 

@@ -6,6 +6,7 @@ No torch here, and no behaviour beyond checking values.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # tokens with a bias of their own; OpenAI's bound
 MAX_BAD_WORDS = 128  # token sequences; a word has two, with a space before it and without
 MAX_BAD_WORD_LEN = 16  # tokens of each
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # between the parts of a JSON answer; weak models find no end of more
+MAX_GRAMMAR_LEN = 1 << 17  # characters of a schema, regex, grammar or list of choices
 
 
 def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]], type[T]]:
@@ -53,6 +56,98 @@ def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]]
 
 def _refuse(param: str, value: object, rule: str) -> RequestError:
     return RequestError(f"{param} must be {rule}, got {value!r}", param=param)
+
+
+@refuses_unknown(RequestError)
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What form an answer must have: exactly one of these. Names are vLLM's; `json` becomes text if it was an object.
+
+    Only what can be checked without a tokenizer is checked here; the rest when the grammar is compiled.
+    """
+
+    json: Mapping[str, Any] | str | None = None  # a JSON schema
+    regex: str | None = None  # the whole answer matches it
+    choice: Sequence[str] | None = None  # the answer is one of these
+    grammar: str | None = None  # in Lark's notation, or GBNF's
+    json_object: bool = False  # any JSON object
+    asked_as: str = field(default="structured_outputs", compare=False)  # the parameter that errors name
+
+    def __post_init__(self) -> None:
+        named = {"json": self.json, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        given = [name for name, value in named.items() if value is not None]
+        if not isinstance(self.json_object, bool):
+            raise self.refused(f"json_object must be true or false, got {self.json_object!r}")
+        if len(given) + self.json_object != 1:
+            got = ", ".join([*given, *(["json_object"] if self.json_object else [])]) or "none"
+            raise self.refused(f"give exactly one of json, regex, choice, grammar and json_object, got {got}")
+        if self.json is not None:
+            object.__setattr__(self, "json", self._schema_text(self.json))
+        for name in ("regex", "grammar"):
+            value = named[name]
+            if value is not None and not (isinstance(value, str) and value):
+                raise self.refused(f"{name} must be non-empty text, got {value!r}")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", self._choices(self.choice))
+        if len(self.source) > MAX_GRAMMAR_LEN:
+            raise self.refused(f"{self.kind} has {len(self.source):,} characters; at most {MAX_GRAMMAR_LEN:,} are read")
+        try:
+            self.source.encode("utf-8")
+        except UnicodeEncodeError:
+            raise self.refused(
+                f"{self.kind} is not valid Unicode: it has half a character (a lone surrogate)"
+            ) from None
+
+    @classmethod
+    def of(cls, given: object) -> StructuredOutputs:
+        """As the user wrote it: this, or a mapping with its fields."""
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise _refuse("structured_outputs", given, "StructuredOutputs or a mapping with its fields")
+        try:
+            return cls(**{str(name): value for name, value in given.items()})
+        except RequestError as error:
+            raise RequestError(str(error), param=error.param or "structured_outputs") from None
+
+    @property
+    def kind(self) -> str:
+        names = ("json", "regex", "choice", "grammar")
+        return next((name for name in names if getattr(self, name) is not None), "json_object")
+
+    @property
+    def source(self) -> str:
+        """The one that was given, as text."""
+        value = getattr(self, self.kind)
+        if self.kind == "json_object":
+            return '{"type":"object"}'
+        return json.dumps(value, ensure_ascii=False) if self.kind == "choice" else str(value)
+
+    def refused(self, message: str) -> RequestError:
+        name = self.asked_as if isinstance(self.asked_as, str) else "structured_outputs"
+        return RequestError(f"{name}: {message}", param=name)
+
+    def _schema_text(self, schema: object) -> str:
+        try:
+            value = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError:
+            raise self.refused("the JSON schema is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise self.refused(f"the JSON schema is not JSON: {error}") from None
+        if not isinstance(value, Mapping):
+            raise self.refused(f"a JSON schema must be an object, got {type(value).__name__}")
+        return text
+
+    def _choices(self, given: object) -> tuple[str, ...]:
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise self.refused(f"choice must be a list of at least one text, got {given!r}")
+        if not all(isinstance(text, str) and text for text in given):
+            raise self.refused("every choice must be non-empty text")
+        return tuple(given)
+
+
+StructuredOutputsParams = StructuredOutputs  # vLLM's name
 
 
 @refuses_unknown(RequestError)
@@ -84,8 +179,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None  # the form that the answer must have
 
     def __post_init__(self) -> None:
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(self.structured_outputs))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         self._check_numbers()
@@ -198,7 +296,7 @@ class SamplingParams:
 
 _PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 _PARAM_SETTERS = tuple(getattr(SamplingParams, name).__set__ for name in _PARAM_NAMES)  # of its slots
-_PUT_SEED = SamplingParams.seed.__set__  # type: ignore[union-attr]
+_PUT_SEED = _PARAM_SETTERS[_PARAM_NAMES.index("seed")]
 _param_values = operator.attrgetter(*_PARAM_NAMES)
 
 
@@ -291,8 +389,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
 PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; None for the first
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceTiming:
+class SequenceTiming(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
 
     started_at: float | None = None  # it first got a row

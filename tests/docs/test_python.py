@@ -15,6 +15,7 @@ from tests.engine.tiny import save_model
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = [("docs/python.md", title) for title in ("LLM", "AsyncEngine", "DynamicBatcher")] + [("README.md", "Use it")]
+STRUCTURED = ("docs/structured-output.md", ("In Python", "Mistakes", "Tool calls"))  # one program
 
 
 def blocks_of(document: str, section: str) -> list[str]:
@@ -66,6 +67,25 @@ def test_the_examples_of_a_section_run(document: str, section: str, capsys: pyte
         assert "'max_num_seq', did you mean 'max_num_seqs'?" in printed
         assert "'max_new_tokens', did you mean 'max_tokens'?" in printed
         assert "generate() has no argument 'sampling_param', did you mean 'sampling_params'?" in printed
+
+
+@pytest.mark.usefixtures("tiny_for_all")
+def test_the_examples_of_structured_output_print_what_has_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    document, sections = STRUCTURED
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for section in sections:
+        for block in blocks_of(document, section):
+            exec(compile(block, document, "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] in ("Africa", "America", "Asia", "Europe", "Oceania")
+    assert re.fullmatch(r"one of three (positive|negative|neutral) stop", printed[1])
+    assert re.fullmatch(r"a date [12]\d{3}-[01]\d-[0-3]\d stop", printed[2])
+    assert re.fullmatch(r"a sum \d{1,2}(\+\d{1,2}){1,3} stop", printed[3])
+    assert printed[4] == "structured_outputs True"
+    assert printed[5] == "get_weather dict_keys(['city'])"
+    assert printed[6] == "[ContentDelta(text='Let me see.')]"
+    count = (ROOT / document).read_text().count("```python")
+    assert count == sum(len(blocks_of(document, section)) for section in sections)
 
 
 def test_every_example_is_in_a_section_that_runs() -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.grammars import Grammar
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.start import LoadedCore
 from headrace.errors import ConfigError, RequestError
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
-from headrace.steps import StepPlan, StepResult
+from headrace.steps import Masks, StepPlan, StepResult
 from headrace.types import Request
 
 HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that do so
@@ -25,7 +26,7 @@ EOS = 999
 
 
 class FaultyRunner(FakeRunner):
-    def submit(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
         for admission in plan.admissions:
             match int(admission.token_ids[0]):
                 case 1:
@@ -34,7 +35,7 @@ class FaultyRunner(FakeRunner):
                     raise RuntimeError("the device is on fire")
                 case 3:
                     os._exit(3)
-        return super().submit(plan)
+        return super().submit(plan, masks)
 
 
 class FaultyCore(EngineCore):
@@ -43,10 +44,10 @@ class FaultyCore(EngineCore):
             raise RequestError("only the engine knows why not")
         super().check(request)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
         if request.prompt_token_ids[0] == BREAK:
             raise KeyError("a bug")
-        super().add(request)
+        super().add(request, grammar)
 
 
 def settings_of(config: EngineConfig) -> Settings:

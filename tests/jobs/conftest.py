@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore
+from headrace.engine.grammars import Grammars
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.start import Engine
 from headrace.models import ModelSpec
@@ -50,7 +51,10 @@ def start(tokenizer: Tokenizer) -> Callable[..., Engine]:
     def start(config: EngineConfig, deliver: Deliver, *, runner: FakeRunner | None = None) -> Engine:
         settings = settings_of(config)
         runner = runner or FakeRunner(max_num_seqs=settings.max_num_seqs, vocab_size=ASCII)
-        core = EngineCore(Scheduler(settings.limits), runner, eos_token_ids=(EOS_TOKEN_ID,), seed=config.seed)
+        grammars = Grammars(tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+        core = EngineCore(
+            Scheduler(settings.limits), runner, eos_token_ids=(EOS_TOKEN_ID,), seed=config.seed, grammars=grammars
+        )
         return Engine(
             client=EngineClient(core, deliver),
             settings=settings,
@@ -59,6 +63,7 @@ def start(tokenizer: Tokenizer) -> Callable[..., Engine]:
             eos_token_ids=(EOS_TOKEN_ID,),
             model_name="fake",
             start_seconds=0.5,
+            grammars=grammars,
         )
 
     return start

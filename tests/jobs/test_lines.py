@@ -13,7 +13,7 @@ from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import JobFacts
-from headrace.types import SamplingParams
+from headrace.types import SamplingParams, StructuredOutputs
 
 FACTS = JobFacts("fake", None)
 
@@ -196,6 +196,22 @@ def test_another_model_is_noted_and_answered() -> None:
     assert good(chat(model="fake")).notes == ()
 
 
+def test_the_form_of_the_answer_is_read_as_openai_and_vllm_write_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}}
+    described = {"name": "thing", "strict": True, "schema": schema, "description": "a thing"}
+    of_schema = StructuredOutputs(json=schema)
+    assert good(chat(response_format={"type": "text"})).params.structured_outputs is None
+    any_object = good(chat(response_format={"type": "json_object"})).params.structured_outputs
+    assert any_object == StructuredOutputs(json_object=True)
+    as_openai = good(chat(response_format={"type": "json_schema", "json_schema": described})).params.structured_outputs
+    assert as_openai == of_schema
+    assert isinstance(as_openai, StructuredOutputs) and as_openai.asked_as == "response_format"
+    assert good(completion(structured_outputs={"json": schema})).params.structured_outputs == of_schema
+    assert good({"prompt": "a", "structured_outputs": {"regex": "a+"}}).params.structured_outputs == StructuredOutputs(
+        regex="a+"
+    )
+
+
 # Bad lines: the code, and a part of the message.
 
 BAD_LINES: dict[str, tuple[Any, str, str]] = {
@@ -255,6 +271,28 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "envelope": ({**chat(), "priority": 1}, "invalid_line", "unknown field 'priority'"),
     "stream": (chat(stream=True), "unsupported", "stream=True is not supported (a batch job writes whole answers)"),
     "tools": (chat(tools=[{"type": "function"}]), "unsupported", "tools="),
+    "format text": (chat(response_format="json"), "invalid_request", "response_format must be an object with a type"),
+    "format misspelt": (chat(response_format={"type": "json_objct"}), "invalid_request", "did you mean 'json_object'"),
+    "format without schema": (chat(response_format={"type": "json_schema"}), "invalid_request", "needs json_schema"),
+    "format with more": (chat(response_format={"type": "text", "x": 1}), "invalid_request", "unknown field 'x'"),
+    "schema in the wrong place": (
+        chat(response_format={"type": "json_schema", "json_schema": {"type": "object"}}),
+        "invalid_request",
+        "unknown field 'json_schema.type'",
+    ),
+    "schema a list": (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": []}}),
+        "invalid_request",
+        "json_schema.schema must be an object",
+    ),
+    "two structures": (chat(structured_outputs={"regex": "a", "choice": ["a"]}), "invalid_request", "exactly one"),
+    "both structures": (
+        chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}),
+        "invalid_request",
+        "both given",
+    ),
+    "structure misspelt": (chat(structured_outputs={"regx": "a"}), "invalid_request", "did you mean 'regex'"),
+    "guided": (chat(guided_json={}), "unsupported", "structured_outputs"),
     "unknown": (chat(temprature=1), "unknown_parameter", "unknown parameter 'temprature', did you mean 'temperature'?"),
     "chat without messages": (envelope("/v1/chat/completions"), "missing_prompt", "messages are missing"),
     "chat with a prompt": (chat(prompt="a"), "unknown_parameter", "unknown parameter 'prompt'"),

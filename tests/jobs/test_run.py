@@ -74,6 +74,27 @@ def test_every_line_ends_as_one_answer_or_one_error(write_lines: WriteLines, sta
     assert [line["response"] is None for line in lines if line.get("custom_id") == "b"].count(True) == 1
 
 
+def test_lines_may_say_which_form_their_answer_has(write_lines: WriteLines, start: Start) -> None:
+    def formed(custom_id: str, schema: dict[str, Any]) -> dict[str, Any]:
+        described = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        return chat(custom_id, max_tokens=200, response_format=described)
+
+    source = write_lines(
+        formed("good", {"enum": ["red", "blue"]}),
+        formed("bad", {"type": "strin"}),
+        {"prompt": "a", "structured_outputs": {"choice": ["yes", "no"]}, "n": 2},
+        {"prompt": "b", "max_tokens": 3},
+    )
+    report, lines = run(source, start)
+    assert (report.tally.num_answered, report.tally.num_failed) == (3, 1)
+    by_id = {line.get("custom_id", line.get("index")): line for line in lines}
+    message = by_id["good"]["response"]["body"]["choices"][0]
+    assert json.loads(message["message"]["content"]) in ("red", "blue") and message["finish_reason"] == "stop"
+    error = by_id["bad"]["response"]["body"]["error"]
+    assert error["param"] == "response_format" and "strin" in error["message"]
+    assert {answer["text"] for answer in by_id[2]["outputs"]} <= {"yes", "no"}
+
+
 def test_a_job_without_errors_ends_with_zero(write_lines: WriteLines, start: Start) -> None:
     report, lines = run(write_lines(*[{"prompt": f"line {i}", "max_tokens": 3} for i in range(40)]), start)
     assert report.exit_code == 0

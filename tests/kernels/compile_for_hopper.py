@@ -98,6 +98,9 @@ def elementwise() -> None:
     for activation in (gpu.silu_and_mul, gpu.gelu_tanh_and_mul, gpu.silu_and_mul_fp8, gpu.gelu_tanh_and_mul_fp8):
         activation(x)
     gpu.soft_cap(x, 30.0)
+    places, bits = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int32)
+    for logits in (x, x.float()):
+        gpu.apply_bitmask(logits, places, bits)
 
 
 def rows() -> None:

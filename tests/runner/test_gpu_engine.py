@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams, StructuredOutputs
 from tests.engine.tiny import FAMILIES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
@@ -168,3 +170,50 @@ def test_log_probabilities_of_prompts_are_near_those_of_transformers_on_a_gpu(tm
         found = torch.tensor([entry.logprob for entry in output.prompt_logprobs[1:] if entry], device="cuda")
         assert found.shape == expected.shape
         assert ((found - expected).abs() / logits.std(1)).mean() < 0.05
+
+
+def bound(regex: str, **params: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=60, structured_outputs=StructuredOutputs(regex=regex), **params)
+
+
+def test_answers_under_a_grammar_keep_to_it_on_a_gpu(tmp_path: Path) -> None:
+    """In graphs and in mixed steps, with forks, prefixes and chunks."""
+    save_model(tmp_path)
+    asked = [[1 + token % 94 for token in prompt] for prompt in prompts_with_shared_beginnings()]
+    regexes = ["[a-z]{5,30}[0-9]", "(ab|cd){1,20}!", "[0-9]{40}", '\\{"a": (true|false)\\}']
+    params = [bound(regexes[i % 4], seed=i, n=1 + i % 2, temperature=i % 3 / 2) for i in range(len(asked))]
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
+        first = llm.generate(asked, params, use_tqdm=False)
+        again = llm.generate(asked, params, use_tqdm=False)
+    for i, (output, other) in enumerate(zip(first, again, strict=True)):
+        for answer in (*output.outputs, *other.outputs):
+            assert answer.finish_reason == "stop"
+            assert re.fullmatch(regexes[i % 4], answer.text), answer.text
+
+
+def test_neighbours_under_a_grammar_do_not_change_an_answer_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    free = [
+        SamplingParams(temperature=0.8, top_p=0.9, max_tokens=30, ignore_eos=True, seed=1),
+        SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True, seed=2),
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+    ]
+    asked = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    other = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True, seed=9)
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=8, num_gpu_blocks_override=100) as llm:
+        beside_free = llm.generate([*asked, *asked], [*free, other, other, other], use_tqdm=False)[:3]
+        constrained = bound("[a-z]{29}", seed=9)
+        beside_bound = llm.generate([*asked, *asked], [*free, *[constrained] * 3], use_tqdm=False)[:3]
+    assert [o.outputs[0].token_ids for o in beside_bound] == [o.outputs[0].token_ids for o in beside_free]
+
+
+def test_a_preempted_answer_goes_on_in_its_grammar_on_a_gpu(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    asked = [[1 + token % 94 for token in prompt] for prompt in prompts_with_shared_beginnings()]
+    params = bound("[a-z ]{40,50}[0-9]", seed=3)
+    with LLM(str(tmp_path), dtype="bfloat16", max_num_seqs=16, num_gpu_blocks_override=40, max_model_len=320) as tight:
+        outputs = tight.generate(asked, params, use_tqdm=False)
+        stats = tight.stats.scheduler
+    assert stats.num_preemptions > 0 and stats.num_blocks_held == 0
+    assert all(re.fullmatch("[a-z ]{40,50}[0-9]", output.outputs[0].text) for output in outputs)

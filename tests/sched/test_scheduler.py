@@ -246,6 +246,39 @@ def test_guaranteed_no_evict_starts_only_what_can_finish() -> None:
     assert driver.scheduler.stats.num_preemptions == 0
 
 
+def test_a_static_batch_takes_nobody_in_until_all_of_it_have_finished() -> None:
+    """TensorRT-LLM's rule: no new requests until all requests of the batch are completed, and none is evicted."""
+    driver = make_driver(num_blocks=20, capacity_policy="static_batch")
+    driver.add(make_request("short", range(4), max_tokens=2))
+    driver.add(make_request("long", range(20, 24), max_tokens=6))
+    assert tokens_of(driver.turn()) == {0: 4, 1: 4}
+    driver.add(make_request("late", range(40, 44), max_tokens=2))
+    while driver.answers["long", 0].finish_reason is None:
+        driver.turn()
+        assert not driver.answers["late", 0].token_ids
+    assert driver.answers["short", 0].finish_reason == "length"
+    finish(driver)
+    assert len(driver.answers["late", 0].token_ids) == 2
+    assert driver.scheduler.stats.num_preemptions == 0
+
+
+def test_a_static_batch_starts_only_what_can_finish() -> None:
+    driver = make_driver(num_blocks=7, capacity_policy="static_batch")
+    for start in (0, 20):
+        driver.add(make_request(f"{start}", range(start, start + 4), max_tokens=13))  # four blocks at the end
+    assert tokens_of(driver.turn()) == {0: 4}
+    finish(driver)
+
+
+def test_the_answers_of_one_request_are_one_static_batch() -> None:
+    driver = make_driver(num_blocks=30, capacity_policy="static_batch")
+    driver.add(make_request("two", range(4), n=2, max_tokens=4))
+    driver.turn()
+    driver.add(make_request("late", range(20, 24), max_tokens=2))
+    assert tokens_of(driver.turn()) == {0: 1, 1: 1}  # the second answer has joined, the second request has not
+    finish(driver)
+
+
 # ---- prefixes
 
 

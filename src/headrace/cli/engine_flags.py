@@ -1,9 +1,10 @@
-"""The engine's options, made from the fields of `EngineConfig`: names with dashes, help and choices from there."""
+"""Options made from the fields of a dataclass of settings: names with dashes, help and choices from there."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,12 +13,22 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
 
-def add_engine_flags(parser: CommandParser) -> None:
+def add_engine_flags(parser: CommandParser, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
     group = parser.add_argument_group("engine", "what is not set is chosen from the model and the machine")
-    hints = get_type_hints(EngineConfig)
-    for field in dataclasses.fields(EngineConfig):
+    add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), aliases)
+
+
+def add_field_flags(
+    group: argparse._ArgumentGroup,
+    owner: type[Any],
+    fields: Sequence[dataclasses.Field[Any]],
+    aliases: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    hints = get_type_hints(owner)
+    for field in fields:
         group.add_argument(
             flag_of(field.name),
+            *(aliases or {}).get(field.name, ()),
             dest=field.name,
             default=argparse.SUPPRESS,  # so that only what was given reaches the config
             help=_help(field),

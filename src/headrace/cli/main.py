@@ -24,6 +24,7 @@ class Command:
 
 COMMANDS = {
     "run": Command("headrace.cli.run", "answer a file of prompts: a batch job"),
+    "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
     "chat": Command("headrace.cli.chat", "talk with a model in the terminal"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
@@ -32,6 +33,7 @@ EXAMPLES = """\
 examples:
   headrace run prompts.jsonl -o answers.jsonl     with the embedded model, which needs no account
   headrace run prompts.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B --max-tokens 256
+  headrace serve Qwen/Qwen3-0.6B --port 8000
   headrace chat
 
 'headrace COMMAND --help' has a command's options. HEADRACE_DEBUG=1 shows where an error came from."""
@@ -84,7 +86,7 @@ def _top_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace",
         usage="headrace COMMAND [options]",
-        description=f"LLM batch jobs with as little waste as the hardware allows.\n\ncommands:\n{commands}",
+        description=f"LLM batch jobs and serving with as little waste as the hardware allows.\n\ncommands:\n{commands}",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")

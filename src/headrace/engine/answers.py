@@ -1,4 +1,7 @@
-"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs."""
+"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs.
+
+Taking an event, and taking what is new, cost the same however long the answer has become.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,29 @@ from headrace.types import (
 )
 
 
+@dataclass(slots=True)
+class AnswerDelta:
+    """What is new of one answer since it was last asked."""
+
+    position: int  # of its request, among those that are read together
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprobs] | None  # of these tokens, if the request asked for them
+
+
 class Answer:
     """One sequence's text in the making. Owned by its `Answers`."""
-
-    __slots__ = (
-        "_detokenizer",
-        "_logprobs",
-        "_params",
-        "_stops",
-        "finish_reason",
-        "index",
-        "stop_reason",
-        "text",
-        "token_ids",
-    )
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
         params = request.params
         self.index = index
         self.token_ids: list[int] = []
-        self.text = ""
+        self._texts: list[str] = []  # joined when asked for: adding to one text would copy it each time
+        self._num_texts_taken = 0
+        self._num_tokens_taken = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._params: SamplingParams = params
@@ -60,13 +66,31 @@ class Answer:
         self.token_ids += tokens
         if self._logprobs is not None and event.logprobs is not None:
             self._logprobs += event.logprobs
-        is_hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
-        self._add_text(tokens[:-1] if is_hidden else tokens)
+        if event.stop_token_id is not None and not self._params.include_stop_str_in_output:
+            tokens = tokens[:-1]
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.push(tokens))
         if event.finish_reason is not None and self.finish_reason is None:
             self._flush()
             self.finish_reason = self.finish_reason or event.finish_reason
             if event.stop_token_id is not None and event.stop_token_id not in eos_token_ids:
                 self.stop_reason = event.stop_token_id
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def take_delta(self, position: int) -> AnswerDelta:
+        """What came since the last time."""
+        texts, taken = self._texts, self._num_texts_taken
+        text = texts[taken] if len(texts) == taken + 1 else "".join(texts[taken:])
+        tokens = self.token_ids[self._num_tokens_taken :]
+        logprobs = None
+        if self._logprobs is not None and self._params.logprobs is not None:
+            logprobs = self._logprobs[self._num_tokens_taken :]
+        self._num_texts_taken = len(texts)
+        self._num_tokens_taken += len(tokens)
+        return AnswerDelta(position, self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
 
     @property
     def mean_logprob(self) -> float:
@@ -85,22 +109,18 @@ class Answer:
             logprobs=None if self._logprobs is None or self._params.logprobs is None else tuple(self._logprobs),
         )
 
-    def _add_text(self, tokens: list[int]) -> None:
-        if self._detokenizer is not None:
-            self._emit(self._detokenizer.push(tokens))
-
     def _flush(self) -> None:
         if self._detokenizer is not None:
             self._emit(self._detokenizer.flush())
         if self._stops is not None and self.finish_reason is None:
-            self.text += self._stops.flush()
+            self._texts.append(self._stops.flush())
 
     def _emit(self, text: str) -> None:
         if self._stops is None or len(self.token_ids) < self._params.min_tokens:
-            self.text += text
+            self._texts.append(text)
             return
         emitted, matched = self._stops.push(text)
-        self.text += emitted
+        self._texts.append(emitted)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
 
@@ -113,10 +133,10 @@ class Progress:
     stopped_index: int | None = None
 
 
-_GOES_ON, _IS_OVER = Progress(False), Progress(True)
+_GOES_ON = Progress(False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answers:
     """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
 
@@ -129,21 +149,25 @@ class Answers:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    _made: list[Answer] | None = None
+    position: int = 0  # among the requests that are read together
+    _answers: list[Answer] = field(default_factory=list)
+    _num_unfinished: int = 0
+    _shows_at_end: bool = False
+    _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
 
-    @property
-    def _answers(self) -> list[Answer]:
-        """Made when the first event comes: most requests wait for long."""
-        if self._made is None:
-            self._made = [Answer(i, self.request, self.tokenizer) for i in range(self.request.params.num_sequences)]
-        return self._made
+    def __post_init__(self) -> None:
+        self._num_unfinished = self.request.params.num_sequences
+        self._shows_at_end = self.request.params.picks_best
+        self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self._num_unfinished)]
 
     @property
     def is_finished(self) -> bool:
-        answers = self._answers
-        if self.error is not None or len(answers) == 1:
-            return self.error is not None or answers[0].finish_reason is not None
-        return all([answer.finish_reason is not None for answer in answers])  # noqa: C419  a list is faster
+        return self.error is not None or self._num_unfinished == 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first answer, once all are finished."""
+        return self._answers[0].finish_reason if self._num_unfinished == 0 else None
 
     @property
     def num_generated_tokens(self) -> int:
@@ -159,15 +183,30 @@ class Answers:
         if event.index == 0:
             self.num_cached_tokens = event.num_cached_tokens
         answer = self._answers[event.index]
+        if answer.finish_reason is not None:
+            return Progress(self.is_finished)
+        self._changed[event.index] = answer
         answer.take(event, self.eos_token_ids)
-        if answer.finish_reason is not None and event.finish_reason is None:
-            return Progress(self.is_finished, event.index)  # a stop string was found here
-        return _IS_OVER if self.is_finished else _GOES_ON
+        if answer.finish_reason is None:
+            return _GOES_ON if self.error is None else Progress(True)
+        self._num_unfinished -= 1
+        return Progress(self.is_finished, event.index if event.finish_reason is None else None)
+
+    def take_deltas(self) -> list[AnswerDelta]:
+        """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
+        if self._shows_at_end and not self.is_finished:
+            return []
+        changed = self._changed
+        if len(changed) == 1:
+            return [changed.popitem()[1].take_delta(self.position)]
+        deltas = [answer.take_delta(self.position) for answer in changed.values()]
+        changed.clear()
+        return deltas
 
     @property
     def can_be_shown(self) -> bool:
         """Which answers are the best is known at the end."""
-        return self.is_finished or not self.request.params.picks_best
+        return not self._shows_at_end or self.is_finished
 
     def _given(self) -> list[Answer]:
         if not self.request.params.picks_best:

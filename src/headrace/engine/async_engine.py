@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
 from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
+from headrace.engine.answer_stream import AnswerStream, FailedRequestError, See
 from headrace.engine.answers import Answers
+from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, turns
+from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
+from headrace.engine.news import News
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
-from headrace.engine.start import Report, start_engine, start_engine_process
+from headrace.engine.start import Engine, Report, start_engine, start_engine_process
 from headrace.engine.supervisor import EngineSupervisor, Phase, supervision
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.text import Tokenizer
@@ -28,8 +31,6 @@ from headrace.types import (
     ScoreRequestOutput,
     SequenceEvent,
 )
-
-News = SequenceEvent | BaseException  # an exception: the engine has failed
 
 
 class AsyncEngine:
@@ -52,17 +53,27 @@ class AsyncEngine:
     ) -> None:
         """`own_process` keeps the engine's work out of this process. A `supervised` one is started again when it has
         died, or finishes no step for `step_timeout_s`. `report` hears how far the start has come."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, asyncio.Queue[News]] = {}
         config = EngineConfig(model=model, **settings)
         rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
         if own_process:
-            self._engine = start_engine_process(config, self._deliver, supervision=rules, report=report)
+            self._set_up(lambda deliver: start_engine_process(config, deliver, supervision=rules, report=report))
         elif rules is not None:
             raise ConfigError("only an engine in a process of its own can be restarted; add own_process=True")
         else:
-            self._engine = start_engine(config, self._deliver, report=report)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
+            self._set_up(lambda deliver: start_engine(config, deliver, report=report))
+
+    @classmethod
+    def over(cls, start: Callable[[Deliver], Engine]) -> AsyncEngine:
+        """Over an engine that is started in another way; it is given the callback for its events."""
+        engine = cls.__new__(cls)
+        engine._set_up(start)
+        return engine
+
+    def _set_up(self, start: Callable[[Deliver], Engine]) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers: dict[str, News] = {}  # of running requests
+        self._engine = start(self._deliver)
+        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
 
     @classmethod
@@ -116,8 +127,72 @@ class AsyncEngine:
         """Why it takes no requests, if it takes none."""
         return self._engine.client.failure
 
+    @property
+    def reader(self) -> PromptReader:
+        """Makes token ids of prompts, on any thread."""
+        return self._reader
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._engine.tokenizer
+
     def get_tokenizer(self) -> Tokenizer:
         return self._reader.tokenizer
+
+    async def compiled(self, params: SamplingParams) -> SamplingParams:
+        """The parameters, with their grammar compiled if they have one, which takes its time beside the event loop."""
+        if params.structured_outputs is None:
+            return params
+        return await asyncio.to_thread(self._reader.with_tokens, params)
+
+    def prepare(
+        self,
+        prompt: TokenizedPrompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        watched: bool = True,
+    ) -> Answers:
+        """A request that is not submitted yet, its grammar compiled. If nobody watches, its tokens come at the end."""
+        params = self._reader.with_tokens(sampling_params)
+        watched = watched or bool(params.stop)
+        request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=watched)
+        return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
+
+    def open(self, requests: Sequence[Answers], *, see: See | None = None) -> AnswerStream:
+        """Prepared requests as one stream for one reader; they are submitted when it is entered."""
+        return AnswerStream(self, requests, see=see)
+
+    async def beam_search(
+        self,
+        prompt: TokenizedPrompt,
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        opened: Callable[[AnswerStream], None] | None = None,
+    ) -> BeamSearchOutput:
+        """The best beams; each turn is a stream of its own, which `opened` is told of."""
+        search = turns([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
+        beams, one_token = next(search)
+        while True:
+            requests = [
+                self.prepare(beam, one_token, priority=priority, cache_salt=cache_salt, watched=False)
+                for beam in self._reader.read(beams)
+            ]
+            with self.open(requests) as stream:
+                if opened is not None:
+                    opened(stream)
+                found = [
+                    answer.logprobs[0] for out in await stream.outputs() for answer in out.outputs if answer.logprobs
+                ]
+            try:
+                beams, one_token = search.send(found)
+            except StopIteration as end:
+                output: BeamSearchOutput = end.value[0]
+                return output
 
     @checks_arguments(RequestError)
     async def generate(
@@ -195,7 +270,12 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish reason `abort`. Unknown ids are left in peace."""
-        if request_id in self._streams:
+        if request_id in self._readers:
+            self._engine.client.abort(request_id)
+
+    def abort_all(self) -> None:
+        """End all requests; each stream closes with finish reason `abort`."""
+        for request_id in list(self._readers):
             self._engine.client.abort(request_id)
 
     async def close(self) -> None:
@@ -209,59 +289,51 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        params = self._reader.with_tokens(sampling_params or SamplingParams())
-        request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=True)
-        answers = Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
-        with self._stream_of(answers) as news:
+        params = await self.compiled(sampling_params or SamplingParams())
+        answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        with self.open([answers]) as stream:
             while not answers.is_finished:
-                await self._take_news(news, answers)
+                try:
+                    await stream.deltas()
+                except FailedRequestError as error:
+                    raise RequestError(str(error)) from None
                 if answers.can_be_shown:
                     yield answers.output()
 
     async def _read_out(self, pending: PendingReadout) -> None:
-        with self._stream_of(pending) as news:
+        news = News()
+        self.listen(pending.request, news)
+        try:
             while not pending.is_finished:
-                await self._take_news(news, pending)
+                for event in await news.take():
+                    pending.take(event)
+        finally:
+            self.leave(pending.request.request_id, abort=not pending.is_finished)
+        if pending.error is not None:
+            raise RequestError(pending.error)
 
     def _new_id(self, request_id: str | None) -> str:
         return request_id or f"request-{next(self._ids)}"
 
-    @contextmanager
-    def _stream_of(self, pending: Answers | PendingReadout) -> Iterator[asyncio.Queue[News]]:
-        """A submitted request's news; whoever leaves before its end aborts it."""
-        request_id = pending.request.request_id
-        news = self._open_stream(pending.request)
-        try:
-            yield news
-        finally:
-            del self._streams[request_id]
-            if not pending.is_finished and self._engine.client.failure is None:
-                self._engine.client.abort(request_id)
+    # ---- for streams
 
-    def _open_stream(self, request: Request) -> asyncio.Queue[News]:
-        if request.request_id in self._streams:
+    def listen(self, request: Request, news: News) -> None:
+        """Submit a request whose events go to `news`."""
+        if request.request_id in self._readers:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         self._loop = asyncio.get_running_loop()
         self._engine.client.submit(request)
-        news: asyncio.Queue[News] = asyncio.Queue()
-        self._streams[request.request_id] = news
-        return news
+        self._readers[request.request_id] = news
 
-    async def _take_news(self, news: asyncio.Queue[News], answers: Answers | PendingReadout) -> None:
-        """Wait for an event, and take all that have come."""
-        event = await news.get()
-        while True:
-            if isinstance(event, BaseException):
-                raise EngineDeadError(f"the engine has stopped: {event}") from event
-            if not answers.is_finished:
-                progress = answers.take(event)
-                if progress.stopped_index is not None:
-                    self._engine.client.abort(event.request_id, progress.stopped_index)
-            if news.empty():
-                break
-            event = news.get_nowait()
-        if answers.error is not None:
-            raise RequestError(answers.error)
+    def leave(self, request_id: str, *, abort: bool) -> None:
+        """Nobody reads this request any more."""
+        del self._readers[request_id]
+        if abort and self._engine.client.failure is None:
+            self._engine.client.abort(request_id)
+
+    def abort_one(self, request_id: str, index: int) -> None:
+        """End one of a request's sequences: a stop string has ended its text."""
+        self._engine.client.abort(request_id, index)
 
     def _deliver(self, events: list[SequenceEvent]) -> None:
         """On the engine's thread: hand a step's events over to the event loop in one call."""
@@ -273,10 +345,11 @@ class AsyncEngine:
                 pass  # the loop was closed just now, and with it all who waited
 
     def _dispatch(self, events: list[SequenceEvent], failure: BaseException | None) -> None:
+        readers = self._readers
         for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.put_nowait(event)
+            news = readers.get(event.request_id)
+            if news is not None:
+                news.put(event)
         if failure is not None:
-            for stream in self._streams.values():
-                stream.put_nowait(failure)
+            for news in set(readers.values()):
+                news.end(EngineDeadError(f"the engine has stopped: {failure}"))

@@ -7,7 +7,7 @@ of a beam costs half a block's tokens on average, and a turn of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import RequestError
@@ -59,6 +59,9 @@ class BeamSearchOutput:
     sequences: tuple[BeamSearchSequence, ...]  # the best first
 
 
+Turns = Generator[tuple[list[tuple[int, ...]], SamplingParams], list[TokenLogprobs], list[BeamSearchOutput]]
+
+
 @dataclass(slots=True)
 class Beams:
     """One prompt's beams. Owned by `search`."""
@@ -71,6 +74,19 @@ def search(
     prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, step: Step, eos_token_ids: tuple[int, ...]
 ) -> list[BeamSearchOutput]:
     """All prompts at once, a token a step."""
+    asking = turns(prompts, params, eos_token_ids)
+    found: list[TokenLogprobs] | None = None
+    while True:
+        try:
+            asked = next(asking) if found is None else asking.send(found)
+        except StopIteration as end:
+            outputs: list[BeamSearchOutput] = end.value
+            return outputs
+        found = step(*asked)
+
+
+def turns(prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, eos_token_ids: tuple[int, ...]) -> Turns:
+    """The search itself: it gives the beams that need a token each, is sent what was found, and returns the outputs."""
     score = Score(params.length_penalty, eos_token_ids)
     ends = () if params.ignore_eos else eos_token_ids
     one_token = SamplingParams(
@@ -81,7 +97,7 @@ def search(
         running = [beam for group in groups for beam in group.running]
         if not running:
             break
-        found = iter(step([beam.tokens for beam in running], one_token))
+        found = iter((yield [beam.tokens for beam in running], one_token))
         for group in groups:
             candidates = [new for beam in group.running for new in _continued(beam, next(found), ends)]
             group.ended += [beam for beam in candidates if beam.finish_reason == "stop"]

@@ -65,12 +65,12 @@ class EngineChild:
         threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
         try:
             load = _imported(core_path)
-            core, settings = load(self._starts.get().config, self._tell_stage)
+            loaded = load(self._starts.get().config, self._tell_stage)
         except BaseException as error:  # noqa: BLE001  the front raises it in our place
             self._report(error)
             return 1
-        self._channel.send(wire.encode(wire.Ready(settings, core.checks)))
-        loop = EngineLoop(core, self._after_turn, self._report)
+        self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
+        loop = EngineLoop(loaded.core, self._after_turn, self._report)
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:

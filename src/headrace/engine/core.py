@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from headrace.engine.checks import RequestChecks
+from headrace.engine.constraints import Constraints
+from headrace.engine.grammars import Grammar, Grammars
 from headrace.histogram import Histogram, HistogramCounts
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
-from headrace.steps import Runner
-from headrace.types import Request, SequenceEvent
+from headrace.steps import Runner, StepPlan, StepResult
+from headrace.types import Request, SequenceEvent, StructuredOutputs
 
 STEP_SECONDS_BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
@@ -35,6 +38,25 @@ class EngineStats:
     started_at: float = 0.0  # `time.monotonic`; tells an engine from the one before it, whose counts are not its own
 
 
+class Flight:
+    """A submitted step. Its result is fetched once, by whoever needs it first: on a CPU two threads may ask at a time,
+    and get the same."""
+
+    def __init__(self, runner: Runner, ticket: Any) -> None:
+        self._runner = runner
+        self._ticket = ticket
+        self._result: StepResult | None = None
+
+    @property
+    def is_collected(self) -> bool:
+        return self._result is not None
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._runner.collect(self._ticket)
+        return self._result
+
+
 class EngineCore:
     """Owns a scheduler and a runner, and how many steps run ahead of the last result that was looked at."""
 
@@ -47,14 +69,18 @@ class EngineCore:
         vocab_size: int | None = None,
         seed: int = 0,
         depth: int = 1,
+        grammars: Grammars | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._grammars = grammars
+        self._constraints = Constraints(grammars)
+        self._constrained: dict[str, Grammar] = {}  # unfinished requests under a grammar
         self._runner = runner
         self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size)
         self.num_finished_steps = 0
         self._random = np.random.default_rng(seed)
         self._depth = depth
-        self._in_flight: deque[Any] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._host_seconds = 0.0
         self._wait_seconds = 0.0
         self._steady_host_seconds = 0.0
@@ -84,15 +110,33 @@ class EngineCore:
         """Refuse what could never run. Changes nothing, so any thread may ask."""
         self.checks.check(request)
 
-    def add(self, request: Request) -> None:
+    def grammar_of(self, request: Request) -> Grammar | None:
+        """The grammar of a request's answer, compiled; it may take a while. Refused if there is none such."""
+        outputs = request.params.structured_outputs
+        if outputs is None or request.readout is not None:
+            return None
+        assert isinstance(outputs, StructuredOutputs)
+        if self._grammars is None:
+            raise outputs.refused("this engine was started without grammars")
+        if not any(token < self._grammars.vocab_size for token in self.checks.stop_token_ids(request)):
+            raise outputs.refused(
+                "the answer could not end: no token ends it; leave out ignore_eos or give stop_token_ids"
+            )
+        return self._grammars.compile(outputs)
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        """Queue a request; `grammar` is what `grammar_of` said, if it was asked before."""
         self.check(request)
+        grammar = grammar or self.grammar_of(request)
         params = request.params
         seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
         self._scheduler.add(request, seeds=seeds, stop_token_ids=self.checks.stop_token_ids(request))
+        if grammar is not None:
+            self._constrained[request.request_id] = grammar
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
-        return self._scheduler.abort(request_id, index)
+        return self._without_ended(self._scheduler.abort(request_id, index))
 
     def limit_running(self, num_seqs: int | None) -> list[SequenceEvent]:
         """At most so many sequences run at once, of those that start from now on; None: as many as there are rows."""
@@ -108,20 +152,22 @@ class EngineCore:
         """Submit the next step, then look at the one before it while the device works."""
         started = perf_counter()
         plan = self._scheduler.plan()
+        waited = 0.0
         if plan is not None:
-            self._in_flight.append(self._runner.submit(plan))
+            waited = self._submit(plan)
         planned = perf_counter()
-        self._host_seconds += planned - started
-        if not self._in_flight or (plan is not None and len(self._in_flight) <= self._depth):
+        self._host_seconds += planned - started - waited
+        self._wait_seconds += waited
+        results = self._due_results(plan)
+        if not results:
             return []
-        result = self._runner.collect(self._in_flight.popleft())
         collected = perf_counter()
         self.num_finished_steps += 1
         self._wait_seconds += collected - planned
-        events = self._scheduler.apply(result)
+        events = [event for result in results for event in self._apply(result)]
         applied = perf_counter()
         self._host_seconds += applied - collected
-        host_seconds = (planned - started) + (applied - collected)
+        host_seconds = (planned - started - waited) + (applied - collected)
         self._step_seconds.observe(applied - started)
         self._step_host_seconds.observe(host_seconds)
         if plan is not None and plan.is_steady:
@@ -129,7 +175,56 @@ class EngineCore:
             self._num_steady_turns += 1
         return events
 
+    def _due_results(self, plan: StepPlan | None) -> list[StepResult]:
+        """That of the oldest step, if enough others are in flight or nothing is left to plan, and those that masks
+        have waited for already."""
+        results = []
+        if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
+            results.append(self._in_flight.popleft().result())
+        while self._in_flight and self._in_flight[0].is_collected:
+            results.append(self._in_flight.popleft().result())
+        return results
+
+    def _submit(self, plan: StepPlan) -> float:
+        """Submit a plan; the seconds that this waited for the steps before, whose tokens its masks need."""
+        self._constrain(plan)
+        masks = self._constraints.masks(plan) if len(self._constraints) else None
+        if masks is None:
+            self._in_flight.append(Flight(self._runner, self._runner.submit(plan)))
+            return 0.0
+        flight = Flight(self._runner, self._runner.submit(plan, masks))
+        masks.result = flight.result
+        self._in_flight.append(flight)
+        return masks.waited_seconds
+
+    def _constrain(self, plan: StepPlan) -> None:
+        """Rows have changed hands: those under a grammar get their constraints."""
+        if not self._constrained and not len(self._constraints):
+            return
+        for admission in plan.admissions:
+            sequence = self._scheduler.rows.sequences[admission.row]
+            assert sequence is not None
+            request_id = sequence.request.request_id
+            self._constraints.enter(admission, (request_id, sequence.index), self._constrained.get(request_id))
+
+    def _apply(self, result: StepResult) -> list[SequenceEvent]:
+        return self._without_ended(self._scheduler.apply(result))
+
+    def _without_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        """The same events, an error explained if a grammar was its cause; ended sequences need no grammar any more."""
+        if not self._constrained:
+            return events
+        return [event if event.finish_reason is None else self._explained(event) for event in events]
+
+    def _explained(self, event: SequenceEvent) -> SequenceEvent:
+        constraint = self._constraints.end((event.request_id, event.index))
+        if not self._scheduler.is_unfinished(event.request_id):
+            self._constrained.pop(event.request_id, None)
+        if constraint is None or constraint.error is None or event.error is None:
+            return event
+        return msgspec.structs.replace(event, error=constraint.error)
+
     def close(self) -> None:
         while self._in_flight:
-            self._runner.collect(self._in_flight.popleft())
+            self._in_flight.popleft().result()
         self._runner.close()

@@ -75,7 +75,7 @@ class LLM:
     def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size)
+        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the call that runs
         self._is_busy = Lock()

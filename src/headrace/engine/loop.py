@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.grammars import Grammar
 from headrace.errors import EngineDeadError, RequestError
 from headrace.types import Request, SequenceEvent, TokenIds
 
@@ -50,9 +51,10 @@ class EngineLoop:
         return self._core.num_finished_steps
 
     def submit(self, request: Request) -> None:
-        """Queue a request. What could never run is refused here and now."""
+        """Queue a request. What could never run is refused here and now, a grammar compiled."""
         self._core.check(request)
-        self._send(lambda: self._add(request))
+        grammar = self._core.grammar_of(request)
+        self._send(lambda: self._add(request, grammar))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one of its sequences; its last event says `abort`."""
@@ -96,9 +98,9 @@ class EngineLoop:
             self._inbox.append(command)
             self._has_news.notify()
 
-    def _add(self, request: Request) -> list[SequenceEvent]:
+    def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
         try:
-            self._core.add(request)
+            self._core.add(request, grammar)
         except RequestError as error:
             return [_refusal(request.request_id, str(error))]
         except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's

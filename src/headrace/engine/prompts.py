@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.engine.grammars import Grammars
 from headrace.errors import ConfigError, RequestError
 from headrace.text import ChatTemplate, Tokenizer
-from headrace.types import SamplingParams, TokenIds
+from headrace.types import SamplingParams, StructuredOutputs, TokenIds
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -72,8 +73,9 @@ def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
 class PromptReader:
     """Turns prompts into token ids with the model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, grammars: Grammars | None = None) -> None:
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._vocab_size = vocab_size
 
     @property
@@ -118,7 +120,12 @@ class PromptReader:
         return template.render(messages, **options)
 
     def with_tokens(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with their bad words as tokens, each with a space before it and without."""
+        """The parameters with their bad words as tokens, each with a space before it and without.
+
+        A grammar is compiled, which may take a while: it is refused here, or kept for the engine.
+        """
+        if self._grammars is not None and isinstance(params.structured_outputs, StructuredOutputs):
+            self._grammars.compile(params.structured_outputs)
         if not params.bad_words:
             return params
         tokenizer = self.tokenizer

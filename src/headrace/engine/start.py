@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.config import EngineConfig
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.grammars import Grammars
 from headrace.engine.process import EngineProcess
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
@@ -40,6 +41,7 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     model_name: str
     start_seconds: float
+    grammars: Grammars | None = None
 
     @property
     def stats(self) -> EngineStats:
@@ -56,10 +58,12 @@ GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slo
 
 
 class LoadedCore(NamedTuple):
-    """A core that is ready to run, and the settings that its runner was built with."""
+    """A core that is ready to run, the settings that its runner was built with, and what its grammars are made for."""
 
     core: EngineCore
     settings: Settings
+    tokenizer: Tokenizer | None = None
+    grammars: Grammars | None = None
 
 
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
@@ -67,18 +71,16 @@ def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lam
     started = perf_counter()
     return_large_buffers()
     checkpoint = open_model(config)
-    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
-        loading = beside.submit(tokenizer_of, config, checkpoint)
-        core, settings = _load(config, checkpoint, report)
-        tokenizer = loading.result()
+    loaded = _load(config, checkpoint, report)
     spec = checkpoint.spec
     del checkpoint  # its files are closed
     release_unused()
     return Engine(
-        client=EngineClient(core, deliver),
-        settings=settings,
+        client=EngineClient(loaded.core, deliver),
+        settings=loaded.settings,
         spec=spec,
-        tokenizer=tokenizer,
+        tokenizer=loaded.tokenizer,
+        grammars=loaded.grammars,
         eos_token_ids=spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,
@@ -113,6 +115,7 @@ def start_engine_process(
         settings=settings,
         spec=checkpoint.spec,
         tokenizer=tokenizer,
+        grammars=_grammars(tokenizer, checkpoint.spec),
         eos_token_ids=checkpoint.spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,
@@ -136,22 +139,37 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
     if config.device != "cpu":
         facts = replace(facts, gpu=read_gpu())
     settings = resolve(config, spec, facts)
-    report("loading the weights")
-    decoder = _load_decoder(checkpoint, settings)
-    report("starting the runner")
-    if facts.gpu is not None and settings.device == "cuda":
-        settings = resolve(config, spec, _with_measured_step(facts, decoder, settings))
+    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
+        loading = beside.submit(tokenizer_of, config, checkpoint)
+        report("loading the weights")
+        decoder = _load_decoder(checkpoint, settings)
+        report("starting the runner")
+        if facts.gpu is not None and settings.device == "cuda":
+            settings = resolve(config, spec, _with_measured_step(facts, decoder, settings))
+        runner = _start_runner(decoder, settings)
+        tokenizer = loading.result()
     if settings.device == "cuda":
         sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
+    grammars = _grammars(tokenizer, spec)
     core = EngineCore(
         Scheduler(settings.limits),
-        _start_runner(decoder, settings),
+        runner,
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
         seed=config.seed,
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
+        grammars=grammars,
     )
-    return LoadedCore(core, settings)
+    return LoadedCore(core, settings, tokenizer, grammars)
+
+
+def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
+    return Grammars(
+        tokenizer,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        num_threads=read_facts().num_cores,
+    )
 
 
 def _with_measured_step(facts: MachineFacts, decoder: Decoder, settings: Settings) -> MachineFacts:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headrace.engine.response_format import read_response_format
 from headrace.errors import RequestError, nearest
 from headrace.types import SamplingParams
 
@@ -18,7 +19,7 @@ UNTIL_CONTEXT_ENDS = None
 MAX_REMEMBERED = 1024
 
 _SCALARS = frozenset({int, float, bool, str})
-_ALIASES = ("max_completion_tokens", "top_logprobs")
+_ALIASES = ("max_completion_tokens", "response_format", "top_logprobs")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 # Left out: `detokenize`, as a line's answer is text, and `prompt_logprobs`, which no answer has a place for.
@@ -49,9 +50,7 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[object, ...]] = {
     "guided_regex": (),
     "length_penalty": (1,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "stream": (False,),
-    "structured_outputs": (),
     "tool_choice": ("none", "auto"),
     "use_beam_search": (False,),
 }
@@ -79,7 +78,12 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_REASONS = {"stream": "a batch job writes whole answers", "priority": "a batch job answers its lines in their order"}
+_STRUCTURE = "write it as structured_outputs, with json, regex, choice or grammar"
+_REASONS = {
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _STRUCTURE),
+    "stream": "a batch job writes whole answers",
+    "priority": "a batch job answers its lines in their order",
+}
 
 
 def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:
@@ -132,6 +136,7 @@ class ParamsReader:
         _check_kinds(own)
         _join_max_tokens(own)
         _join_logprobs(own)
+        _join_structure(own)
         return SamplingParams(**{**self._defaults, **own})
 
 
@@ -185,6 +190,16 @@ def _join_logprobs(own: dict[str, Any]) -> None:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     elif wanted is not False:
         own["logprobs"] = wanted
+
+
+def _join_structure(own: dict[str, Any]) -> None:
+    """OpenAI says `response_format`, vLLM `structured_outputs`."""
+    asked = read_response_format(own.pop("response_format", None))
+    if asked is None:
+        return
+    if "structured_outputs" in own:
+        raise RequestError("response_format and structured_outputs are both given; give one", param="response_format")
+    own["structured_outputs"] = asked
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
+from headrace.engine.grammars import Grammars
 from headrace.engine.prompts import PromptReader
 from headrace.engine.resolve import resolve
 from headrace.engine.start import open_model, tokenizer_of
@@ -43,6 +44,7 @@ class Front:
     tokenizer: Tokenizer | None
     vocab_size: int
     checks: RequestChecks
+    grammars: Grammars | None = None
 
 
 def open_front(config: EngineConfig) -> Front:
@@ -53,7 +55,9 @@ def open_front(config: EngineConfig) -> Front:
     spec = checkpoint.spec
     limits = resolve(config, spec, facts).limits
     checks = RequestChecks(limits, spec.eos_token_ids, spec.vocab_size)
-    return Front(config.model, tokenizer_of(config, checkpoint), spec.vocab_size, checks)
+    tokenizer = tokenizer_of(config, checkpoint)
+    grammars = Grammars(tokenizer, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
+    return Front(config.model, tokenizer, spec.vocab_size, checks, grammars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,7 @@ def check_job(
 class _Check:
     def __init__(self, job: JobSpec, front: Front, report: CheckReport, tell: Callable[[Problem], None]) -> None:
         parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
-        self._preparer = LinePreparer(parser, PromptReader(front.tokenizer, front.vocab_size))
+        self._preparer = LinePreparer(parser, PromptReader(front.tokenizer, front.vocab_size, front.grammars))
         self._checks = front.checks
         self._facts = JobFacts(front.model_name, front.tokenizer)
         self._report = report

@@ -94,13 +94,11 @@ class LinePreparer:
         return self._work(item.request, prompt)
 
     def _work(self, request: LineRequest, prompt: TokenizedPrompt) -> Work | BadLine:
-        if not request.params.bad_words:
-            return Work(request, prompt)
         try:
             params = self._prompts.with_tokens(request.params)
-            return Work(msgspec.structs.replace(request, params=params), prompt)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
+        return Work(request if params is request.params else msgspec.structs.replace(request, params=params), prompt)
 
 
 def _custom_id(item: LineRequest | BadLine) -> str | None:

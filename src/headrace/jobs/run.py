@@ -299,7 +299,7 @@ class JobRun:
 
 def _preparer(job: JobSpec, engine: Engine) -> LinePreparer:
     parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name, template=job.template)
-    return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size))
+    return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars))
 
 
 def _num_expected(job: JobSpec, source: Source) -> int | None:

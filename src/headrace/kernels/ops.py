@@ -22,6 +22,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
+    "apply_bitmask",
     "copy_blocks",
     "embed",
     "gelu",
@@ -171,6 +172,11 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     out: Tensor = _kernels(x.device, x.dtype).soft_cap(x, cap)
     return out
+
+
+def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:  # [R, V], [Q] int64, [Q, words] int32
+    """In place: logits[places[i], t] becomes -inf where bit t % 32 of bits[i, t // 32] is not set."""
+    _kernels(logits.device, logits.dtype).apply_bitmask(logits, places, bits)
 
 
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:

@@ -231,6 +231,13 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return x.div_(cap).tanh_().mul_(cap)
 
 
+def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:
+    """In place: logits[places[i], t] becomes -inf where bit t % 32 of bits[i, t // 32] is not set."""
+    is_set = (bits[:, :, None] >> torch.arange(32, device=bits.device, dtype=bits.dtype)) & 1  # [Q, words, 32]
+    forbidden = is_set.flatten(1)[:, : logits.shape[1]] == 0
+    logits[places] = logits[places].masked_fill(forbidden, -torch.inf)
+
+
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     for cache in caches:

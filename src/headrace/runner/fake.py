@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Read, Reading, StepPlan, StepResult
+from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Masks, Read, Reading, StepPlan, StepResult
 
 
 class FakeRunner:
@@ -19,7 +19,7 @@ class FakeRunner:
         self._seed = np.zeros(max_num_seqs, np.uint64)
         self._stops: dict[int, frozenset[int]] = {}
 
-    def submit(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
         self.num_steps += 1
         for admission in plan.admissions:
             self._len[admission.row] = len(admission.token_ids)
@@ -30,12 +30,22 @@ class FakeRunner:
                 self._stops[admission.row] = frozenset(admission.stop_token_ids)
         rows = plan.rows[plan.samples]
         tokens = self._next_tokens(rows)
+        if masks is not None:
+            self._keep_to(masks, rows, tokens)
         self._len[rows] += 1
         finished = np.where(self._len[rows] >= self._end[rows], FULL, GOES_ON).astype(np.uint8)
         for position, row in enumerate(rows.tolist()) if self._stops else ():
             if tokens[position] in self._stops.get(row, ()):
                 finished[position] = STOPPED
         return StepResult(plan.step, rows, tokens, finished, readings=tuple(map(_reading, plan.reads)))
+
+    def _keep_to(self, masks: Masks, rows: IntArray, tokens: IntArray) -> None:
+        """Where a token is forbidden, one that is not takes its place."""
+        place_of = {row: place for place, row in enumerate(rows.tolist())}
+        for row, line in zip(masks.rows.tolist(), masks.bits(), strict=True):
+            allowed = np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))
+            place = place_of[row]
+            tokens[place] = allowed[tokens[place] % len(allowed)] if len(allowed) else 0
 
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket

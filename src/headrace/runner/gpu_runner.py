@@ -1,4 +1,4 @@
-"""Runs plans on a GPU. Nothing here waits for the device but `collect`.
+"""Runs plans on a GPU. Nothing here waits for the device but `collect`, and `submit` for masks.
 
 A step of one token each is two graph replays, the model and then the draw and the append, which leave in the rows all
 that the next step needs; the host sends only what changed. Other steps run the same model eagerly. Tokens come back in
@@ -38,8 +38,8 @@ from headrace.runner.results import on_its_way, step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.tiles import tiles_of
 from headrace.runner.upload import Upload, UploadRing
-from headrace.sampling import SampledLogprobs, Sampler
-from headrace.steps import BROKEN, Admission, IntArray, StepPlan, StepResult
+from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
+from headrace.steps import BROKEN, Admission, IntArray, Masks, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
 _PRODUCT_STEP = 128  # tokens; libraries choose among their kernels by about so much
@@ -117,13 +117,13 @@ class GpuRunner:
     # ---- the runner's protocol
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
         upload = self._upload.begin(self._num_values(plan))
         self._take_in(plan, upload)
         if plan.num_batched_tokens == len(plan.rows) and plan.samples.all():
-            ticket = self._decode(plan, upload)
+            ticket = self._decode(plan, upload, masks)
         else:
-            ticket = self._mixed(plan, upload)
+            ticket = self._mixed(plan, upload, masks)
         self._upload.end()
         return ticket
 
@@ -194,7 +194,7 @@ class GpuRunner:
 
     # ---- steps
 
-    def _decode(self, plan: StepPlan, upload: Upload) -> Ticket:
+    def _decode(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
         """One token each: a graph of some size from theirs on up, padded with the row that is nobody's."""
         num_rows = len(plan.rows)
         if not plan.is_steady:
@@ -216,7 +216,8 @@ class GpuRunner:
             finish.graph.replay()
             return self._ticket(plan, finish.results)
         rows = self._decode_rows[:num_rows]
-        results, logprobs = self._draw_with_all_features(plan, graph.logits[:num_rows], rows, advances=True)
+        logits = graph.logits[:num_rows]
+        results, logprobs = self._draw_with_all_features(plan, logits, rows, masks, advances=True)
         return self._ticket(plan, results, logprobs)
 
     def _longest_first(self, rows: IntArray) -> IntArray:
@@ -318,7 +319,7 @@ class GpuRunner:
             results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=True)
         return FinishGraph(graph, results)
 
-    def _mixed(self, plan: StepPlan, upload: Upload) -> Ticket:
+    def _mixed(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
         """Any step: rows of one token first, then prompts that go on, then those that begin."""
         plan, num_single, num_fresh = self._fresh_last(plan)
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
@@ -349,7 +350,7 @@ class GpuRunner:
             has_filters = self._sampler.has_filters(plan.rows[drawing])
             results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=False)
             return self._ticket(plan, results, None, computed)
-        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, advances=False), computed)
+        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, masks, advances=False), computed)
 
     def _compute(
         self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
@@ -421,7 +422,7 @@ class GpuRunner:
         return self._append(rows, drawn, flags, advances=advances)
 
     def _draw_with_all_features(
-        self, plan: StepPlan, logits: Tensor, rows: Tensor, *, advances: bool
+        self, plan: StepPlan, logits: Tensor, rows: Tensor, masks: Masks | None, *, advances: bool
     ) -> tuple[Tensor, SampledLogprobs | None]:
         rows_long = rows.long()
         drawing = plan.rows if plan.samples.all() else plan.rows[plan.samples]
@@ -431,6 +432,9 @@ class GpuRunner:
             self._lens[rows_long],
             host_rows=drawing,
             host_lens=self._next_positions[drawing],  # what is computed is all that there is
+            masks=None
+            if masks is None
+            else PlacedMasks.of(masks, drawing, self._device),  # the model is at work by now
         )
         flags = torch.where(sampled.finished == BROKEN, sampled.finished, 0)
         return self._append(rows, sampled.tokens, flags, advances=advances), sampled.logprobs

@@ -18,8 +18,8 @@ from headrace.runner.results import step_logprobs
 from headrace.runner.rows import DeviceRows
 from headrace.runner.shape import RunnerShape
 from headrace.runner.threads import use_threads
-from headrace.sampling import Sampled, Sampler
-from headrace.steps import BoolArray, IntArray, StepPlan, StepResult
+from headrace.sampling import PlacedMasks, Sampled, Sampler
+from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
 
 
 class TorchRunner:
@@ -41,8 +41,8 @@ class TorchRunner:
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         self._stream.submit(ops.warm_up, device, dtype).result()  # no request waits for a compiler
 
-    def submit(self, plan: StepPlan) -> Future[StepResult]:
-        return self._stream.submit(self._execute, plan)
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Future[StepResult]:
+        return self._stream.submit(self._execute, plan, masks)
 
     def collect(self, ticket: Future[StepResult]) -> StepResult:
         return ticket.result()
@@ -51,7 +51,7 @@ class TorchRunner:
         self._stream.shutdown()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
         self._take_in(plan)
         rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(rows):
@@ -61,7 +61,8 @@ class TorchRunner:
         if not len(drawing):
             return _result(plan.step, None, None, computed)
         logits = self._decoder.logits(computed.ends)
-        sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing])
+        placed = None if masks is None else PlacedMasks.of(masks, drawing.numpy(), self._device)
+        sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing], masks=placed)
         self._rows.append(drawing, sampled.tokens, sampled.finished)
         return _result(plan.step, drawing, sampled, computed)
 

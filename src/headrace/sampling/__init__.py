@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.sampling.sampler import Sampled, Sampler
 
-__all__ = ["Sampled", "SampledLogprobs", "Sampler"]
+__all__ = ["PlacedMasks", "Sampled", "SampledLogprobs", "Sampler"]

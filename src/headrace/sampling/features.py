@@ -1,6 +1,6 @@
 """Every sampling feature, in the order in which a step meets them.
 
-    logits ─ logprobs (as the model gave them) ─ changes ─ filters ─ draw ─ finish checks
+    logits ─ logprobs (as the model gave them) ─ grammar ─ changes ─ filters ─ draw ─ finish checks
 
 The changes come in vLLM's order: a bias counts before a penalty looks at the sign of a logit.
 
@@ -14,6 +14,7 @@ from headrace.sampling.allowed_tokens import AllowedTokens
 from headrace.sampling.bad_words import BadWords
 from headrace.sampling.feature import Feature, FinishFeature, LogitsFeature
 from headrace.sampling.frequency_penalty import FrequencyPenalty
+from headrace.sampling.grammar import Grammar
 from headrace.sampling.length import Length
 from headrace.sampling.logit_bias import LogitBias
 from headrace.sampling.logprobs import Logprobs
@@ -28,6 +29,7 @@ from headrace.sampling.top_k import TopK
 from headrace.sampling.top_p import TopP
 
 LOGPROBS = Logprobs()
+GRAMMAR = Grammar()
 CHANGES: tuple[LogitsFeature, ...] = (
     AllowedTokens(),
     BadWords(),
@@ -42,5 +44,5 @@ FILTERS: tuple[LogitsFeature, ...] = (TEMPERATURE, MinP(), TopK(), TopP())
 SEED = Seed()
 FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
 
-FEATURES: tuple[Feature, ...] = (LOGPROBS, *CHANGES, *FILTERS, SEED, *FINISHES)
+FEATURES: tuple[Feature, ...] = (LOGPROBS, GRAMMAR, *CHANGES, *FILTERS, SEED, *FINISHES)
 PLAIN: frozenset[Feature] = frozenset((*FILTERS, SEED, *FINISHES))  # what a GPU's draw knows, without a host

@@ -1,4 +1,7 @@
-"""min_tokens: no stop token can be drawn until the answer has that many tokens."""
+"""min_tokens: no stop token can be drawn until the answer has that many tokens.
+
+Rows under a grammar have it in their masks: there, an answer that is complete may end before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ class MinTokens:
     columns = (Column("min_len", np.int64, 0),)  # of prompt and answer together
 
     def is_used(self, terms: Terms) -> bool:
-        return terms.params.min_tokens > 0 and bool(terms.stop_token_ids)
+        params = terms.params
+        return params.min_tokens > 0 and bool(terms.stop_token_ids) and params.structured_outputs is None
 
     def settings(self, terms: Terms) -> Mapping[str, int]:
         return {"min_len": terms.prompt_len + terms.params.min_tokens}

@@ -13,7 +13,8 @@ from torch import Tensor
 from headrace.sampling.columns import Columns, sent
 from headrace.sampling.draw import draw
 from headrace.sampling.feature import Batch, Feature, Terms
-from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, LOGPROBS, PLAIN, TEMPERATURE
+from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
+from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
@@ -116,12 +117,13 @@ class Sampler:
         *,
         host_rows: IntArray | None = None,
         host_lens: IntArray | None = None,
+        masks: PlacedMasks | None = None,
     ) -> Sampled:
         """Draws the next token of each row.
 
         logits [R, V] may be overwritten; rows [R] int64; lens [R] int64, the tokens each sequence has before this one.
         `host_rows` and `host_lens` (which may be too large) are the same as far as the host knows; off the CPU, without
-        them, each feature in use applies to all.
+        them, each feature in use applies to all. `masks` are those of rows under a grammar.
         """
         assert rows.dtype == lens.dtype == torch.int64
         self._columns.send()
@@ -130,8 +132,11 @@ class Sampler:
         batch = Batch(logits.contiguous(), rows, lens, self._columns.tensors, self._tokens)
         users = self._find_users(rows, host_rows)
         places = {feature: found.places for feature, found in users.items()}
-        is_changed = any(change in users for change in CHANGES)
+        is_changed = masks is not None or any(change in users for change in CHANGES)
         captured = LOGPROBS.capture(batch, places[LOGPROBS], is_changed=is_changed) if LOGPROBS in users else None
+        assert masks is not None or host_rows is None or GRAMMAR not in users, "rows under a grammar need their masks"
+        if masks is not None:
+            GRAMMAR.apply(batch, masks)
         for change in CHANGES:
             if change in users:
                 change.apply(self._bounded(batch, users[change], host_rows, host_lens), places[change])

@@ -1,4 +1,4 @@
-"""Whether the cache has room for one more sequence, under the two policies of TensorRT-LLM's meaning."""
+"""Whether the cache has room for one more sequence, under the policies of TensorRT-LLM's meaning."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class BlockDemand:
 
 class Capacity:
     """`max_utilization` admits what fits now and relies on preemption; `guaranteed_no_evict` keeps, for every running
-    sequence, the blocks it may still need to its end."""
+    sequence, the blocks it may still need to its end. So does `static_batch`, whose batches start together."""
 
     def __init__(self, tables: BlockTables, policy: CapacityPolicy) -> None:
         self._tables = tables
-        self._reserves = policy == "guaranteed_no_evict"
+        self._reserves = policy != "max_utilization"
         self._num_reserved = 0
         self._num_watermark = int(tables.pool.num_blocks * WATERMARK)
 

@@ -30,8 +30,8 @@ from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, 
 from headrace.types import FinishReason, Request, SequenceEvent
 
 _NOTHING_TO_DRAW = (
-    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words and "
-    "min_tokens together forbid every token"
+    "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
+    "min_tokens and structured_outputs together forbid every token"
 )
 
 
@@ -71,6 +71,9 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    def is_unfinished(self, request_id: str) -> bool:
+        return request_id in self._requests
 
     @property
     def stats(self) -> SchedulerStats:
@@ -219,8 +222,11 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
+        is_closed = self.limits.capacity_policy == "static_batch" and self.rows.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
+            if is_closed and not self._forks:  # siblings belong to the batch of their leader
+                return
             if sequence is None or not self._start(sequence, draft):
                 return
             if self._forks and self._forks[0] is sequence:

@@ -37,7 +37,7 @@ class Detokenizer:
 
     def push(self, token_ids: Ids) -> str:
         """The text that these tokens complete."""
-        return self._stream.push(_as_list(token_ids))
+        return self._stream.push(token_ids if type(token_ids) is list else _as_list(token_ids))
 
     def flush(self) -> str:
         """What still waited when the answer ended."""

@@ -90,6 +90,11 @@ class Tokenizer:
         """The table that incremental decoding reads; None where tokens cannot be decoded one by one."""
         return self._pieces[skip_special_tokens]
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so, if there is one."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)

@@ -12,6 +12,7 @@ disk_cache.choose_directory()  # before numba is first imported
 from headrace.kernels.cpu import draw  # noqa: E402
 from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # noqa: E402
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
+from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
@@ -23,6 +24,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
+    "apply_bitmask",
     "copy_blocks",
     "draw",
     "embed",

@@ -12,6 +12,7 @@ from headrace.kernels.gpu.activation import (
     soft_cap,
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
+from headrace.kernels.gpu.bitmask import apply_bitmask
 from headrace.kernels.gpu.fp8 import pack_linear, quantize_rows
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
@@ -32,6 +33,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_fp8",
     "allocate_cache",
+    "apply_bitmask",
     "gelu",
     "gelu_fp8",
     "gelu_tanh",

@@ -1,0 +1,107 @@
+"""A server under load before and after many streams, most of whose clients leave somewhere in the middle.
+
+Memory, open files, threads and held cache blocks must return to where they were.
+
+    python benchmarks/leaving_clients.py --json benchmarks/results/leaving-clients.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bad_connections import Server, settled
+
+from headrace.version import __version__
+
+ANSWER_LEN = 48
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Type: application/json\r\n"
+
+
+def request(dice: random.Random) -> bytes:
+    body = {
+        "prompt": " ".join(str(dice.randrange(1000)) for _ in range(dice.randint(1, 120))),
+        "max_tokens": ANSWER_LEN,
+        "n": dice.choice([1, 1, 1, 3]),
+        "stream": True,
+        "ignore_eos": True,
+        **dice.choice([{}, {"top_p": 0.9}, {"logprobs": 2}, {"stop": ["zzz"]}, {"frequency_penalty": 0.5}]),
+    }
+    encoded = json.dumps(body).encode()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(encoded) + encoded
+
+
+async def one(port: int, dice: random.Random) -> str:
+    """A stream that is left after so many bytes, or read to its end; what became of it."""
+    num_wanted = dice.choice([0, 1, 2000, 5000, 10_000, 10**9, 10**9])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(dice))
+    num_read, last = 0, b""
+    while num_read < num_wanted and not last.endswith(b"0\r\n\r\n"):
+        last = last[-8:] + (got := await reader.read(4096))
+        num_read += len(got)
+        if not got:
+            return "cut off"
+    if num_wanted < 10**9 and dice.random() < 0.5:  # leave with a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+    return "read" if num_wanted == 10**9 else "left"
+
+
+async def drive(port: int, number: int, at_once: int, seed: int) -> Counter[str]:
+    dice, left, done = random.Random(seed), iter(range(number)), Counter[str]()
+
+    async def client() -> None:
+        for _ in left:
+            done[await one(port, dice)] += 1
+
+    await asyncio.gather(*(client() for _ in range(at_once)))
+    return done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--streams", type=int, default=600)
+    parser.add_argument("--at-once", type=int, default=48)
+    parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
+    given = parser.parse_args()
+    server = Server(given.model)
+    asyncio.run(drive(server.port, 3 * given.at_once, given.at_once, seed=1))  # what is made once is made
+    before = settled(server, server.state())
+    started = time.perf_counter()
+    done = asyncio.run(drive(server.port, given.streams, given.at_once, seed=2))
+    seconds = time.perf_counter() - started
+    after = settled(server, before)
+    record = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "versions": {"headrace": __version__, "python": platform.python_version()},
+        "model": given.model,
+        "seconds": round(seconds, 1),
+        "at_once": given.at_once,
+        "streams": dict(done),
+        "before": asdict(before),
+        "after": asdict(after),
+        "exit_code": server.stop(),
+    }
+    print(json.dumps(record, indent=2))
+    if given.json is not None:
+        given.json.write_text(json.dumps(record, indent=2) + "\n")
+    is_same = after.num_files <= before.num_files and after.num_threads <= before.num_threads
+    return 0 if is_same and after.num_running == after.num_waiting == after.kv_use == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

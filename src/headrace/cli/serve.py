@@ -1,0 +1,117 @@
+"""`headrace serve`: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.cli.engine_flags import add_engine_flags, add_field_flags
+from headrace.cli.parser import CommandParser
+from headrace.cli.removed_flags import ALIASES, table, without_other_flags
+from headrace.cli.settings_file import read_settings
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.server.options import GROUPS, ServerOptions
+
+EPILOG = """\
+examples:
+  headrace serve                                      the embedded model on http://127.0.0.1:8000
+  headrace serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
+  headrace serve --config server.toml --port 9000     the command line goes before the file
+
+Keys may also be in HEADRACE_API_KEY, VLLM_API_KEY and HEADRACE_ADMIN_KEY.
+
+exit codes:
+  0    stopped by a signal, every request answered
+  1    the server could not start or go on, or requests were aborted at its end
+  2    wrong usage"""
+
+
+class Asked(NamedTuple):
+    """What a command line and its file ask for."""
+
+    config: EngineConfig
+    options: ServerOptions
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = build_parser()
+    if "--explain-flags" in arguments:
+        print(table(), end="")
+        return 0
+    asked = read(parser, arguments)
+
+    from headrace.cli.fetching import fetch_if_missing
+    from headrace.server.serve import serve
+
+    logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("headrace.access").setLevel(logging.INFO)
+    fetch_if_missing(asked.config.model)
+    return serve(asked.config, asked.options, tell=_tell)
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(
+        prog="headrace serve",
+        usage="headrace serve [MODEL] [options]",
+        description="Serve a model over HTTP with OpenAI's API. SIGTERM lets running requests finish.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with these options as keys")
+    parser.add_argument(
+        "--explain-flags", action="store_true", help="list the flags of vLLM that are not here, and what replaced them"
+    )
+    for title, description, fields in option_groups():
+        add_field_flags(parser.add_argument_group(title, description), ServerOptions, fields, ALIASES)
+    add_engine_flags(parser, ALIASES)
+    return parser
+
+
+def read(parser: CommandParser, arguments: Sequence[str]) -> Asked:
+    """The command line before the file, the file before the defaults; what cannot be is wrong usage."""
+    try:
+        given = parser.parse_args(without_other_flags(arguments, _tell))
+        values = _values(given)
+        return Asked(_make(EngineConfig, values), _make(ServerOptions, values))
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def option_groups() -> list[tuple[str, str, list[dataclasses.Field[Any]]]]:
+    groups: list[tuple[str, str, list[dataclasses.Field[Any]]]] = []
+    for field in dataclasses.fields(ServerOptions):
+        if field.name in GROUPS:
+            groups.append((*GROUPS[field.name], []))
+        groups[-1][2].append(field)
+    return groups
+
+
+def _values(given: argparse.Namespace) -> dict[str, Any]:
+    owners = (EngineConfig, ServerOptions)
+    values = {} if given.config is None else read_settings(given.config, owners, _tell)
+    values |= {field.name: getattr(given, field.name) for field in _all_fields() if hasattr(given, field.name)}
+    if given.positional_model is not None:
+        if getattr(given, "model", given.positional_model) != given.positional_model:
+            raise ConfigError(f"two models, {given.positional_model!r} and --model {given.model!r}; give one")
+        values["model"] = given.positional_model
+    if getattr(given, "api_key", None) is not None:
+        _tell("warning: other users of this machine can see --api-key; HEADRACE_API_KEY or --api-key-file hide it")
+    return values
+
+
+def _all_fields() -> list[dataclasses.Field[Any]]:
+    return [*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerOptions)]
+
+
+def _make(owner: type[Any], values: dict[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(owner)}
+    return owner(**{name: value for name, value in values.items() if name in names})
+
+
+def _tell(line: str) -> None:
+    print(f"headrace: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,111 @@
+"""The answers to one or more requests as they come, for one reader on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from headrace.engine.answers import AnswerDelta, Answers, Progress
+from headrace.engine.news import News
+from headrace.errors import HeadraceError
+from headrace.types import Request, RequestOutput, SequenceEvent
+
+See = Callable[[int, SequenceEvent], None]
+
+
+class FailedRequestError(HeadraceError):
+    """The engine gave up one request, through no fault in what was asked."""
+
+
+class Submits(Protocol):
+    """The part of an `AsyncEngine` that a stream uses."""
+
+    def listen(self, request: Request, news: News) -> None: ...
+    def leave(self, request_id: str, *, abort: bool) -> None: ...
+    def abort_one(self, request_id: str, index: int) -> None: ...
+
+
+class AnswerStream:
+    """Use it in a `with`: entering submits, and leaving before the end aborts what is unfinished.
+
+    `see` is shown every event, with the position of its request, before it is taken in.
+    """
+
+    def __init__(self, engine: Submits, requests: Sequence[Answers], *, see: See | None = None) -> None:
+        self._engine = engine
+        self._requests = list(requests)
+        self._unfinished = {answers.request.request_id: answers for answers in self._requests}
+        self.is_finished = not self._unfinished
+        for position, answers in enumerate(self._requests):
+            answers.position = position
+        self._submitted: list[Answers] = []
+        self._see = see
+        self.news = News()
+
+    def __enter__(self) -> AnswerStream:
+        try:
+            for answers in self._requests:
+                self._engine.listen(answers.request, self.news)
+                self._submitted.append(answers)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    @property
+    def requests(self) -> list[Answers]:
+        return self._requests
+
+    async def deltas(self) -> list[AnswerDelta]:
+        """What is new; nothing if the reader was only woken."""
+        if (waiter := self.news.waiter()) is not None:
+            await waiter
+        return self.take_deltas()
+
+    def take_deltas(self) -> list[AnswerDelta]:
+        """What is new by now."""
+        changed = self._take(self.news.take_now())
+        if len(self._requests) == 1:
+            return self._requests[0].take_deltas() if changed else []
+        return [delta for answers in changed.values() for delta in answers.take_deltas()]
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All answers, once they are whole."""
+        while not self.is_finished:
+            self._take(await self.news.take())
+        return [answers.output() for answers in self._requests]
+
+    def _take(self, events: list[SequenceEvent]) -> dict[int, Answers]:
+        """Take events in; the requests they were about, by position."""
+        changed: dict[int, Answers] = {}
+        for event in events:
+            answers = self._unfinished.get(event.request_id)
+            if answers is None:
+                continue
+            changed[answers.position] = answers
+            if self._see is not None:
+                self._see(answers.position, event)
+            progress = answers.take(event)
+            if progress.is_finished or progress.stopped_index is not None:
+                self._take_end(answers, progress)
+        return changed
+
+    def _take_end(self, answers: Answers, progress: Progress) -> None:
+        if progress.stopped_index is not None:
+            self._engine.abort_one(answers.request.request_id, progress.stopped_index)
+        if progress.is_finished:
+            del self._unfinished[answers.request.request_id]
+            self.is_finished = not self._unfinished
+            if answers.error is not None:
+                raise FailedRequestError(answers.error)
+
+    def _leave(self) -> None:
+        for answers in self._submitted:
+            self._engine.leave(answers.request.request_id, abort=not answers.is_finished)
+        self._submitted.clear()

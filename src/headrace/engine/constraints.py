@@ -1,0 +1,201 @@
+"""Which tokens may be drawn next, for sequences whose answer has a grammar. No torch, and no scheduler.
+
+    step k       model k ────────────────▶ draw k
+    here         tokens of k-1 ─▶ matchers ─▶ bits ─┘        `StepMasks.bits`, between the two
+
+A constraint lives as long as its sequence holds its row. One that comes back after a preemption gets a new one, which
+reads the answer so far: what was drawn in between and thrown away was never part of it.
+
+Matchers are touched by one thread, the one that calls `bits`: the device's on a CPU, the engine's own on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.engine.grammars import Grammar, Grammars, explain
+from headrace.steps import GOES_ON, Admission, Bitmask, IntArray, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import llguidance
+
+_MOST_THREADS = 32
+SequenceKey = tuple[str, int]  # the request's id, and which of its sequences
+
+
+@dataclass(slots=True, eq=False)
+class Constraint:
+    """Where one sequence's answer stands in its grammar."""
+
+    key: SequenceKey
+    grammar: Grammar
+    row: int
+    unread: list[int]  # tokens of the answer that the matcher has not seen
+    stop_token_ids: tuple[int, ...]  # whatever ends the sequence
+    min_tokens: int
+    num_read: int = 0
+    is_over: bool = False  # its sequence has ended on the device
+    error: str | None = None
+    _matcher: llguidance.LLMatcher | None = None
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """The matcher, having read the answer so far."""
+        if self._matcher is None:
+            self._matcher = self.grammar.matcher()
+        if self.unread:
+            self._matcher.consume_tokens(self.unread)
+            self.num_read += len(self.unread)
+            self.unread = []
+        return self._matcher
+
+
+@dataclass(slots=True, eq=False)
+class StepMasks:
+    """The masks of one step; see `steps.Masks`."""
+
+    rows: IntArray
+    _constraints: list[Constraint]
+    _fill: Callable[[list[Constraint]], Bitmask]
+    _before: StepMasks | None  # the step with masks before this one, until its tokens are read
+    result: Callable[[], StepResult] | None = None  # of this step; there once it is submitted
+    waited_seconds: float = field(default=0.0)
+
+    def bits(self) -> Bitmask:
+        started = perf_counter()
+        self._read_before()
+        self.waited_seconds = perf_counter() - started
+        return self._fill(self._constraints)
+
+    def _read_before(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before._read_result()
+
+    def _read_result(self) -> None:
+        """Wait for what the step drew, and pass it to whom it belongs."""
+        self._read_before()
+        assert self.result is not None, "asked for a step that was not submitted"
+        result = self.result()
+        place_of = {row: place for place, row in enumerate(result.rows.tolist())}
+        for constraint in self._constraints:
+            place = place_of.get(constraint.row)
+            if place is None or result.finished[place] != GOES_ON:
+                constraint.is_over = True  # it drew its last now, or had drawn it before
+            else:
+                constraint.unread.append(int(result.tokens[place]))
+
+
+class Constraints:
+    """Owns the constraints of all rows, by their number. Told of every plan; all else it finds there."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self._executor: llguidance.LLExecutor | None = None
+        self._by_row: dict[int, Constraint] = {}
+        self._row_of: dict[SequenceKey, int] = {}
+        self._last: StepMasks | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_row)
+
+    def enter(self, admission: Admission, key: SequenceKey, grammar: Grammar | None) -> None:
+        """A sequence moves into a row, with the answer that it has. Its grammar counts from now on, if it has one, and
+        no longer that of whoever was in the row."""
+        self._by_row.pop(admission.row, None)
+        self.end(key)
+        if grammar is None:
+            return
+        assert self._grammars is not None
+        self._by_row[admission.row] = Constraint(
+            key,
+            grammar,
+            admission.row,
+            unread=admission.token_ids[admission.prompt_len :].tolist(),
+            stop_token_ids=tuple(t for t in admission.stop_token_ids if t < self._grammars.vocab_size),
+            min_tokens=admission.params.min_tokens,
+        )
+        self._row_of[key] = admission.row
+
+    def end(self, key: SequenceKey) -> Constraint | None:
+        """A sequence has ended, or moves; the constraint that it had."""
+        row = self._row_of.pop(key, None)
+        found = None if row is None else self._by_row.get(row)
+        if found is None or found.key != key:  # somebody else is there by now
+            return None
+        del self._by_row[found.row]
+        if not self._by_row:
+            self._last = None
+        return found
+
+    def masks(self, plan: StepPlan) -> StepMasks | None:
+        """What the plan's rows need, if any of those that draw is under a constraint."""
+        rows = [row for row in plan.rows[plan.samples].tolist() if row in self._by_row]
+        if not rows:
+            return None
+        constraints = [self._by_row[row] for row in rows]
+        self._last = StepMasks(np.array(rows, np.int64), constraints, self._fill, self._last)
+        return self._last
+
+    # ---- on the thread that draws
+
+    def _fill(self, constraints: list[Constraint]) -> Bitmask:
+        assert self._grammars is not None
+        bits = np.full((len(constraints), self._grammars.num_words), -1, np.int32)
+        matchers = [(each.matcher(), i) for i, each in enumerate(constraints) if not each.is_over]
+        if matchers:
+            self._compute(matchers, bits)
+        for matcher, i in matchers:
+            if matcher.is_error():  # nothing can be drawn, which ends the sequence
+                constraints[i].error = explain(matcher.get_error())
+                bits[i] = 0
+        self._allow_ends(constraints, bits)
+        return bits
+
+    def _compute(self, matchers: list[tuple[llguidance.LLMatcher, int]], bits: Bitmask) -> None:
+        from llguidance import LLExecutor
+        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+        if len(matchers) == 1:
+            ((matcher, i),) = matchers
+            fill_next_token_bitmask(matcher, bits, i)
+            return
+        if self._executor is None:
+            assert self._grammars is not None
+            self._executor = LLExecutor(min(self._grammars.num_threads, _MOST_THREADS))  # idle between model and draw
+        fill_next_token_bitmask_par(self._executor, matchers, bits)
+
+    def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:
+        """Where the grammar allows an end, the sequence's own ends; no others, and none before `min_tokens` as long as
+        there is anything else to say."""
+        assert self._grammars is not None
+        word, bit = divmod(self._grammars.end_id, 32)
+        ends = bits[:, word] >> bit & 1 == 1
+        bits[:, word] &= ~_BITS[bit]
+        for i, constraint in enumerate(constraints):
+            is_early = constraint.num_read < constraint.min_tokens
+            if is_early and _has_more_than(constraint.stop_token_ids, bits[i]):
+                _set(bits[i], constraint.stop_token_ids, False)
+            elif ends[i]:
+                _set(bits[i], constraint.stop_token_ids, True)
+
+
+_BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+
+
+def _set(line: Bitmask, token_ids: tuple[int, ...], is_allowed: bool) -> None:
+    for token in token_ids:
+        if is_allowed:
+            line[token >> 5] |= _BITS[token & 31]
+        else:
+            line[token >> 5] &= ~_BITS[token & 31]
+
+
+def _has_more_than(token_ids: tuple[int, ...], line: Bitmask) -> bool:
+    rest = line.copy()
+    _set(rest, token_ids, False)
+    return bool(rest.any())

@@ -1,0 +1,214 @@
+"""Grammars: what an answer may be, compiled for the model's tokens by llguidance.
+
+Compiling takes a millisecond or two and is bounded (`_limits`), whatever the user wrote; it belongs on a thread that
+may wait, before the request reaches the engine's loop. The last ones compiled are kept, and so are the last refusals.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import RequestError
+from headrace.text import Tokenizer
+from headrace.types import JSON_WHITESPACE, StructuredOutputs
+
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_KEPT = 256
+MAX_KEPT_LEN = 1 << 22  # characters of their sources, all together
+_AT_ONCE = 2  # compilations; the others wait, and the engine keeps its cores
+_MAX_ERROR_LEN = 400
+
+
+class Grammar:
+    """A compiled grammar. Any thread may ask for matchers; each belongs to whoever asked."""
+
+    def __init__(self, template: llguidance.LLMatcher) -> None:
+        self._template = template
+
+    def matcher(self) -> llguidance.LLMatcher:
+        return self._template.deep_copy()
+
+
+class Grammars:
+    """Owns the compiled grammars of one tokenizer, the least recently used of which are forgotten.
+
+    The end of an answer is a token id of its own, `end_id`, past the model's vocabulary: a matcher that allows it lets
+    the sequence end, by whatever tokens end it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        max_kept: int = MAX_KEPT,
+        num_threads: int = 1,  # for the masks of many rows
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.num_threads = num_threads
+        self.end_id = vocab_size
+        self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._max_kept = max_kept
+        self._kept: OrderedDict[tuple[str, str], Grammar | str] = OrderedDict()
+        self._kept_len = 0
+        self._is_changing = threading.Lock()
+        self._may_compile = threading.Semaphore(_AT_ONCE)
+        self._may_read_tokens = threading.Lock()
+        self._tokens: llguidance.LLTokenizer | None = None
+
+    @property
+    def num_words(self) -> int:
+        """The width of a bitmask."""
+        return -(-(self.vocab_size + 1) // 32)
+
+    def compile(self, outputs: StructuredOutputs) -> Grammar:
+        """The grammar of what was asked for; refused, with the reason, if it cannot be one."""
+        key = (outputs.kind, outputs.source)
+        found = self._recall(key)
+        if found is None:
+            with self._may_compile:
+                found = self._recall(key) or self._compiled(outputs)
+            self._keep(key, found)
+        if isinstance(found, str):
+            raise outputs.refused(found)
+        return found
+
+    def _recall(self, key: tuple[str, str]) -> Grammar | str | None:
+        with self._is_changing:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: tuple[str, str], found: Grammar | str) -> None:
+        with self._is_changing:
+            if key not in self._kept:
+                self._kept_len += len(key[1])
+            self._kept[key] = found
+            while len(self._kept) > self._max_kept or self._kept_len > MAX_KEPT_LEN:
+                (_, source), _ = self._kept.popitem(last=False)
+                self._kept_len -= len(source)
+
+    def _compiled(self, outputs: StructuredOutputs) -> Grammar | str:
+        """The grammar, or why there is none. Its first mask is part of it: a grammar that allows nothing has none."""
+        import llguidance
+
+        tokens = self._read_tokens()
+        try:
+            text = _in_llguidances_terms(outputs.kind, outputs.source)
+        except _NotAGrammar as error:
+            return str(error)
+        matcher = llguidance.LLMatcher(tokens, text, log_level=0, limits=_limits())
+        if not matcher.is_error():
+            probe = matcher.deep_copy()
+            first = np.frombuffer(probe.compute_bitmask(), np.uint8)
+            if not probe.is_error() and not first.any():
+                return "nothing matches it"
+            matcher = probe if probe.is_error() else matcher
+        return _explained(matcher.get_error()) if matcher.is_error() else Grammar(matcher)
+
+    def _read_tokens(self) -> llguidance.LLTokenizer:
+        """The vocabulary as llguidance wants it; takes half a second, once."""
+        import llguidance
+
+        if self._tokenizer is None:
+            raise RequestError(
+                "structured output needs the model's tokenizer, and it has none; name one with tokenizer=...",
+                param="structured_outputs",
+            )
+        with self._may_read_tokens:
+            if self._tokens is None:
+                vocabulary: Any = _Vocabulary(self._tokenizer, self.vocab_size, self._eos_token_ids)
+                self._tokens = llguidance.LLTokenizer(vocabulary, n_vocab=self.vocab_size + 1, eos_token=self.end_id)
+                vocabulary.greedily = self._tokens.greedy_tokenize
+            return self._tokens
+
+
+class _Vocabulary:
+    """Each token's bytes, as the answer's text will have them; llguidance reads these attributes."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        special = {*tokenizer.special_ids, *tokenizer.eos_token_ids, *eos_token_ids}
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)] + [b"<end>"]
+        self.special_token_ids = [*sorted(token_id for token_id in special if token_id < vocab_size), vocab_size]
+        self.eos_token_id = vocab_size
+        names = [tokenizer.token(token_id) for token_id in tokenizer.special_ids]
+        self._special = re.compile(
+            "|".join(map(re.escape, sorted(filter(None, names), key=len, reverse=True))) or "(?!)"
+        )
+        self.greedily: Callable[[str], list[int]] | None = None  # how to split what the tokenizer would change
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """How the model is used to see a text that the grammar leaves no choice about."""
+        text = text.decode() if isinstance(text, bytes) else text
+        pieces = self._tokenizer.encode_batch(self._without_special(text), add_special_tokens=False)
+        token_ids = [token_id for piece in pieces for token_id in piece]
+        is_same = b"".join(self.tokens[token_id] for token_id in token_ids) == text.encode()
+        return token_ids if is_same or self.greedily is None else self.greedily(text)
+
+    def _without_special(self, text: str) -> list[str]:
+        """The text in pieces, cut where it spells a special token: a text is no token."""
+        pieces, start = [], 0
+        while match := self._special.search(text, start):
+            pieces.append(text[start : match.start() + 1])
+            start = match.start() + 1
+        return [*pieces, text[start:]]
+
+
+class _NotAGrammar(Exception):
+    pass
+
+
+def _in_llguidances_terms(kind: str, source: str) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if kind in ("json", "json_object"):
+        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": JSON_WHITESPACE})
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if kind == "choice":
+        return grammar_from("choice", source)
+    try:
+        return grammar_from("grammar" if "::=" in source else "lark", source)
+    except (ValueError, RecursionError) as error:
+        raise _NotAGrammar(str(error)) from None
+
+
+def _limits() -> llguidance.LLParserLimits:
+    """What a grammar may cost: to compile, in each step, and in memory."""
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # some 20 ms
+        step_lexer_fuel=100_000,  # some 10 ms
+        step_max_items=10_000,  # some 20 ms; a schema of 150 optional properties needs 5,000
+        max_lexer_states=20_000,  # some 30 MB
+        max_grammar_size=250_000,
+        verbose_errors=False,
+    )
+
+
+def _explained(error: str) -> str:
+    """llguidance's own words, without its marks and not too many of them."""
+    text = error.replace("<non-verbose/>", "").strip()
+    if text.startswith("NoExtension"):
+        return "nothing matches it"
+    return text if len(text) <= _MAX_ERROR_LEN else f"{text[:_MAX_ERROR_LEN]}…"
+
+
+def explain(error: str) -> str:
+    """Why a matcher gave up in the middle of an answer."""
+    return f"the grammar became too complex for this answer: {_explained(error)}; make the schema or grammar simpler"

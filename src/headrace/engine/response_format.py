@@ -1,0 +1,61 @@
+"""OpenAI's `response_format`: text, any JSON object, or JSON of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import RequestError, nearest
+from headrace.types import StructuredOutputs
+
+_PARAM = "response_format"
+_TYPES = ("text", "json_object", "json_schema")
+_SCHEMA_FIELDS = ("name", "description", "schema", "strict")
+
+
+def read_response_format(given: object) -> StructuredOutputs | None:
+    """What it asks for; None for text. A schema is always followed to the letter, `strict` or not."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+        raise _refused(f"must be an object with a type ({', '.join(_TYPES)}), got {_shown(given)}")
+    kind = given["type"]
+    if kind not in _TYPES:
+        raise _refused(f"type must be {', '.join(_TYPES)}, got {_shown(kind)}{nearest(kind, _TYPES)}")
+    _refuse_unknown(given, ("type", "json_schema") if kind == "json_schema" else ("type",), "")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputs(json_object=True, asked_as=_PARAM)
+    return StructuredOutputs(json=_schema(given.get("json_schema")), asked_as=_PARAM)
+
+
+def _schema(described: object) -> Mapping[str, Any]:
+    if not isinstance(described, Mapping):
+        raise _refused("of type json_schema needs json_schema, an object with name and schema")
+    _refuse_unknown(described, _SCHEMA_FIELDS, "json_schema.")
+    if not isinstance(described.get("name", ""), str):
+        raise _refused(f"json_schema.name must be text, got {_shown(described['name'])}")
+    if not isinstance(described.get("strict"), bool | None):
+        raise _refused(f"json_schema.strict must be true or false, got {_shown(described['strict'])}")
+    schema = described.get("schema")
+    if schema is None:  # OpenAI lets it be left out
+        return {"type": "object"}
+    if not isinstance(schema, Mapping):
+        raise _refused(f"json_schema.schema must be an object, got {_shown(schema)}")
+    return schema
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+    for name in given:
+        if name not in known:
+            raise _refused(f"has an unknown field {f'{prefix}{name}'!r}{nearest(str(name), known)}")
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(f"{_PARAM} {message}", param=_PARAM)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,230 @@
+"""How much work is taken on: places in the queue, in requests and in tokens, reserved before any work is done.
+
+    reserve ──▶ count_tokens ──▶ started ──▶ release
+    (waiting, tokens guessed)    (running)   (gone)
+
+A place is taken with `reserve`, on the event loop and without a pause, so a burst cannot slip through while the first
+of it is tokenized. All of it runs on one thread, that of the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from headrace.engine.settings import Settings
+from headrace.errors import HeadraceError, RequestError
+from headrace.server.options import ServerOptions
+from headrace.server.state import ServerState
+
+QUEUE_FACTOR = 4  # by default, engine-fulls that may wait
+BYTES_PER_TOKEN = 4  # of a body, until its tokens are counted
+
+WINDOW_S = 30  # over which the drain rate is measured
+LONGEST_RETRY_S = 60
+
+
+class Overloaded(HeadraceError):
+    """Not now: come back after `retry_after_s`. `reason` is the name in metrics."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: int, status: int = 503) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    max_requests: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, options: ServerOptions, settings: Settings) -> AdmissionLimits:
+        num_cache_tokens = settings.num_blocks * settings.block_size
+        return cls(
+            max_requests=options.max_num_queued_reqs or QUEUE_FACTOR * settings.max_num_seqs,
+            max_tokens=options.max_num_queued_tokens or QUEUE_FACTOR * num_cache_tokens,
+        )
+
+
+class Admission:
+    """Owns the counts. A request waits from `reserve` until its `started`, and is in flight until its `release`."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        limits: AdmissionLimits,
+        clock: Callable[[], float] = time.monotonic,
+        state: ServerState | None = None,
+    ) -> None:
+        self.limits = limits
+        self.refusals: Counter[str] = Counter()
+        self.num_waiting = 0
+        self.num_waiting_tokens = 0
+        self.num_running = 0
+        self._overload_status = options.overload_status
+        self._drain_seconds = math.ceil(options.shutdown_timeout_s)
+        self._departures = Departures(clock)
+        self._state = state
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.num_waiting + self.num_running
+
+    @property
+    def drain_rate(self) -> float:
+        """Requests that start, a second."""
+        return self._departures.requests_per_s
+
+    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation:
+        """Places for so many requests, all or none; an empty queue takes a body of any length."""
+        self._refuse_if_not_ready()
+        if num_requests > self.limits.max_requests:
+            raise RequestError(
+                f"{num_requests:,} prompts at once are more than the {self.limits.max_requests:,} that may wait; "
+                "send fewer at a time",
+                param="prompt",
+                code="too_many_prompts",
+            )
+        num_excess = self.num_waiting + num_requests - self.limits.max_requests
+        if num_excess > 0:
+            raise self._overloaded("queue_full", "requests", num_excess, self._departures.requests_per_s)
+        num_tokens = num_body_bytes // BYTES_PER_TOKEN
+        self._check_tokens(num_tokens, num_others=self.num_waiting_tokens)
+        self.num_waiting += num_requests
+        self.num_waiting_tokens += num_tokens
+        return Reservation(self, num_requests, num_tokens)
+
+    def _refuse_if_not_ready(self) -> None:
+        reason = None if self._state is None else self._state.refuse_reason()
+        if reason is None:
+            return
+        self.refusals[reason] += 1
+        seconds = self._drain_seconds if reason == "draining" else 1
+        raise Overloaded(
+            _NOT_READY[reason], reason=reason, retry_after_s=min(max(1, seconds), LONGEST_RETRY_S), status=503
+        )
+
+    def _check_tokens(self, num_tokens: int, *, num_others: int) -> None:
+        num_excess = num_others + num_tokens - self.limits.max_tokens
+        if num_others and num_excess > 0:
+            raise self._overloaded("queue_tokens", "prompt tokens", num_excess, self._departures.tokens_per_s)
+
+    def _overloaded(self, reason: str, what: str, num_excess: int, rate: float) -> Overloaded:
+        self.refusals[reason] += 1
+        seconds = math.ceil(num_excess / rate) if rate > 0 else LONGEST_RETRY_S
+        limit = self.limits.max_requests if reason == "queue_full" else self.limits.max_tokens
+        return Overloaded(
+            f"the queue is full: at most {limit:,} {what} may wait; try again later",
+            reason=reason,
+            retry_after_s=min(max(1, seconds), LONGEST_RETRY_S),
+            status=self._overload_status,
+        )
+
+    # ---- for reservations
+
+    def _recount(self, num_before: int, num_now: int) -> None:
+        self._check_tokens(num_now, num_others=self.num_waiting_tokens - num_before)
+        self.num_waiting_tokens += num_now - num_before
+
+    def _leave_queue(self, num_requests: int, num_tokens: int) -> None:
+        self.num_waiting -= num_requests
+        self.num_waiting_tokens -= num_tokens
+
+    def _start(self, num_requests: int, num_tokens: int) -> None:
+        self._leave_queue(num_requests, num_tokens)
+        self._departures.add(num_requests, num_tokens)
+        self.num_running += num_requests
+
+
+class Reservation:
+    """The places of one HTTP request. Leaving its `with` block gives back whatever it still has."""
+
+    def __init__(self, admission: Admission, num_requests: int, num_tokens: int) -> None:
+        self._admission = admission
+        self._num_requests = num_requests
+        self._num_tokens = num_tokens
+        self._is_waiting = True
+        self._is_released = False
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """The true number, in place of the guess. If the queue cannot hold it, the places are given back."""
+        if not self._is_waiting:
+            return
+        try:
+            self._admission._recount(self._num_tokens, num_tokens)
+        except Overloaded:
+            self.release()
+            raise
+        self._num_tokens = num_tokens
+
+    def started(self) -> None:
+        """It runs: its place in the queue is free."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self._admission._start(self._num_requests, self._num_tokens)
+
+    def release(self) -> None:
+        if self._is_released:
+            return
+        self._is_released = True
+        if self._is_waiting:
+            self._is_waiting = False
+            self._admission._leave_queue(self._num_requests, self._num_tokens)
+        else:
+            self._admission.num_running -= self._num_requests
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Departures:
+    """How fast requests leave the queue to run: sums by the second, over the last seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sums: deque[list[int]] = deque()  # [second, requests, tokens]
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        second = int(self._clock())
+        if not self._sums or self._sums[-1][0] != second:
+            self._forget(second)
+            self._sums.append([second, 0, 0])
+        self._sums[-1][1] += num_requests
+        self._sums[-1][2] += num_tokens
+
+    @property
+    def requests_per_s(self) -> float:
+        return self._rate(1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._rate(2)
+
+    def _rate(self, column: int) -> float:
+        now = self._clock()
+        self._forget(int(now))
+        if not self._sums:
+            return 0.0
+        return sum(sums[column] for sums in self._sums) / max(1.0, now - self._sums[0][0])
+
+    def _forget(self, second: int) -> None:
+        while self._sums and self._sums[0][0] <= second - WINDOW_S:
+            self._sums.popleft()
+
+
+_NOT_READY = {
+    "starting": "the model is being loaded; try again soon",
+    "draining": "the server is shutting down; try another one, or again later",
+    "engine_dead": "the engine has stopped and is being restarted; try again soon",
+}

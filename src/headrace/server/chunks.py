@@ -1,0 +1,61 @@
+"""The chunks of a streamed answer as bytes. What stays the same within a stream is encoded once.
+
+data: {"id":…,"object":…,"created":…,"model":…,"choices":[{"index":0,"delta":{"content": TEXT },…}]}\\n\\n
+└────────────────────── head ─────────────────────────────────────────────┘      └──── tail ──────┘
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.Encoder().encode
+
+
+class Chunks:
+    """One stream's. `opening` and `closing` stand around a text: `"delta":{"content":` and `}` in a chat."""
+
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        *,
+        opening: bytes,
+        closing: bytes,
+        always: dict[str, Any],
+        usage_is_null: bool = False,
+    ) -> None:
+        """`facts`: id, object, created, model. `always`: what each choice has beside its text, when nothing is special.
+        `usage_is_null`: as OpenAI does, if the usage comes at the end."""
+        self._head = b"data: " + encode(facts)[:-1] + b',"choices":['
+        self._opening = opening
+        self._closing = closing
+        self._always = always
+        self._end = b'],"usage":null}\n\n' if usage_is_null else b"]}\n\n"
+        self._tail = closing + b"," + encode(always)[1:] + self._end
+        self._heads: dict[int, bytes] = {}
+
+    def text(self, index: int, text: str) -> bytes:
+        """The common chunk: new text and nothing else."""
+        head = self._heads.get(index) or self._head_of(index)
+        return head + encode(text) + self._tail
+
+    def special(self, index: int, text: str, more: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        """New text with log-probabilities, token ids, the end of the answer, or the usage so far."""
+        fields = encode(self._always | more)[1:]
+        return b"".join((self._head_of(index), encode(text), self._closing, b",", fields, self._end_with(usage)))
+
+    def choice(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        """A choice of any other form."""
+        return self._head + encode(choice) + self._end_with(usage)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk of a stream that was asked for it: no choices."""
+        return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
+
+    def _head_of(self, index: int) -> bytes:
+        self._heads[index] = self._head + b'{"index":%d,' % index + self._opening
+        return self._heads[index]
+
+    def _end_with(self, usage: dict[str, Any] | None) -> bytes:
+        return self._end if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"

@@ -1,0 +1,120 @@
+"""The keys that clients must send: where they come from, and whose a presented one is.
+
+Only digests are kept. A presented key is compared with all of them, each in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ConfigError
+from headrace.server.options import ServerOptions
+
+ENVIRONMENT = ("HEADRACE_API_KEY", "VLLM_API_KEY")
+ADMIN_ENVIRONMENT = "HEADRACE_ADMIN_KEY"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    digest: bytes
+    cache_salt: str | None  # prompts of different keys share no cached blocks
+    is_admin: bool = False
+
+
+class Keys:
+    """Owns the keys of one server. `reload` reads the file again; the others stay as they were at the start."""
+
+    def __init__(self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, tell: Tell) -> None:
+        self._options = options
+        self._environ = environ
+        self._tell = tell
+        self._secret = secrets.token_bytes(32)
+        self._keys = self._read()
+        self._admin = self._admin_key()
+
+    @property
+    def are_required(self) -> bool:
+        return bool(self._keys)
+
+    @property
+    def has_admin(self) -> bool:
+        return self._admin is not None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, presented: bytes) -> Key | None:
+        """Whose key this is. As slow for a wrong one as for a right one."""
+        digest = hashlib.sha256(presented).digest()
+        found: Key | None = None
+        for key in (*self._keys, self._admin):
+            if key is not None and hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def reload(self) -> None:
+        """On an error the keys stay as they are: a half-written file must not lock out, or let in, everybody."""
+        try:
+            self._keys = self._read()
+        except ConfigError as error:
+            self._tell(f"the keys stay as they were: {error}")
+        else:
+            self._tell(f"read {len(self._keys)} keys again")
+
+    def _read(self) -> tuple[Key, ...]:
+        given = [("command-line", self._options.api_key)]
+        given += [(name.lower(), self._environ.get(name)) for name in ENVIRONMENT]
+        keys = [self._key(name, text) for name, text in given if text is not None]
+        if self._options.api_key_file is not None:
+            keys += self._from_file(Path(self._options.api_key_file))
+        return tuple(keys)
+
+    def _admin_key(self) -> Key | None:
+        text = self._options.admin_key or self._environ.get(ADMIN_ENVIRONMENT)
+        if text is None:
+            return None
+        admin = self._key("admin", text, is_admin=True)
+        if any(key.digest == admin.digest for key in self._keys):
+            raise ConfigError("the admin key is also the key of a client; give it one of its own")
+        return admin
+
+    def _from_file(self, path: Path) -> list[Key]:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            is_open = bool(path.stat().st_mode & stat.S_IROTH)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+        if is_open:
+            self._tell(f"warning: every user of this machine can read the keys in {path}; chmod 600 closes it")
+        keys = [self._from_line(line, number, path) for number, line in enumerate(lines, 1) if _has_key(line)]
+        if not keys:
+            raise ConfigError(f"the key file {path} has no key; without keys, leave --api-key-file out")
+        return keys
+
+    def _from_line(self, line: str, number: int, path: Path) -> Key:
+        words = line.split()
+        if len(words) > 2:
+            raise ConfigError(f"line {number} of the key file {path} must be 'key' or 'name key'")
+        return self._key(words[0] if len(words) == 2 else f"line-{number}", words[-1])
+
+    def _key(self, name: str, text: str, *, is_admin: bool = False) -> Key:
+        text = text.strip()
+        if not text or not text.isascii() or not text.isprintable() or " " in text:
+            raise ConfigError(f"the key {name!r} must be printable ASCII without blanks, since it stands in a header")
+        digest = hashlib.sha256(text.encode()).digest()
+        salt = hmac.digest(self._secret, digest, "sha256").hex() if self._options.cache_salt_per_key else None
+        return Key(name, digest, salt, is_admin)
+
+
+def _has_key(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")

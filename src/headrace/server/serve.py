@@ -1,0 +1,110 @@
+"""From settings to a running server, and to its exit code: the one place where its parts are put together."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from headrace.config import EngineConfig
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.start import start_engine_process
+from headrace.engine.supervisor import Supervision
+from headrace.monitor.metrics import ServerMetrics
+from headrace.server.admission import Admission, AdmissionLimits
+from headrace.server.app import App, Services
+from headrace.server.batching import BatchPolicy, Dispatcher
+from headrace.server.deadline import allowed_seconds
+from headrace.server.gate import Gate
+from headrace.server.keys import Keys
+from headrace.server.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
+from headrace.server.options import ServerOptions
+from headrace.server.state import ServerState
+
+
+def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
+    """Until a signal. What can be refused is refused before the model is loaded."""
+    keys = Keys(options, tell=tell)
+    check_tls(options)
+    _warn(options, keys, tell)
+    with open_listener(options) as listener:
+        rules = Supervision(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
+        engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
+        return run_on_uvloop(_run(engine, config, options, keys, listener, tell))
+
+
+async def _run(
+    engine: AsyncEngine, config: EngineConfig, options: ServerOptions, keys: Keys, listener: socket.socket, tell: Tell
+) -> int:
+    try:
+        server = Server(engine, options, keys, model_name=options.served_model_name or config.model, tell=tell)
+        server.tell_settings()
+        listener.listen(BACKLOG)  # whoever reads the next line may connect at once
+        tell(f"serving {server.services.model_name} on {address_of(listener, options)}")
+        return await server.lifecycle.run(listener)
+    finally:
+        await engine.close()
+
+
+class Server:
+    """The parts of one server, each owned here and known to the others by what it needs of them."""
+
+    def __init__(self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, tell: Tell) -> None:
+        settings = engine.settings
+        self._engine = engine
+        self._options = options
+        self._tell = tell
+        self.state = ServerState(lambda: engine.phase)
+        self.metrics = ServerMetrics(model_name, settings)
+        self.admission = Admission(options, AdmissionLimits.of(options, settings), state=self.state)
+        policy = BatchPolicy.of(
+            options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
+        )
+        self.dispatcher = Dispatcher(policy)
+        self.services = Services(
+            engine=engine,
+            options=options,
+            admission=self.admission,
+            metrics=self.metrics,
+            model_name=model_name,
+            state=self.state,
+            turns=self.dispatcher,
+            deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
+        )
+        self.lifecycle = Lifecycle(
+            Gate(App(self.services), options, keys, on_refused=self.metrics.refused),
+            options,
+            self.state,
+            abort_all=self._abort_all,
+            reload_keys=keys.reload,
+            has_given_up=lambda: engine.phase == "dead",
+            on_refused=self.metrics.refused,
+            tell=tell,
+        )
+
+    def tell_settings(self) -> None:
+        """Each automatic value with its reason."""
+        for choice in self._engine.settings.choices:
+            self._tell(f"{choice.name} = {choice.value} ({choice.reason})")
+        limits = self.admission.limits
+        if self._options.max_num_queued_reqs is None:
+            self._tell(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
+        if self._options.max_num_queued_tokens is None:
+            self._tell(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
+
+    async def _abort_all(self) -> None:
+        self.dispatcher.close()
+        self._engine.abort_all()
+
+
+def _warn(options: ServerOptions, keys: Keys, tell: Tell) -> None:
+    if not keys.are_required and not _is_loopback(options.host):
+        tell(f"warning: everybody who can reach {options.host} may use this server; --api-key-file asks for keys")
+    if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
+        tell("warning: keys and texts travel unencrypted; use --ssl-certfile, or a proxy that speaks TLS")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,73 @@
+"""What the routes work with: the engine, and the server's own parts around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from time import time
+from types import TracebackType
+from typing import Any, Protocol
+
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.core import EngineStats
+from headrace.monitor.times import RequestTimes
+from headrace.server.options import ServerOptions
+
+
+class Reservation(Protocol):
+    """A place in the queue, from before a prompt is tokenized."""
+
+    def count_tokens(self, num_tokens: int) -> None: ...
+    def started(self) -> None: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Reservation: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Admission(Protocol):
+    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation: ...
+
+
+class Metrics(Protocol):
+    def received(self, *, n: int, max_tokens: int | None) -> None: ...
+    def refused(self, reason: str) -> None: ...
+    def finished(self, times: RequestTimes, reason: str) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def answered(self, handler: str, method: str, status: int) -> None: ...
+    def restarted(self) -> None: ...
+    def observe(self, stats: EngineStats | None) -> None: ...
+    def render(self, accept: str | None = None) -> tuple[bytes, str]: ...
+
+
+class State(Protocol):
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def is_alive(self) -> bool: ...
+    def refuse_reason(self) -> str | None: ...
+
+
+class Turns(Protocol):
+    """Dynamic batching: a place in the engine, waited for."""
+
+    def turn(
+        self, *, size: int = 1, priority: int = 0, timeout_s: float | None = None
+    ) -> AbstractAsyncContextManager[None]: ...
+
+
+@dataclass
+class Services:
+    engine: AsyncEngine
+    options: ServerOptions
+    admission: Admission
+    metrics: Metrics
+    model_name: str
+    state: State
+    turns: Turns | None = None
+    deadline_s: Callable[[Mapping[str, Any]], float | None] | None = None  # of a request's scope; else the options'
+    started_at: int = field(default_factory=lambda: int(time()))
+    num_in_flight: int = 0  # requests that are being answered
+    num_restarts: int = 0  # of the engine, as far as they are counted

@@ -1,0 +1,49 @@
+"""Where a server stands between its start and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+Phase = Literal["starting", "ready", "draining", "dead"]
+
+
+class ServerState:
+    """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while there is no engine.
+
+    `engine_phase` is asked each time, since an engine may die and come back at any moment.
+    """
+
+    def __init__(self, engine_phase: Callable[[], str] = lambda: "ready") -> None:
+        self._engine_phase = engine_phase
+        self._is_started = False
+        self._is_draining = False
+
+    @property
+    def phase(self) -> Phase:
+        if self._is_started and self._engine_phase() in ("restarting", "dead"):
+            return "dead"
+        if self._is_draining:
+            return "draining"
+        return "ready" if self._is_started else "starting"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are welcome."""
+        return self.phase == "ready"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether waiting could help; what is not alive should be restarted."""
+        return self.phase != "dead"
+
+    def refuse_reason(self) -> str | None:
+        """Why a new request cannot be taken, as metrics name it."""
+        phase = self.phase
+        return None if phase == "ready" else {"dead": "engine_dead"}.get(phase, phase)
+
+    def ready(self) -> None:
+        self._is_started = True
+
+    def drain(self) -> None:
+        self._is_draining = True

@@ -1,0 +1,163 @@
+"""One tool call's JSON, as far as it has come."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from headrace.text.json_scanner import Found, JsonScanner
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class Call(Protocol):
+    name: str | None
+    id: str | None
+    arguments: str  # as far as they have come
+
+    @property
+    def text(self) -> str:
+        """All that was fed, but for a character that was an error."""
+        ...
+
+    def feed(self, char: str) -> Found:
+        """ERROR: this is no call, and the character is not part of it. OBJECT_END: it is complete."""
+        ...
+
+    @property
+    def can_be_announced(self) -> bool:
+        """Whether its name is known and its arguments have begun."""
+        ...
+
+    @property
+    def text_after_arguments(self) -> str: ...
+
+
+class NamedCall:
+    """The arguments of a call whose name stood before them."""
+
+    def __init__(self, name: str, call_id: str | None) -> None:
+        self.name: str | None = name
+        self.id = call_id
+        self.arguments = ""
+        self._scanner = JsonScanner()
+
+    @property
+    def text(self) -> str:
+        return self.arguments
+
+    def feed(self, char: str) -> Found:
+        found = self._scanner.feed(char)
+        if found is not Found.ERROR:
+            self.arguments += char
+        return found
+
+    @property
+    def can_be_announced(self) -> bool:
+        return bool(self.arguments)
+
+    @property
+    def text_after_arguments(self) -> str:
+        return ""
+
+
+class ObjectCall:
+    """{"name": "...", "arguments": {...}}, in either order; arguments may be called parameters, and may be left out
+    unless they are needed to tell a call from any other object."""
+
+    def __init__(self, *, needs_arguments: bool = False) -> None:
+        self.name: str | None = None
+        self.id: str | None = None
+        self.arguments = ""
+        self.text = ""
+        self._needs_arguments = needs_arguments
+        self._scanner = JsonScanner()
+        self._part_start = 0  # of the key or value at hand, in `text`
+        self._key = ""
+        self._arguments_end: int | None = None
+        self._has_arguments = False
+        self._streams = False  # inside of arguments that are an object
+
+    def feed(self, char: str) -> Found:
+        found = self._scanner.feed(char)
+        if found is Found.ERROR or (found is Found.VALUE_START and not self._begins(char)):
+            return Found.ERROR
+        if found is Found.OBJECT_END and not self._is_a_call():
+            return Found.ERROR
+        self.text += char
+        if self._streams:
+            self.arguments += char
+        if found is Found.KEY_END:
+            self._key = _text(self.text[self.text.index('"', self._part_start) :]) or ""
+        elif found is Found.VALUE_END and not self._takes(self.text[self._part_start :]):
+            self.text = self.text[:-1]
+            return Found.ERROR
+        if found in (Found.KEY_END, Found.VALUE_END):
+            self._part_start = len(self.text)
+        return found
+
+    @property
+    def can_be_announced(self) -> bool:
+        return self.name is not None and bool(self.arguments)
+
+    @property
+    def text_after_arguments(self) -> str:
+        return "" if self._arguments_end is None else self.text[self._arguments_end :]
+
+    def _begins(self, char: str) -> bool:
+        """Whether the key at hand may have a value that begins so."""
+        self._part_start = len(self.text)
+        if self._key not in _ARGUMENTS:
+            return self._key in ("name", "id", "type") and char == '"'
+        is_second, self._has_arguments = self._has_arguments, True
+        self._streams = char == "{"
+        return not is_second and char in '{"'
+
+    def _takes(self, value: str) -> bool:
+        """Whether the value at hand, which is complete, is what a call may have."""
+        if self._streams:
+            self._streams = False
+            self._arguments_end = len(self.text)
+            return True
+        decoded = _text(value)
+        if decoded is None:
+            return False
+        if self._key in _ARGUMENTS:  # an object as a text, which some models write
+            if not _is_object(decoded):
+                return False
+            self.arguments = decoded
+            self._arguments_end = len(self.text)
+            return True
+        if self._key == "name":
+            if self.name is not None or not decoded:
+                return False
+            self.name = decoded
+            return True
+        if self._key == "id":
+            if not self._has_arguments:  # else the call may have been announced, with another
+                self.id = decoded
+            return True
+        return decoded == "function"
+
+    def _is_a_call(self) -> bool:
+        if self.name is None or (self._needs_arguments and not self._has_arguments):
+            return False
+        self.arguments = self.arguments or "{}"
+        return True
+
+
+def _text(literal: str) -> str | None:
+    """The text that a JSON literal stands for; None if it has half a character."""
+    text = str(json.loads(literal))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None
+    return text
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,133 @@
+"""The grammar of an answer that must call a tool: in the words of the model's own format, with arguments that fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import RequestError, nearest
+from headrace.text.tokenizer import Tokenizer
+from headrace.text.tool_calls import HermesParser, LlamaParser, MistralParser, ToolParser, parser_for
+from headrace.types import JSON_WHITESPACE, StructuredOutputs
+
+MAX_TOOLS = 128
+MAX_CALLS = 16  # in one answer
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+Marker = Callable[[str], str]  # how a marker is written in the grammar: as text, or as the special token that it is
+
+
+def tools_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str | Mapping[str, Any],
+    parser: ToolParser | str | None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    parallel_tool_calls: bool = True,
+) -> StructuredOutputs:
+    """What an answer must be under `tool_choice`: "required" asks for a call or more, an object for one of that name.
+
+    `tools` are OpenAI's. With the model's `tokenizer`, markers that are special tokens are written as such.
+    """
+    schemas = read_tools(tools)
+    name = _chosen(tool_choice, schemas)
+    if name is not None:
+        schemas = {name: schemas[name]}
+    most = MAX_CALLS if parallel_tool_calls and name is None else 1
+    kind = parser if isinstance(parser, ToolParser) else parser_for(parser)
+    rules = _RULES[kind.name](lambda text: _marker(text, tokenizer), most)
+    lines = [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}"]
+    key = "parameters" if kind.name == LlamaParser.name else "arguments"
+    for i, (tool, schema) in enumerate(schemas.items()):
+        beginning = f'{{"name": {json.dumps(tool)}, "{key}": '
+        lines.append(f'call_{i}: {_quoted(beginning)} args_{i} "}}"')
+        lines.append(f"args_{i}: %json {_schema_text(tool, schema)}")
+    return StructuredOutputs(grammar="\n".join(lines), asked_as="tools")
+
+
+def read_tools(tools: object) -> dict[str, Mapping[str, Any]]:
+    """Each function's name and the JSON schema of its arguments; refused where OpenAI's form is not kept."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+        raise _refused("must be a list of at least one tool")
+    if len(tools) > MAX_TOOLS:
+        raise _refused(f"can be at most {MAX_TOOLS}, got {len(tools)}")
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+            raise _refused(f"[{index}] must be an object with type 'function' and a function")
+        name, schema = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _refused(f"[{index}].function.name must be up to 64 letters, digits, '_', '-' and '.', got {name!r}")
+        if name in schemas:
+            raise _refused(f"[{index}].function.name is {name!r} again; names must be unique")
+        if not isinstance(schema, Mapping | None):
+            raise _refused(f"[{index}].function.parameters must be a JSON schema, got {type(schema).__name__}")
+        schemas[name] = _NO_ARGUMENTS if schema is None else schema
+    return schemas
+
+
+def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:
+    """The tool that must be called; None for any."""
+    if tool_choice == "required":
+        return None
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            f"tool_choice must be 'required' or name a function for a call to be forced, got {str(tool_choice)[:80]!r}",
+            param="tool_choice",
+        )
+    if name not in schemas:
+        raise RequestError(
+            f"tool_choice names {name!r}, which is none of the tools{nearest(name, schemas)}", param="tool_choice"
+        )
+    return name
+
+
+def _schema_text(tool: str, schema: Mapping[str, Any]) -> str:
+    """Arguments are an object, whatever else the schema leaves open."""
+    if schema.get("type", "object") != "object":
+        raise _refused(f": the parameters of {tool!r} must be of type object, got {schema['type']!r}")
+    options = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+    return StructuredOutputs(json={"type": "object", **options, **schema}, asked_as="tools").source
+
+
+def _marker(text: str, tokenizer: Tokenizer | None) -> str:
+    token_id = None if tokenizer is None else tokenizer.special_id(text)
+    return _quoted(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _hermes(marker: Marker, most: int) -> list[str]:
+    begin, end = marker("<tool_call>"), marker("</tool_call>")
+    return [f"start: {_several('block', _quoted(chr(10)), most)}", f'block: {begin} "\\n" call "\\n" {end}']
+
+
+def _llama(marker: Marker, most: int) -> list[str]:
+    return [f"start: {_several('call', _quoted('; '), most)}"]
+
+
+def _mistral(marker: Marker, most: int) -> list[str]:
+    return [f'start: {marker("[TOOL_CALLS]")} " "? "[" {_several("call", _quoted(", "), most)} "]"']
+
+
+def _several(item: str, separator: str, most: int) -> str:
+    return item if most == 1 else f"{item} ({separator} {item}){{0,{most - 1}}}"
+
+
+_RULES: dict[str, Callable[[Marker, int], list[str]]] = {
+    HermesParser.name: _hermes,
+    LlamaParser.name: _llama,
+    MistralParser.name: _mistral,
+}
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(f"tools{'' if message[0] in '[:' else ' '}{message}", param="tools")

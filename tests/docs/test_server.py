@@ -1,0 +1,35 @@
+"""The page on the HTTP API names every parameter and route there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.server.app import ROUTES
+from headrace.server.schema.chat import ChatRequest
+from headrace.server.schema.completions import CompletionRequest
+from headrace.server.schema.fields import LABELS, UNSUPPORTED
+from headrace.server.schema.responses import STATEFUL, ResponsesRequest
+
+PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text()
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"`([\w/.{} ]+?)`", text))
+
+
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, ResponsesRequest])
+def test_every_parameter_is_on_the_page(request_type: type) -> None:
+    table = PAGE.partition("## Parameters")[2].partition("## Streams")[0]
+    assert set(request_type.__struct_fields__) - {"model"} <= named(table)  # type: ignore[attr-defined]
+
+
+def test_everything_that_is_refused_or_without_effect_is_on_the_page() -> None:
+    assert LABELS | UNSUPPORTED.keys() | STATEFUL.keys() <= named(PAGE)
+
+
+def test_every_route_is_on_the_page() -> None:
+    routes = PAGE.partition("## Routes")[2].partition("## Parameters")[0]
+    assert all(path in routes for path in ROUTES)

@@ -1,0 +1,123 @@
+"""Rows under a grammar draw from what it allows, as the softmax over that alone; no other row sees anything of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.sampling import PlacedMasks, Sampled, Sampler
+from headrace.steps import BROKEN, Bitmask, IntArray
+from headrace.types import SamplingParams
+from tests.sampling.test_distributions import LEAST_P_VALUE, p_value
+
+VOCAB = 70
+NUM_DRAWS = 10_000
+
+
+class FixedMasks:
+    """The same tokens for each of some rows."""
+
+    def __init__(self, rows: list[int], allowed: list[int]) -> None:
+        bits = np.zeros(96, np.uint8)
+        bits[allowed] = 1
+        self.rows: IntArray = np.array(rows, np.int64)
+        self._bits = np.tile(np.packbits(bits, bitorder="little").view(np.int32), (len(rows), 1))
+
+    def bits(self) -> Bitmask:
+        return self._bits
+
+
+def sampler_of(*params: SamplingParams) -> Sampler:
+    sampler = Sampler(len(params), VOCAB)
+    for row, each in enumerate(params):
+        sampler.admit(row, each, seed=11 + row, prompt_len=1, end_len=10**9, stop_token_ids=())
+    return sampler
+
+
+def bound(**params: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs={"json_object": True}, **params)
+
+
+def draw_bound(logits: Tensor, allowed: list[int], **params: Any) -> Tensor:
+    """How often each token was drawn."""
+    sampler = sampler_of(bound(**params))
+    rows, lens = torch.zeros(NUM_DRAWS, dtype=torch.int64), torch.arange(NUM_DRAWS)
+    bits = torch.from_numpy(FixedMasks([0], allowed).bits()).expand(NUM_DRAWS, -1).contiguous()
+    masks = PlacedMasks(torch.arange(NUM_DRAWS), bits)
+    drawn = sampler.sample(logits.expand(NUM_DRAWS, -1).contiguous(), rows, lens, masks=masks)
+    return torch.bincount(drawn.tokens, minlength=VOCAB).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_what_is_allowed_is_drawn_as_the_softmax_over_it(dtype: torch.dtype, temperature: float) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
+    allowed = [0, 3, 31, 32, 33, 40, 63, 64, 69]
+    expected = torch.zeros(VOCAB, dtype=torch.float64)
+    expected[allowed] = (logits[allowed].double() / temperature).softmax(0)
+    observed = draw_bound(logits.to(dtype), allowed, temperature=temperature)
+    assert p_value(observed, expected) > LEAST_P_VALUE
+
+
+def test_filters_count_only_what_is_allowed() -> None:
+    logits = torch.arange(VOCAB) / 10.0
+    observed = draw_bound(logits, [5, 6, 7], top_k=2)
+    assert observed.nonzero().flatten().tolist() == [6, 7]
+
+
+def test_greedy_rows_take_the_likeliest_that_is_allowed() -> None:
+    observed = draw_bound(torch.arange(VOCAB) / 10.0, [2, 41, 8], temperature=0)
+    assert observed[41] == NUM_DRAWS
+
+
+def test_a_row_that_may_draw_nothing_is_broken() -> None:
+    sampler = sampler_of(bound())
+    masks = PlacedMasks.of(FixedMasks([0], []), np.array([0]), torch.device("cpu"))
+    drawn = sampler.sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]), masks=masks)
+    assert drawn.finished.tolist() == [BROKEN]
+
+
+def test_other_rows_draw_as_if_there_were_no_masks() -> None:
+    params = [SamplingParams(), bound(), SamplingParams(top_p=0.5, logprobs=3), bound(), SamplingParams(temperature=0)]
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(5))
+    rows = torch.tensor([4, 1, 0, 3, 2])
+    placed = PlacedMasks.of(FixedMasks([3, 1], [7]), rows.numpy(), torch.device("cpu"))
+    free = [place for place, row in enumerate(rows.tolist()) if row not in (1, 3)]
+    for length in range(40):
+        lens = torch.full((5,), length)
+        held: Sampled = sampler_of(*params).sample(logits.clone(), rows, lens, masks=placed)
+        alone = sampler_of(*params).sample(logits[free], rows[free], lens[free])
+        assert torch.equal(held.tokens[free], alone.tokens)
+        assert held.tokens[[1, 3]].tolist() == [7, 7]
+        assert held.logprobs is not None and alone.logprobs is not None
+        assert torch.equal(held.logprobs.chosen, alone.logprobs.chosen)
+
+
+def test_log_probabilities_are_from_before_the_mask() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
+    masks = PlacedMasks.of(FixedMasks([0], [12]), np.array([0]), torch.device("cpu"))
+    drawn = sampler_of(bound(logprobs=1)).sample(logits.clone(), torch.tensor([0]), torch.tensor([4]), masks=masks)
+    assert drawn.logprobs is not None
+    assert drawn.logprobs.chosen.item() == pytest.approx(logits[0].log_softmax(0)[12].item())
+    assert drawn.logprobs.top_ids.item() == logits[0].argmax()
+
+
+def test_masks_of_rows_that_have_ended_are_left_out() -> None:
+    masks = FixedMasks([9, 2, 5], [1])
+    placed = PlacedMasks.of(masks, np.array([7, 5, 0, 9]), torch.device("cpu"))
+    assert placed.places.tolist() == [3, 1]
+    assert placed.bits.shape[0] == 2
+
+
+def test_a_row_under_a_grammar_is_not_drawn_plainly_on_a_gpu() -> None:
+    sampler = sampler_of(SamplingParams(), bound())
+    assert sampler.is_plain(np.array([0])) and not sampler.is_plain(np.array([0, 1]))
+
+
+def test_a_row_under_a_grammar_is_not_drawn_from_without_its_mask() -> None:
+    with pytest.raises(AssertionError, match="masks"):
+        sampler_of(bound()).sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]))

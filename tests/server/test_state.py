@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from headrace.server.state import ServerState
+
+
+def test_a_server_starts_gets_ready_and_drains() -> None:
+    state = ServerState()
+    assert (state.phase, state.is_ready, state.is_alive) == ("starting", False, True)
+    state.ready()
+    assert (state.phase, state.is_ready, state.refuse_reason()) == ("ready", True, None)
+    state.drain()
+    assert (state.phase, state.is_ready, state.is_alive, state.refuse_reason()) == ("draining", False, True, "draining")
+
+
+def test_a_dead_engine_makes_a_dead_server_until_it_is_back() -> None:
+    phases = ["ready"]
+    state = ServerState(lambda: phases[-1])
+    state.ready()
+    for phase in ("restarting", "dead"):
+        phases.append(phase)
+        assert (state.phase, state.is_alive, state.refuse_reason()) == ("dead", False, "engine_dead")
+    phases.append("ready")
+    assert (state.phase, state.is_alive) == ("ready", True)
+
+
+def test_draining_is_for_good() -> None:
+    state = ServerState()
+    state.drain()
+    state.ready()
+    assert state.phase == "draining"
