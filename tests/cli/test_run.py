@@ -112,3 +112,59 @@ def test_commands_that_cannot_work_are_wrong_usage(arguments: list[str]) -> None
     with pytest.raises(SystemExit) as stopped:
         main(["run", *arguments])
     assert stopped.value.code == 2
+
+
+def test_rows_of_data_get_their_flags(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
+    output = str(tmp_path / "out.csv")
+    flags = ["--prompt", "Say {text}", "--system", "In {lang}", "--input-format", "jsonl", "--max-error-rate", "0.5"]
+    assert main(["run", str(source), "-o", output, *flags]) == 0
+    (job,) = jobs
+    assert job.template is not None
+    assert job.template.columns == ("text", "lang") and job.template.is_chat
+    assert (job.input_format, job.output_format, job.max_error_rate) == ("jsonl", None, 0.5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--prompt", "{"],
+        ["--chat"],
+        ["--system", "x"],
+        ["--prompt", "x", "--messages-column", "m"],
+        ["--max-error-rate", "2"],
+        ["--rate", "5"],
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(
+    source: Path, jobs: list[JobSpec], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["run", str(source), "-o", str(source.parent / "out.jsonl"), *flags])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code in (1, 2) and not jobs
+    assert capsys.readouterr().err
+
+
+def test_a_check_needs_no_output_and_runs_nothing(
+    source: Path, jobs: list[JobSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.engine.checks import RequestChecks
+    from headrace.jobs.preflight import Front
+    from headrace.sched import SchedulerLimits
+
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=64)
+    monkeypatch.setattr(
+        "headrace.jobs.preflight.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
+    )
+    source.write_text('{"prompt": [1, 2]}\n{broken\n')
+    summary = source.parent / "check.json"
+    assert main(["run", str(source), "--check", "--rate", "10", "--json-summary", str(summary)]) == 3
+    told = capsys.readouterr().out
+    assert told.startswith("line 2, byte 19: invalid_json: ")
+    assert "1 of 2 lines" in told and "at most 6 s at 10 tokens/s" in told
+    assert json.loads(summary.read_text())["errors_by_code"] == {"invalid_json": 1}
+    assert not jobs
+    source.write_text('{"prompt": [1, 2]}\n')
+    assert main(["run", str(source), "--check", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""

@@ -78,9 +78,10 @@ def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
     assert [code_of(item) for item in items[1:]] == ["no_tokenizer"] * 2
 
 
+@pytest.mark.parametrize("max_run", [4, 20, 1000])
 @pytest.mark.parametrize("recent", [1, 3, 8, 1000])
-def test_seen_ids_agree_with_a_dictionary(recent: int) -> None:
-    seen, expected = SeenIds(recent), {}
+def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int) -> None:
+    seen, expected = SeenIds(recent, max_run=max_run), {}
     for start in range(1, 200, 5):
         numbers = list(range(start, start + 5))
         ids = [str(number * 7919 % 61) for number in numbers]

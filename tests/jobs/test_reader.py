@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headrace.jobs import reader
-from headrace.jobs.reader import BATCH_LINES, InputLine, estimate_num_lines, open_input, read_batches
+from headrace.jobs.reader import BATCH_LINES, InputLine, read_batches
+from headrace.jobs.sources import jsonl, open_source
 
 
 def read(path: Path, limit: int | None = None) -> list[InputLine]:
-    with open_input(str(path)) as source:
+    with path.open("rb", buffering=0) as source:
         return [line for batch in read_batches(source, limit=limit) for line in batch]
 
 
@@ -65,7 +67,7 @@ def test_an_over_long_line_is_marked_and_the_next_one_is_whole(tmp_path: Path, m
 
 def test_batches_are_bounded(tmp_path: Path) -> None:
     path = write(tmp_path, b"1\n" * (3 * BATCH_LINES + 1))
-    with open_input(str(path)) as source:
+    with path.open("rb", buffering=0) as source:
         assert [len(batch) for batch in read_batches(source)] == [BATCH_LINES] * 3 + [1]
 
 
@@ -84,7 +86,7 @@ def test_a_large_file_is_never_in_memory(tmp_path: Path) -> None:
     path = write(tmp_path, line * 10_000)
     tracemalloc.start()
     try:
-        with open_input(str(path)) as source:
+        with path.open("rb", buffering=0) as source:
             num_lines = sum(len(batch) for batch in read_batches(source))
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -97,7 +99,9 @@ def test_the_number_of_lines_is_exact_for_a_small_file_and_close_for_a_large_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, b"12345\n\n" * 1000)
-    assert estimate_num_lines(str(path)) == 1000
-    monkeypatch.setattr(reader, "ESTIMATE_BYTES", 700)
-    assert estimate_num_lines(str(path)) == 1000
-    assert estimate_num_lines("-") is None
+    with closing(open_source(str(path))) as source:
+        assert source.estimate_num_lines() == 1000
+        monkeypatch.setattr(jsonl, "ESTIMATE_BYTES", 700)
+        monkeypatch.setattr(reader, "CHUNK_BYTES", 700)
+        assert source.estimate_num_lines() == pytest.approx(1000, rel=0.01)
+    assert open_source("-").estimate_num_lines() is None

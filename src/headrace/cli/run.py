@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
@@ -14,6 +14,7 @@ from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 
 if TYPE_CHECKING:
     from headrace.jobs.report import JobReport
+    from headrace.jobs.spec import JobSpec
 
 EPILOG = """\
 input lines:
@@ -25,30 +26,44 @@ exit codes:
   0    every line was answered
   1    the job could not start or go on
   2    wrong usage
-  3    the job is done, and some lines became error lines
+  3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
   130  stopped by Ctrl-C; what was written is kept"""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_args(arguments)
+    if given.output is None and not given.check:
+        parser.error("the following arguments are required: -o/--output")
+    if given.rate is not None and not given.check:
+        parser.error("--rate is for --check")
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
 
     from headrace.cli.fetching import fetch_if_missing
     from headrace.jobs.run import run_job
-    from headrace.jobs.spec import JobSpec
+    from headrace.jobs.spec import STANDARD_STREAM, JobSpec
+    from headrace.jobs.template import RowTemplate
 
+    template = RowTemplate.of(
+        prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
+    )
     job = JobSpec(
         input=given.input,
-        output=given.output,
+        output=given.output or STANDARD_STREAM,
         config=config,
         defaults=defaults,
         limit=given.limit,
         overwrite=given.overwrite,
+        template=template,
+        input_format=given.input_format,
+        output_format=given.output_format,
+        max_error_rate=given.max_error_rate,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
+    if given.check:
+        return _check(job, given)
     report = run_job(job, quiet=given.quiet)
     _tell(report, given)
     return report.exit_code
@@ -61,12 +76,26 @@ def build_parser() -> CommandParser:
         description="Answer every line of a file of prompts. Answers are written as they finish.",
         epilog=EPILOG,
     )
-    parser.add_argument("input", metavar="INPUT", help="a file of JSON lines, or - for stdin")
-    parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help="the file of answers, or - for stdout")
+    parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
+    parser.add_argument("-o", "--output", metavar="OUTPUT", help="the file of answers, or - for stdout")
+    parser.add_argument(
+        "--check", action="store_true", help="only look for lines that cannot be answered, without loading the model"
+    )
+    parser.add_argument(
+        "--rate", metavar="X", help="with --check: tokens a second, or an earlier --json-summary, to tell the time from"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
+    parser.add_argument(
+        "--max-error-rate",
+        type=_share,
+        default=0.1,
+        metavar="X",
+        help="stop when more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
+    _add_row_flags(parser)
     add_sampling_flags(
         parser,
         "for lines that do not say otherwise",
@@ -75,6 +104,26 @@ def build_parser() -> CommandParser:
     )
     add_engine_flags(parser)
     return parser
+
+
+def _add_row_flags(parser: CommandParser) -> None:
+    from headrace.jobs.sources.formats import FORMATS
+
+    group = parser.add_argument_group("rows of data", "when INPUT holds columns, not requests; all are carried along")
+    group.add_argument("--prompt", metavar="TEXT", help="the prompt, with {column} for a column and {{ for a brace")
+    group.add_argument("--system", metavar="TEXT", help="a system prompt, the same way; the prompt is then a message")
+    group.add_argument("--chat", action="store_true", help="the prompt is a user's message, also without --system")
+    group.add_argument("--messages-column", metavar="NAME", help="a column that holds lists of messages")
+    formats = ", ".join(FORMATS)
+    group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not say: {formats}")
+    group.add_argument("--output-format", choices=FORMATS, metavar="F", help="the same for OUTPUT")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
+    return value
 
 
 def _at_least_one(text: str) -> int:
@@ -90,6 +139,19 @@ def _in_a_directory(path: str) -> str:
     return path
 
 
+def _check(job: JobSpec, given: argparse.Namespace) -> int:
+    """Problems and the report are what was asked for, so they go to stdout."""
+    from headrace.jobs.preflight import Rate, check_job, open_front
+
+    rate = None if given.rate is None else Rate.read(given.rate)
+    report = check_job(job, open_front(job.config), tell=print, rate=rate)
+    if not given.quiet:
+        sys.stdout.write(report.text())
+    if given.json_summary is not None:
+        _write_json(report.as_json(), given.json_summary)
+    return report.exit_code
+
+
 def _tell(report: JobReport, given: argparse.Namespace) -> None:
     from headrace.jobs.summary import headline, print_summary, whereabouts
 
@@ -98,16 +160,16 @@ def _tell(report: JobReport, given: argparse.Namespace) -> None:
     elif report.exit_code:
         print(f"headrace: {headline(report)}; {whereabouts(report)}", file=sys.stderr)
     if given.json_summary is not None:
-        _write_json(report, given.json_summary)
+        _write_json(report.as_json(), given.json_summary)
 
 
-def _write_json(report: JobReport, path: str) -> None:
+def _write_json(summary: dict[str, Any], path: str) -> None:
     import msgspec
 
     from headrace.errors import JobError
 
     try:
         with open(path, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(report.as_json())) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
     except OSError as error:
         raise JobError(f"the summary cannot be written to {path}: {error.strerror}") from error

@@ -32,4 +32,6 @@ class RequestChecks:
     def stop_token_ids(self, request: Request) -> tuple[int, ...]:
         """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
         eos = () if request.params.ignore_eos else self.eos_token_ids
+        if not request.params.stop_token_ids:
+            return eos
         return tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))

@@ -16,6 +16,9 @@ from headrace.types import SamplingParams
 MAX_N = 128
 UNTIL_CONTEXT_ENDS = None
 
+MAX_REMEMBERED = 1024
+
+_SCALARS = frozenset({int, float, bool, str})
 _ALIASES = ("max_completion_tokens", "response_format", "top_logprobs")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
@@ -84,6 +87,8 @@ _REASONS = {
 
 
 def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    if unsupported.keys().isdisjoint(given):
+        return
     for name, value in given.items():
         neutral = unsupported.get(name)
         if neutral is None or value is None or value in neutral:
@@ -95,7 +100,9 @@ def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple
         )
 
 
-def refuse_unknown(given: Collection[str], known: Collection[str]) -> None:
+def refuse_unknown(given: Collection[str], known: frozenset[str]) -> None:
+    if known.issuperset(given):
+        return
     for name in given:
         if name not in known:
             raise RequestError(
@@ -103,14 +110,47 @@ def refuse_unknown(given: Collection[str], known: Collection[str]) -> None:
             )
 
 
+class ParamsReader:
+    """A line's own values over the job's defaults. Most lines of a file have the same few values, and what was checked
+    once is not checked again: only the seed is each line's own."""
+
+    def __init__(self, defaults: Mapping[str, Any]) -> None:
+        self._defaults = defaults
+        self._checked: dict[object, SamplingParams] = {}
+
+    def read(self, given: Mapping[str, Any], *, seed: int) -> SamplingParams:
+        """`seed` is for lines that bring none, where the job has none either."""
+        own = {name: value for name, value in given.items() if value is not None and name in SAMPLING_FIELDS}
+        own_seed = own.pop("seed", None) if own else None
+        if own_seed is not None:  # rare, and refused where it is no number
+            return self._check({**own, "seed": own_seed})
+        key = _key(own)
+        params = self._checked.get(key) if key is not None else None
+        if params is None:
+            params = self._check(own)
+            if key is not None and len(self._checked) < MAX_REMEMBERED:
+                self._checked[key] = params
+        return params if params.seed is not None else params.with_seed(seed)
+
+    def _check(self, own: dict[str, Any]) -> SamplingParams:
+        _check_kinds(own)
+        _join_max_tokens(own)
+        _join_logprobs(own)
+        _join_structure(own)
+        return SamplingParams(**{**self._defaults, **own})
+
+
 def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any], *, seed: int) -> SamplingParams:
-    """A line's own values over the job's defaults; `seed` is for lines that bring none."""
-    own = {name: value for name, value in given.items() if name in SAMPLING_FIELDS and value is not None}
-    _check_kinds(own)
-    _join_max_tokens(own)
-    _join_logprobs(own)
-    _join_structure(own)
-    return SamplingParams(**{"seed": seed, **defaults, **own})
+    """The same for one request."""
+    return ParamsReader(defaults).read(given, seed=seed)
+
+
+def _key(own: Mapping[str, Any]) -> object | None:
+    """Equal only for equal values of equal kinds: 1, 1.0 and true are three things. None where one is a list."""
+    for value in own.values():
+        if type(value) not in _SCALARS:
+            return None
+    return (*own, *own.values(), *map(type, own.values()))
 
 
 def _check_kinds(own: Mapping[str, Any]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from headrace.engine.prompts import Messages
 from headrace.errors import RequestError
-from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, sampling_params
+from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, ParamsReader
 from headrace.jobs.openai_lines import (
     CHAT,
     DEFAULT_COMPLETION_TOKENS,
@@ -24,26 +23,28 @@ from headrace.jobs.openai_lines import (
 from headrace.jobs.plain_lines import (
     DEFAULT_PROMPT_TOKENS,
     PlainReply,
+    carried_columns,
     carried_fields,
     check_plain,
+    idle_columns,
     is_plain,
     misspelt_fields,
 )
 from headrace.jobs.reader import MAX_LINE_BYTES, InputLine
 from headrace.jobs.reply import Reply, UnknownReply
+from headrace.jobs.template import RowTemplate
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class LineRequest:
+class LineRequest(msgspec.Struct, frozen=True, gc=False):
     """A good line. Either `prompt` or `messages` is there."""
 
     reply: Reply
     params: SamplingParams
     prompt: str | list[int] | None = None
     messages: Messages | None = None
-    template_options: Mapping[str, Any] = field(default_factory=dict)
+    template_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     cache_salt: str | None = None
     notes: tuple[str, ...] = ()  # what the user should hear of, though it is no error
 
@@ -55,26 +56,35 @@ class LineRequest:
         return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt or ()):,} token ids"
 
 
-@dataclass(frozen=True, slots=True)
-class BadLine:
+class BadLine(msgspec.Struct, frozen=True, gc=False):
     reply: Reply
     error: RequestError
 
 
 class LineParser:
-    """Knows the job's sampling defaults and seed. The same line gives the same request wherever the job is run."""
+    """Knows the job's sampling defaults and seed. The same line gives the same request wherever the job is run.
+    With a template, lines are rows of data and the template makes requests of them."""
 
-    def __init__(self, defaults: Mapping[str, Any], *, seed: int, model_name: str) -> None:
-        self._defaults = defaults
+    def __init__(
+        self, defaults: Mapping[str, Any], *, seed: int, model_name: str, template: RowTemplate | None = None
+    ) -> None:
+        self._template = template
         self._seed = seed
         self._model_name = model_name
+        self._readers = {
+            tokens: ParamsReader({"max_tokens": tokens, **defaults})
+            for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS, DEFAULT_COMPLETION_TOKENS)
+        }
         self._decoder = msgspec.json.Decoder()
 
     def parse(self, line: InputLine) -> LineRequest | BadLine:
         try:
             decoded = self._decode(line)
         except RequestError as error:
-            return BadLine(UnknownReply(line.index), error)
+            is_row = self._template is not None or line.problem is not None
+            return BadLine(PlainReply(line.index, {}) if is_row else UnknownReply(line.index), error)
+        if self._template is not None:
+            return self._parse_row(line, decoded, self._template)
         if is_plain(decoded):
             return self._parse_plain(line, decoded)
         if is_openai(decoded):
@@ -87,6 +97,8 @@ class LineParser:
         return BadLine(PlainReply(line.index, carried_fields(decoded)), missing)
 
     def _decode(self, line: InputLine) -> dict[str, Any]:
+        if line.problem is not None:
+            raise RequestError(line.problem, code="invalid_row")
         if line.is_too_long:
             raise RequestError(f"longer than {MAX_LINE_BYTES // 2**20} MiB", code="line_too_long")
         try:
@@ -96,6 +108,22 @@ class LineParser:
         if not isinstance(decoded, dict):
             raise RequestError(f"a line must be a JSON object, got {_kind(decoded)}", code="invalid_json")
         return decoded
+
+    def _parse_row(self, line: InputLine, row: dict[str, Any], template: RowTemplate) -> LineRequest | BadLine:
+        reply = PlainReply(line.index, carried_columns(row, template.messages_column))
+        try:
+            fields = template.fields(row)
+            messages = _read_messages(fields) if "messages" in fields else None
+            default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
+            return LineRequest(
+                reply,
+                self._params(line, {}, default_max_tokens=default),
+                fields.get("prompt"),
+                messages,
+                notes=idle_columns(row),
+            )
+        except RequestError as error:
+            return BadLine(reply, error)
 
     def _parse_plain(self, line: InputLine, fields: dict[str, Any]) -> LineRequest | BadLine:
         carried = carried_fields(fields)
@@ -145,7 +173,7 @@ class LineParser:
     def _params(self, line: InputLine, fields: Mapping[str, Any], *, default_max_tokens: int | None) -> SamplingParams:
         # From the line's place, not from a generator: the answer does not depend on what ran before.
         seed = sequence_seed(self._seed, line.index + 1)
-        return sampling_params(fields, {"max_tokens": default_max_tokens, **self._defaults}, seed=seed)
+        return self._readers[default_max_tokens].read(fields, seed=seed)
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:
         if asked is None or asked == self._model_name:

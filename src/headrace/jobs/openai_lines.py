@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
@@ -21,6 +22,9 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _EXTRAS = frozenset({"cache_salt"})
 _OWN_FIELDS = {CHAT: frozenset({"messages", "chat_template_kwargs"}), COMPLETIONS: frozenset({"prompt"})}
+_KNOWN_FIELDS = {
+    endpoint: own | SAMPLING_FIELDS | LABELS | UNSUPPORTED.keys() | _EXTRAS for endpoint, own in _OWN_FIELDS.items()
+}
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
@@ -46,10 +50,9 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
 
 
 def check_body(body: Mapping[str, Any], endpoint: Endpoint) -> None:
-    own = _OWN_FIELDS[endpoint]
     refuse_unsupported(body, UNSUPPORTED)
-    refuse_unknown(body, own | SAMPLING_FIELDS | LABELS | UNSUPPORTED.keys() | _EXTRAS)
-    if not isinstance(body.get("cache_salt"), str | None):
+    refuse_unknown(body, _KNOWN_FIELDS[endpoint])
+    if not isinstance(body.get("cache_salt", ""), (str, type(None))):
         raise RequestError(f"cache_salt must be text, got {body['cache_salt']!r}", param="cache_salt")
 
 
@@ -57,8 +60,7 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIReply:
+class OpenAIReply(msgspec.Struct, frozen=True, gc=False):
     index: int
     custom_id: str | None
     endpoint: Endpoint | None  # None: not even a request, so its error is the line's and has no response

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from headrace.errors import RequestError
 from headrace.jobs.fields import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING, refuse_unsupported
@@ -18,6 +19,7 @@ DEFAULT_PROMPT_TOKENS = 256  # for a bare prompt, which need not come to an end 
 
 _OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs"})
 _WRITTEN = frozenset({"index", "line", "text", "outputs", "finish_reason", "logprobs", "usage", "error", "input"})
+_NOT_CARRIED = _OWN_FIELDS | SAMPLING_FIELDS | UNSUPPORTED_SAMPLING.keys()
 
 
 def is_plain(line: Mapping[str, Any]) -> bool:
@@ -36,18 +38,31 @@ def check_plain(line: Mapping[str, Any]) -> None:
 
 def carried_fields(line: Mapping[str, Any]) -> dict[str, Any]:
     """What goes to the output unchanged; a name that the answer needs itself moves under 'input'."""
-    extra = {
-        name: value
-        for name, value in line.items()
-        if name not in _OWN_FIELDS and name not in SAMPLING_FIELDS and name not in UNSUPPORTED_SAMPLING
-    }
-    clashes = {name: extra.pop(name) for name in _WRITTEN & extra.keys()}
-    return {**extra, "input": clashes} if clashes else extra
+    return _without_clashes({name: value for name, value in line.items() if name not in _NOT_CARRIED})
+
+
+def carried_columns(row: dict[str, Any], messages_column: str | None) -> dict[str, Any]:
+    """The same for a row of data, in which no name is a parameter: all but the messages."""
+    return _without_clashes({name: value for name, value in row.items() if name != messages_column})
+
+
+def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on columns that would be a parameter in a line without a template."""
+    if SAMPLING_FIELDS.isdisjoint(row):
+        return ()
+    return tuple(f"column {name!r} is data and sets nothing" for name in row if name in SAMPLING_FIELDS)
+
+
+def _without_clashes(fields: dict[str, Any]) -> dict[str, Any]:
+    if _WRITTEN.isdisjoint(fields):
+        return fields
+    clashes = {name: fields.pop(name) for name in _WRITTEN if name in fields}
+    return {**fields, "input": clashes}
 
 
 def misspelt_fields(carried: Mapping[str, Any]) -> list[str]:
     """Notes on carried fields that look like a parameter."""
-    return [note for name in carried if (note := _misspelt(name))]
+    return [note for name in carried if (note := _misspelt(name))] if carried else []
 
 
 @lru_cache(1024)
@@ -59,8 +74,7 @@ def _misspelt(name: str) -> str | None:
     return f"field {name!r} sets nothing and is carried to the output, did you mean {matches[0]!r}?"
 
 
-@dataclass(frozen=True, slots=True)
-class PlainReply:
+class PlainReply(msgspec.Struct, frozen=True, gc=False):
     index: int
     carried: Mapping[str, Any]
 

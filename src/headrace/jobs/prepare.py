@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from headrace.engine.prompts import PromptReader, TokenizedPrompt
 from headrace.errors import ConfigError, RequestError
@@ -13,16 +14,14 @@ from headrace.jobs.reader import InputLine
 from headrace.jobs.seen import SeenIds
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, gc=False):
     """A request that can be submitted."""
 
     request: LineRequest
     prompt: TokenizedPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
+class _Rendered(msgspec.Struct, frozen=True, gc=False):
     """A request whose prompt is text or token ids, and whether the tokenizer adds its special tokens."""
 
     request: LineRequest
@@ -96,9 +95,10 @@ class LinePreparer:
 
     def _work(self, request: LineRequest, prompt: TokenizedPrompt) -> Work | BadLine:
         try:
-            return Work(replace(request, params=self._prompts.with_tokens(request.params)), prompt)
+            params = self._prompts.with_tokens(request.params)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
+        return Work(request if params is request.params else msgspec.structs.replace(request, params=params), prompt)
 
 
 def _custom_id(item: LineRequest | BadLine) -> str | None:

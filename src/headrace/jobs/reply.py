@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol
 
+import msgspec
+
 from headrace.errors import RequestError
 from headrace.text import Tokenizer
 from headrace.types import RequestOutput
@@ -41,8 +43,7 @@ class Reply(Protocol):
     def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownReply:
+class UnknownReply(msgspec.Struct, frozen=True, gc=False):
     """For a line whose format cannot be told; readers of either format find their own keys."""
 
     index: int
@@ -70,10 +71,12 @@ def message_of(error: RequestError, index: int) -> str:
 
 
 def usage(output: RequestOutput) -> dict[str, Any]:
-    num_generated = sum(len(answer.token_ids) for answer in output.outputs)
+    num_read, num_generated = len(output.prompt_token_ids), 0
+    for answer in output.outputs:
+        num_generated += len(answer.token_ids)
     return {
-        "prompt_tokens": len(output.prompt_token_ids),
+        "prompt_tokens": num_read,
         "completion_tokens": num_generated,
-        "total_tokens": len(output.prompt_token_ids) + num_generated,
+        "total_tokens": num_read + num_generated,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
     }

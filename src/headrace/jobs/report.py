@@ -8,13 +8,14 @@ from typing import Any
 
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Choice
-from headrace.errors import RequestError
+from headrace.errors import JobError, RequestError
 from headrace.jobs.lines import LineRequest
 from headrace.jobs.reply import message_of
 from headrace.types import RequestOutput
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
+LEAST_LINES_TO_JUDGE = 1_000
 
 ALL_ANSWERED, SOME_FAILED, STOPPED = 0, 3, 130  # exit codes; 1 and 2 are the command's own
 
@@ -54,8 +55,9 @@ class Tally:
         self.num_answered += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.num_cached_tokens
-        self.num_generated_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-        self.finish_reasons.update(answer.finish_reason or "none" for answer in output.outputs)
+        for answer in output.outputs:
+            self.num_generated_tokens += len(answer.token_ids)
+            self.finish_reasons[answer.finish_reason or "none"] += 1
         for note in line.notes:
             if note in self.notes or len(self.notes) < MAX_NOTES:
                 self.notes[note] += 1
@@ -66,6 +68,15 @@ class Tally:
         self.errors[error.code] += 1
         if len(self.first_errors) < MAX_FIRST_ERRORS:
             self.first_errors.append(message_of(error, index))
+
+    def refuse_too_many_errors(self, max_error_rate: float) -> None:
+        """Stop a job that is wrong as a whole. A few hundred lines are not enough to tell."""
+        if self.num_done < LEAST_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
+            return
+        raise JobError(
+            f"{self.num_failed:,} of the first {self.num_done:,} lines are errors, more than --max-error-rate "
+            f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
@@ -33,15 +33,16 @@ from headrace.errors import EngineDeadError, RequestError
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
 from headrace.jobs.prepare import LinePreparer, Work
-from headrace.jobs.reader import InputLine, estimate_num_lines, open_input, read_batches
+from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
 from headrace.jobs.report import JobReport, Tally
+from headrace.jobs.sources import Sink, Source, open_sink
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.writer import ResultWriter
 from headrace.types import Request, SequenceEvent
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
 PROGRESS_SECONDS = 0.1
+SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,33 @@ def run_job(
     job.check_paths()
     stream = stream or sys.stderr
     inbox: Inbox = SimpleQueue()
-    with open_input(job.input) as source:
-        num_expected = _num_expected(job)
+    with closing(job.open_input()) as source:
+        num_expected = _num_expected(job, source)
         _tell(f"loading {job.config.model} ...", quiet, stream)
         engine = start(job.config, inbox.put)
         try:
             _tell(_ready_line(engine, num_expected), quiet, stream)
             with (
-                ResultWriter.open(job.output, overwrite=job.overwrite) as writer,
+                taking_turns(),
+                open_sink(job.output, format=job.output_format, overwrite=job.overwrite) as writer,
                 GenerateProgress(num_expected, enabled=not quiet, stream=stream) as progress,
                 stop_on_interrupt(inbox),
             ):
-                lines = read_batches(source, limit=job.limit)
+                lines = source.read_batches(limit=job.limit)
                 return JobRun(job, engine, inbox, lines=lines, writer=writer, progress=progress).run()
         finally:
             engine.close()
+
+
+@contextmanager
+def taking_turns() -> Iterator[None]:
+    """Threads that read, submit and write are ready to go on more often than Python's 5 ms let them."""
+    ordinary = sys.getswitchinterval()
+    sys.setswitchinterval(min(ordinary, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(ordinary)
 
 
 @contextmanager
@@ -113,7 +126,7 @@ class JobRun:
         inbox: Inbox,
         *,
         lines: Iterable[list[InputLine]],
-        writer: ResultWriter,
+        writer: Sink,
         progress: GenerateProgress,
     ) -> None:
         self._job = job
@@ -251,6 +264,7 @@ class JobRun:
     def _fail(self, reply: Reply, error: RequestError) -> None:
         self._write(reply.error(error, self._facts))
         self._tally.add_error(reply.index, error)
+        self._tally.refuse_too_many_errors(self._job.max_error_rate)
 
     def _write(self, result: dict[str, Any]) -> None:
         self._writer.append(self._encoder.encode(result))
@@ -284,12 +298,12 @@ class JobRun:
 
 
 def _preparer(job: JobSpec, engine: Engine) -> LinePreparer:
-    parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name)
+    parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name, template=job.template)
     return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars))
 
 
-def _num_expected(job: JobSpec) -> int | None:
-    num_lines = estimate_num_lines(job.input)
+def _num_expected(job: JobSpec, source: Source) -> int | None:
+    num_lines = source.estimate_num_lines()
     return num_lines if num_lines is None or job.limit is None else min(num_lines, job.limit)
 
 

@@ -6,11 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
+from headrace.jobs.fields import SAMPLING_FIELDS
 from headrace.types import SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.jobs.sources import Source
+    from headrace.jobs.template import RowTemplate
 
 STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
@@ -23,23 +28,66 @@ class JobSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of SamplingParams, for lines that do not say
     limit: int | None = None  # answer only this many lines
     overwrite: bool = False
+    template: RowTemplate | None = None  # makes requests of rows; None: lines are requests
+    input_format: str | None = None  # None: what the name says
+    output_format: str | None = None
+    max_error_rate: float = 0.1  # of the lines that are done, from the first 1,000 on; 1 never stops
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
+        if not 0 <= self.max_error_rate <= 1:
+            raise ConfigError(f"max_error_rate must be between 0 and 1, got {self.max_error_rate}")
         SamplingParams(**self.defaults)  # refuses what no line could use
 
     def check_paths(self) -> None:
         """Refuse what could not be read or written, while that is still cheap."""
-        if self.input != STANDARD_STREAM:
-            _check_input(Path(self.input))
-        if self.output != STANDARD_STREAM:
-            self._check_output(Path(self.output))
+        from headrace.jobs.sources.files import is_url, local_path  # which looks up '-' here
+        from headrace.jobs.sources.formats import format_of
+
+        format_of(self.input, self.input_format)
+        format_of(self.output, self.output_format)
+        if is_url(self.input):
+            _check_object(self.input)
+        elif self.input != STANDARD_STREAM:
+            _check_input(Path(local_path(self.input)))
+        if is_url(self.output):
+            self._check_output_object()
+        elif self.output != STANDARD_STREAM:
+            self._check_output(Path(local_path(self.output)))
+
+    def open_input(self) -> Source:
+        """Columns that a template names and that are not there are refused here."""
+        from headrace.jobs.sources import open_source
+
+        json_columns = SAMPLING_FIELDS | {"messages", "chat_template_kwargs"} if self.template is None else ()
+        source = open_source(self.input, format=self.input_format, json_columns=json_columns)
+        try:
+            self._check_columns(source)
+        except JobError:
+            source.close()
+            raise
+        return source
+
+    def _check_columns(self, source: Source) -> None:
+        if self.template is not None:
+            self.template.check(source)
+        elif source.columns is not None and not {"prompt", "messages"} & set(source.columns):
+            raise JobError(
+                f"{self.input} has no column 'prompt' or 'messages' but {', '.join(source.columns) or 'none at all'}; "
+                "say what to ask with --prompt 'text with {column}', or --messages-column"
+            )
+
+    def _check_output_object(self) -> None:
+        from headrace.jobs.sources.files import exists
+
+        if not self.overwrite and exists(self.output):
+            raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 
     def _check_output(self, path: Path) -> None:
         if path.is_dir():
             raise JobError(f"the output {path} is a directory; name a file in it, such as {path / 'answers.jsonl'}")
-        if self.input != STANDARD_STREAM and path.exists() and path.samefile(self.input):
+        if path.exists() and os.path.exists(self.input) and path.samefile(self.input):
             raise JobError(f"the output {path} is the input itself; give another file with -o")
         if path.is_file() and not self.overwrite:
             raise JobError(f"the output {path} exists; give another file, or --overwrite to replace it")
@@ -58,6 +106,13 @@ def _check_input(path: Path) -> None:
         raise JobError(f"the input {path} is a directory; name a file of JSON lines in it")
     if not os.access(path, os.R_OK):
         raise JobError(f"the input {path} cannot be read: permission denied")
+
+
+def _check_object(url: str) -> None:
+    from headrace.jobs.sources.files import exists
+
+    if not exists(url):
+        raise JobError(f"there is no input {url}")
 
 
 def _check_writable(path: Path, what: str) -> None:

@@ -6,36 +6,47 @@ import errno
 import os
 from io import FileIO
 from types import TracebackType
+from typing import Any, Protocol
 
 from headrace.errors import JobError
 from headrace.jobs.spec import STANDARD_STREAM
 
 
-class ResultWriter:
-    """Owns the output file. Lines are gathered and go out together, at the end of an engine's step."""
+class ByteWriter(Protocol):
+    def write(self, data: Any, /) -> int | None: ...
 
-    def __init__(self, file: FileIO, name: str) -> None:
+    def close(self) -> None: ...
+
+
+class ResultWriter:
+    """Owns the output file. Lines are gathered and go out together, at the end of an engine's step, or from
+    `least_bytes` on."""
+
+    def __init__(self, file: ByteWriter, name: str, *, least_bytes: int = 0) -> None:
         self._file = file
         self._name = name
+        self._least_bytes = least_bytes
         self._gathered: list[bytes] = []
+        self._num_gathered_bytes = 0
         self.num_written = 0
 
     @classmethod
     def open(cls, path: str, *, overwrite: bool = False) -> ResultWriter:
         """A new file, or with `overwrite` an emptied one; a device or pipe is only opened."""
         try:
-            if path == STANDARD_STREAM:
-                return cls(FileIO(1, "w", closefd=False), "stdout")
-            return cls(_create(path, overwrite=overwrite), path)
+            return cls(create(path, overwrite=overwrite), shown_name(path))
         except OSError as error:
             raise JobError(f"the output {path} cannot be written: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
         self._gathered.append(line)
+        self._num_gathered_bytes += len(line)
 
     def flush(self) -> None:
-        if not self._gathered:
-            return
+        if self._gathered and self._num_gathered_bytes >= self._least_bytes:
+            self._write()
+
+    def _write(self) -> None:
         data = memoryview(b"\n".join([*self._gathered, b""]))
         try:
             while data:
@@ -43,14 +54,23 @@ class ResultWriter:
         except OSError as error:
             raise self._failure(error) from error
         self.num_written += len(self._gathered)
+        self._num_gathered_bytes = 0
         self._gathered.clear()
 
     def close(self) -> None:
         try:
-            self.flush()
+            if self._gathered:
+                self._write()
         finally:
             self._gathered.clear()
+            self._end()
+
+    def _end(self) -> None:
+        """Closing may write: a compressed file has an end of its own."""
+        try:
             self._file.close()
+        except OSError as error:
+            raise self._failure(error) from error
 
     def __enter__(self) -> ResultWriter:
         return self
@@ -66,7 +86,14 @@ class ResultWriter:
         return JobError(f"cannot write to {self._name}: {reason}; {self.num_written:,} lines were written before")
 
 
-def _create(path: str, *, overwrite: bool) -> FileIO:
+def shown_name(path: str) -> str:
+    return "stdout" if path == STANDARD_STREAM else path
+
+
+def create(path: str, *, overwrite: bool) -> FileIO:
+    """A new file, or with `overwrite` an emptied one; a device or pipe is only opened."""
+    if path == STANDARD_STREAM:
+        return FileIO(1, "w", closefd=False)
     try:
         return FileIO(path, "x")
     except FileExistsError:

@@ -51,13 +51,12 @@ class _Stream(Protocol):
 
 
 def _open_stream(tokenizer: Tokenizer, skip_special_tokens: bool) -> _Stream:
-    match tokenizer.pieces(skip_special_tokens):
-        case BytePieces() as pieces:
-            return _ByteStream(pieces)
-        case TextPieces() as pieces:
-            return _TextStream(pieces)
-        case _:
-            return _WindowStream(tokenizer, skip_special_tokens)
+    pieces = tokenizer.pieces(skip_special_tokens)
+    if isinstance(pieces, BytePieces):
+        return _ByteStream(pieces)
+    if isinstance(pieces, TextPieces):
+        return _TextStream(pieces)
+    return _WindowStream(tokenizer, skip_special_tokens)
 
 
 class _ByteStream:
@@ -77,6 +76,8 @@ class _ByteStream:
         return text
 
     def flush(self) -> str:
+        if not self._waiting:
+            return ""
         data, self._waiting = self._waiting, b""
         return data.decode("utf-8", "replace")
 

@@ -93,6 +93,10 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _read_message(message: Any, place: str) -> dict[str, Any]:
+    if type(message) is dict and len(message) == 2:  # most messages, and the only shape worth being fast for
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and role and type(content) is str:
+            return {"role": role, "content": content}
     if not isinstance(message, Mapping):
         raise _refuse(place, f"must be an object with role and content, got {_kind(message)}")
     role = message.get("role")

@@ -1,0 +1,48 @@
+"""Which format a name means: `rows.csv.gz` is CSV, compressed with gzip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import ConfigError, nearest
+
+Kind = Literal["jsonl", "csv", "tsv", "parquet"]
+Compression = Literal["gz", "zst"]
+
+_KINDS: dict[str, Kind] = {
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "jsonl",
+    "csv": "csv",
+    "tsv": "tsv",
+    "parquet": "parquet",
+    "pq": "parquet",
+}
+_COMPRESSIONS: dict[str, Compression] = {"gz": "gz", "gzip": "gz", "zst": "zst", "zstd": "zst"}
+FORMATS = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    kind: Kind = "jsonl"
+    compression: Compression | None = None
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind != "jsonl"
+
+    def __str__(self) -> str:
+        return f"{self.kind}.{self.compression}" if self.compression else self.kind
+
+
+def format_of(path: str, given: str | None = None) -> Format:
+    """What was given, else what the name's endings say; JSON lines where they say nothing."""
+    if given is not None and given not in FORMATS:
+        raise ConfigError(f"unknown format {given!r}{nearest(given, FORMATS) or '; known are ' + ', '.join(FORMATS)}")
+    *_, before, last = ["", "", *(given or path.rpartition("/")[2]).lower().split(".")]
+    compression = _COMPRESSIONS.get(last)
+    kind = _KINDS.get(before if compression else last, "jsonl")
+    if kind == "parquet" and compression:
+        raise ConfigError(f"{path}: Parquet is compressed inside; there is no .parquet.{compression}, unpack it first")
+    return Format(kind, compression)
