@@ -198,10 +198,11 @@ def test_what_is_left_counts_shared_prompts_once() -> None:
         plan.add(work(index, [5, 5, 5, 5, index], max_tokens=10, ignore_eos=True, n=2))
     plan.end_input()
     left = plan.left()
-    assert (left.num_rows, left.num_prompt_tokens, left.num_decode_tokens, left.longest) == (4, 8, 80, 10)
+    assert (left.num_rows, left.num_prompt_tokens, left.num_decode_tokens, left.longest_waiting) == (4, 8, 80, 10)
     plan.take()
     left = plan.left()
     assert (left.num_rows, left.num_running_tokens, left.num_running_decode_tokens) == (3, 5, 20)
+    assert left.longest_running == 10
 
 
 # Lengths.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         defaults=defaults,
         limit=given.limit,
         overwrite=given.overwrite,
+        gpu_price=given.gpu_price,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
@@ -65,6 +67,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help="the file of answers, or - for stdout")
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
+    parser.add_argument(
+        "--gpu-price", type=_price, metavar="X", help="price of an hour of the GPU: the summary then has the job's cost"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
     add_sampling_flags(
@@ -81,6 +86,13 @@ def _at_least_one(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _price(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return value
 
 

@@ -76,7 +76,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_REASONS = {"stream": "a batch job writes whole answers", "priority": "a batch job answers its lines in their order"}
+_REASONS = {"stream": "a batch job writes whole answers", "priority": "a batch job chooses its own order"}
 
 
 def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]]) -> None:

@@ -61,7 +61,8 @@ class WorkLeft:
     num_decode_tokens: float = 0.0
     num_running_tokens: int = 0  # of the prompts that were taken and are not answered
     num_running_decode_tokens: float = 0.0  # of their answers, what they have so far included
-    longest: float = 0.0  # answer
+    longest_waiting: float = 0.0  # answer; known once the input has ended
+    longest_running: float = 0.0
 
 
 @dataclass(slots=True)
@@ -208,14 +209,14 @@ class Planner:
         if self._is_plan_old:
             self._plan()
         sums, running, longest = self._sums, self._running.values(), self._longest()
-        lens = [item.expected_len for item in running]
         return WorkLeft(
             num_rows=self.num_waiting,
             num_prompt_tokens=(sums.num_tokens + self._num_arrived_tokens) * sums.new_share,
             num_decode_tokens=sums.decode + self._num_arrived_decode_tokens,
             num_running_tokens=self._num_running_tokens,
-            num_running_decode_tokens=sum(item.num_decode_tokens for item in running),
-            longest=max(lens if longest is None else [*lens, longest.expected_len], default=0.0),
+            num_running_decode_tokens=sum(self._decode_tokens(item) for item in running),  # by what is known now
+            longest_waiting=0.0 if longest is None else longest.expected_len,
+            longest_running=max((item.expected_len for item in running), default=0.0),
         )
 
     # The plan.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,10 +24,13 @@ class JobSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of SamplingParams, for lines that do not say
     limit: int | None = None  # answer only this many lines
     overwrite: bool = False
+    gpu_price: float | None = None  # of an hour of the GPU, in any currency
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
+        if self.gpu_price is not None and not 0 < self.gpu_price < math.inf:
+            raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         SamplingParams(**self.defaults)  # refuses what no line could use
 
     def check_paths(self) -> None:
