@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -227,18 +228,24 @@ def test_a_price_without_a_gpu_is_refused(write_lines: WriteLines, start: Start)
 
 def test_once_the_input_has_ended_the_rest_is_levelled(write_lines: WriteLines, start: Start) -> None:
     levels: list[int | None] = []
+    has_ended = threading.Event()
 
-    def levelled(config: EngineConfig, deliver: Any) -> Engine:
-        engine = start(config, deliver)
-        monkey = engine.client.limit_running
-        object.__setattr__(engine, "settings", dataclasses.replace(engine.settings, full_rate_seqs=2))
-        engine.client.limit_running = lambda num: (levels.append(num), monkey(num))[1]  # type: ignore[method-assign]
-        return engine
+    def start_levelled(config: EngineConfig, deliver: Any) -> Engine:
+        engine = start(config, deliver, runner=WatchedRunner(lambda step: wait_for(has_ended)))
+        limit_running = engine.client.limit_running
+
+        def limit(num_seqs: int | None) -> None:
+            levels.append(num_seqs)
+            limit_running(num_seqs)
+            has_ended.set()
+
+        engine.client.limit_running = limit  # type: ignore[method-assign]
+        return dataclasses.replace(engine, settings=dataclasses.replace(engine.settings, full_rate_seqs=2))
 
     short = [{"prompt": f"{i}", "max_tokens": 10, "ignore_eos": True} for i in range(20)]
-    report, _ = run(write_lines({"prompt": "a", "max_tokens": 100, "ignore_eos": True}, *short), levelled)
+    report, _ = run(write_lines({"prompt": "a", "max_tokens": 100, "ignore_eos": True}, *short), start_levelled)
     assert report.tally.num_answered == 21
-    assert len(levels) == 1 and levels[0] is not None and 2 <= levels[0] <= 3
+    assert levels == [3]  # 300 tokens, 100 of them in the longest answer
 
 
 # Bounds.
@@ -276,6 +283,10 @@ class WatchedRunner(FakeRunner):
     def submit(self, plan: StepPlan) -> StepResult:
         self._at_step(plan.step)
         return super().submit(plan)
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(60)
 
 
 # Ends before the end.
