@@ -192,6 +192,14 @@ def test_a_few_of_each_large_family_start_early() -> None:
     assert early.count(0) == early.count(1) == PROBE
 
 
+def test_answers_of_known_length_need_no_early_start() -> None:
+    plan = planner()
+    for index in range(2 * PROBED * PROBE):
+        plan.add(work(index, [index % 2, index % 2, index], ignore_eos=True))
+    early = [plan.take().prompt.token_ids[0] for _ in range(2 * PROBE)]
+    assert len(set(early)) == 1
+
+
 def test_what_is_left_counts_shared_prompts_once() -> None:
     plan = planner()
     for index in range(4):

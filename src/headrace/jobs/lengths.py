@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +36,7 @@ class AnswerLengths:
     the limit; the first of which enough have finished is taken."""
 
     def __init__(self) -> None:
-        self._means: OrderedDict[Any, _Mean] = OrderedDict()  # the least recently used first
+        self._means: dict[Any, _Mean] = {}  # the oldest first
         self._share = _Mean()
 
     @property
@@ -67,8 +66,9 @@ class AnswerLengths:
         return limit if share is None else limit * share
 
     def _mean(self, kind: Any) -> _Mean:
-        mean = self._means.setdefault(kind, _Mean())
-        self._means.move_to_end(kind)
-        if len(self._means) > MAX_KINDS:
-            self._means.popitem(last=False)
+        mean = self._means.get(kind)
+        if mean is None:
+            if len(self._means) >= MAX_KINDS:
+                del self._means[next(iter(self._means))]
+            mean = self._means[kind] = _Mean()
         return mean

@@ -34,8 +34,8 @@ LEARNED_ANEW = 4  # plan again when so many times as many answers have finished
 class Window:
     """How much of the input is held, lines that wait for another's answer included."""
 
-    num_rows: int = 131_072
-    num_tokens: int = 33_554_432
+    num_rows: int = 65_536  # some 4 kB each
+    num_tokens: int = 16_777_216
 
 
 WINDOW = Window()
@@ -100,7 +100,6 @@ class Planner:
         self._lengths = AnswerLengths()
         self._arrived: list[Pending] = []
         self._num_arrived_tokens = 0
-        self._num_arrived_decode_tokens = 0.0
         self._planned: deque[Pending] = deque()
         self._by_length: list[tuple[float, int, Pending]] = []  # a heap, the longest first; once the input has ended
         self._sums = _Sums()
@@ -129,7 +128,6 @@ class Planner:
         item = self._pending(line, tokens)
         self._arrived.append(item)
         self._num_arrived_tokens += item.prompt_len
-        self._num_arrived_decode_tokens += self._decode_tokens(item)
         return None
 
     def end_input(self) -> None:
@@ -183,7 +181,8 @@ class Planner:
         self._count_out(item)
         self._running[item.line.reply.index] = item
         self._num_running_tokens += item.prompt_len
-        self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
+        if not item.is_exact:
+            self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
         self._last = item
         return Work(item.line, TokenizedPrompt(None, np.frombuffer(item.tokens, np.int32)))
 
@@ -212,12 +211,17 @@ class Planner:
         return WorkLeft(
             num_rows=self.num_waiting,
             num_prompt_tokens=(sums.num_tokens + self._num_arrived_tokens) * sums.new_share,
-            num_decode_tokens=sums.decode + self._num_arrived_decode_tokens,
+            num_decode_tokens=sums.decode + self._arrived_decode_tokens(),
             num_running_tokens=self._num_running_tokens,
             num_running_decode_tokens=sum(self._decode_tokens(item) for item in running),  # by what is known now
             longest_waiting=0.0 if longest is None else longest.expected_len,
             longest_running=max((item.expected_len for item in running), default=0.0),
         )
+
+    def _arrived_decode_tokens(self) -> float:
+        """By some of them: there may be many."""
+        some = self._arrived[:: max(1, len(self._arrived) // 64)]
+        return sum(map(self._decode_tokens, some)) * len(self._arrived) / max(1, len(some))
 
     # The plan.
 
@@ -235,7 +239,7 @@ class Planner:
         arrangement = arrange(items, block_size=self._limits.block_size, decode_tokens=self._decode_tokens)
         self._planned = deque(self._probes_first([leaf for leaf in arrangement.leaves if isinstance(leaf, Pending)]))
         self._arrived = []
-        self._num_arrived_tokens, self._num_arrived_decode_tokens = 0, 0.0
+        self._num_arrived_tokens = 0
         self._num_learned_at_plan = self._lengths.num_learned
         self._sums = _Sums(
             num_rows=len(self._planned),
@@ -249,7 +253,7 @@ class Planner:
 
     def _probes_first(self, items: list[Pending]) -> list[Pending]:
         """A few of each large family of which none has started: a family of long answers must not be found out last."""
-        sizes = Counter((item.family, item.line.params.max_tokens) for item in items if item.family)
+        sizes = Counter(_kind(item) for item in items if item.family and not item.is_exact)
         wanted = {
             kind: PROBE
             for kind, size in sizes.items()
@@ -260,9 +264,10 @@ class Planner:
         probes: list[Pending] = []
         rest: list[Pending] = []
         for item in items:
-            kind = (item.family, item.line.params.max_tokens)
-            is_probe = wanted.get(kind, 0) > 0
-            wanted[kind] = wanted.get(kind, 0) - is_probe
+            kind = _kind(item)
+            is_probe = not item.is_exact and wanted.get(kind, 0) > 0
+            if is_probe:
+                wanted[kind] -= 1
             (probes if is_probe else rest).append(item)
         return probes + rest
 
@@ -315,3 +320,8 @@ class Planner:
             else self._lengths.expected(family=item.family, max_tokens=item.line.params.max_tokens, limit=item.limit)
         )
         return item.expected_len * item.line.params.num_sequences
+
+
+def _kind(item: Pending) -> tuple[int, int | None]:
+    """Answers of one kind are taken to become equally long."""
+    return item.family, item.line.params.max_tokens
