@@ -168,7 +168,7 @@ def test_lines_that_come_later_join_their_group() -> None:
     assert beginnings == [first] * 4
 
 
-def test_while_the_input_is_read_little_is_submitted_blindly() -> None:
+def test_the_first_lines_are_not_all_submitted_blindly() -> None:
     plan = planner()
     for index in range(3):
         plan.add(work(index, range(40)))
@@ -179,8 +179,19 @@ def test_while_the_input_is_read_little_is_submitted_blindly() -> None:
         plan.add(work(index, range(40)))
     assert plan.may_start(1, num_in_flight=len(taken), max_in_flight=16)
     assert not plan.may_start(3, num_in_flight=14, max_in_flight=16)
+    assert not plan.may_start(1, num_in_flight=14, max_in_flight=16)
     plan.end_input()
     assert plan.may_start(2, num_in_flight=14, max_in_flight=16)
+
+
+def test_later_lines_of_a_slow_input_go_on_at_once() -> None:
+    plan = planner()
+    for index in range(5):
+        plan.add(work(index, range(40)))
+        plan.take()
+    plan.add(work(5, range(40)))
+    assert plan.may_start(1, num_in_flight=4, max_in_flight=5)
+    assert not plan.may_start(1, num_in_flight=4, max_in_flight=6)
 
 
 def test_a_few_of_each_large_family_start_early() -> None:

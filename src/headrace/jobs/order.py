@@ -105,6 +105,7 @@ class Planner:
         self._sums = _Sums()
         self._running: dict[int, Pending] = {}  # by index
         self._num_running_tokens = 0
+        self._num_taken = 0
         self._chosen: Pending | None = None  # that `peek` has shown
         self._last: Pending | None = None
         self._has_ended = False
@@ -155,11 +156,11 @@ class Planner:
     # What goes out.
 
     def may_start(self, num_sequences: int, *, num_in_flight: int, max_in_flight: int) -> bool:
-        """Whether so many more sequences should go to the engine. While the input is being read no more than there are
-        to choose from, but for a step's worth of prompts: what is submitted early is submitted blindly."""
+        """Whether so many more sequences should go to the engine. The first lines of a job go no faster than there are
+        others to choose from, but for a step's worth of prompts: what is submitted early is submitted blindly."""
         if not num_in_flight:
             return True
-        is_blind = not self._has_ended and num_in_flight >= self.num_waiting
+        is_blind = not self._has_ended and self._num_taken < max_in_flight and num_in_flight >= self.num_waiting
         if is_blind and self._num_running_tokens >= self._limits.max_num_batched_tokens:
             return False
         return num_in_flight + num_sequences <= max_in_flight
@@ -178,6 +179,7 @@ class Planner:
         item, self._chosen = self._chosen, None
         assert item is not None, "nothing is waiting"
         item.is_taken = True
+        self._num_taken += 1
         self._count_out(item)
         self._running[item.line.reply.index] = item
         self._num_running_tokens += item.prompt_len

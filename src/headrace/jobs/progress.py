@@ -34,7 +34,8 @@ class JobProgress:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._stream, highlight=False), refresh_per_second=4, transient=True)
+            console = Console(file=self._stream, highlight=False)
+            self._live = Live(console=console, refresh_per_second=4, transient=True, redirect_stdout=False)
             self._live.start()
         return self
 
