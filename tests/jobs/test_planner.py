@@ -113,6 +113,7 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
         rest.append(plan.take())
     for item in [*early, *rest]:
         assert item.prompt.token_ids.tolist() == prompts[item.request.reply.index]
+        assert item.prompt.token_ids.flags.writeable  # torch makes tensors of no others
     firsts = [tuple(t) for w in [*early, *rest] if len(t := w.prompt.token_ids.tolist()[:2]) == 2]
     runs = [first for place, first in enumerate(firsts) if place == 0 or firsts[place - 1] != first]
     assert len(runs) == len(set(runs))

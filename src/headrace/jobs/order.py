@@ -186,7 +186,9 @@ class Planner:
         if not item.is_exact:
             self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
         self._last = item
-        return Work(item.line, TokenizedPrompt(None, np.frombuffer(item.tokens, np.int32)))
+        return Work(
+            item.line, TokenizedPrompt(None, np.frombuffer(item.tokens, np.int32).copy())
+        )  # torch wants it writable
 
     def finished(self, index: int, output: RequestOutput | None) -> list[LineRequest]:
         """The lines that are to be answered like this one; None: it failed, and so do they."""
