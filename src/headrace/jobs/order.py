@@ -27,7 +27,7 @@ from headrace.types import RequestOutput
 
 MARGIN = 1.25  # by so much longer than others, or closer to the end, before the tree's order is left
 PROBED = 4  # times as many as are started early, before that is worth it
-LEARNED_ANEW = 4  # plan again when so many times as many answers have finished
+LEARNED_ANEW = 8  # plan again when so many times as many answers have finished
 
 
 @dataclass(frozen=True, slots=True)
