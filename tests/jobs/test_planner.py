@@ -225,6 +225,21 @@ def test_what_is_left_counts_shared_prompts_once() -> None:
     assert left.longest_running == 10
 
 
+def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
+    plan = planner()
+    for index, token in enumerate([1, 1, 2, 2, 3]):
+        plan.add(work(index, [token], temperature=0))
+    running = plan.take().request.reply.index
+    plan.add(work(5, [4], temperature=0))
+    plan.drop_waiting()
+    assert plan.peek() is None
+    assert plan.num_held == 1 + (running in (0, 2))
+    assert len(plan.finished(running, output())) == (running in (0, 2))
+    assert (plan.num_held, plan.left().num_decode_tokens) == (0, 0)
+    plan.add(work(6, [4], temperature=0))
+    assert plan.take().request.reply.index == 6
+
+
 # Lengths.
 
 

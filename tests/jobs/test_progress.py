@@ -203,7 +203,7 @@ def test_rates_now_are_those_of_the_last_ten_seconds() -> None:
 
 
 def test_time_left_is_that_of_the_tokens_left() -> None:
-    """Ten lines of 50 tokens; four are done and four run with 20 tokens each, at 100 tokens a second."""
+    """Ten lines of 50 tokens; four are done, three run with 20 tokens each and one is queued; 100 tokens a second."""
     clock, tally = Clock(), Tally()
     gauge, planner = meter(clock), planner_with(10)
     planner.end_input()
@@ -212,12 +212,12 @@ def test_time_left_is_that_of_the_tokens_left() -> None:
     for line in taken[:4]:
         planner.finished(line.reply.index, output(50))
         tally.add_answer(line, output(50))
-    clock.now = 2.8
-    counts = {"num_steps": 100, "num_generated_tokens": 280, "num_batched_tokens": 280, "num_running": 4}
-    status = look(gauge, stats(**counts), planner, tally, num_total=10)
-    # Two that wait: 100 to draw and 20 prompt tokens; four that run: 200 less 80.
-    assert status.tokens_left == 240
-    assert status.seconds_left == pytest.approx(2.4)
+    clock.now = 2.6
+    counts = {"num_steps": 100, "num_generated_tokens": 260, "num_batched_tokens": 260, "num_running": 3}
+    status = look(gauge, stats(**counts, num_prompt_tokens=70), planner, tally, num_total=10)
+    # Two that wait: 100 to draw and 20 prompt tokens; four in flight: 200 less 60, and 10 of the queued one's prompt.
+    assert status.tokens_left == 270
+    assert status.seconds_left == pytest.approx(2.7)
 
 
 def test_lines_that_were_not_read_are_taken_to_be_like_those_so_far() -> None:

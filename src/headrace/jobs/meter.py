@@ -70,7 +70,7 @@ class JobMeter:
             self._looks.popleft()
         first, scheduler, seconds = self._looks[0], stats.scheduler, now.at - self._started_at
         verdict = self._verdict(first, now, planner, has_ended) if state == "running" else None
-        left = self._tokens_left(scheduler_tokens(stats), tally, planner, num_total) if state == "running" else None
+        left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
         gpu_seconds = seconds + self._facts.start_seconds if self._facts.settings.device == "cuda" else None
         price = self._facts.gpu_price
         return JobStatus(
@@ -140,23 +140,25 @@ class JobMeter:
         )
 
     def _tokens_left(
-        self, computed: tuple[int, int], tally: Tally, planner: Planner, num_total: int | None
+        self, stats: EngineStats, tally: Tally, planner: Planner, num_total: int | None
     ) -> TokensLeft | None:
         """None while it is not known how many lines there are, or nothing of what unread ones come to."""
-        num_executed = tally.num_answered - planner.savings.num_rows
         if num_total is None:
             return None
+        num_executed = tally.num_answered - planner.savings.num_rows
         num_unread = max(0, num_total - tally.num_done - planner.num_held)
         if num_unread and not num_executed:
             return None
-        num_prompt, num_decode = computed
-        left = planner.left()
-        # What the engine has drawn and no finished line has is part of answers that are still running.
-        num_drawn = num_decode - (tally.num_generated_tokens - planner.savings.num_decode_tokens)
+        num_prompt, num_decode = scheduler_tokens(stats)
+        left, scheduler, saved = planner.left(), stats.scheduler, planner.savings
+        # What the engine has begun or drawn and no finished line has is part of those that are still running.
+        num_begun = scheduler.num_prompt_tokens - (tally.num_prompt_tokens - saved.num_prompt_tokens)
+        num_drawn = num_decode - (tally.num_generated_tokens - saved.num_decode_tokens)
+        num_queued = max(0, left.num_running_tokens - max(0, num_begun)) * (1 - scheduler.prefix_hit_share)
         share_executed = num_executed / max(1, tally.num_answered)  # of unread lines, if they repeat like those so far
         mean_prompt, mean_decode = num_prompt / max(1, num_executed), num_decode / max(1, num_executed)
         return TokensLeft(
-            num_prompt_tokens=left.num_prompt_tokens + num_unread * share_executed * mean_prompt,
+            num_prompt_tokens=left.num_prompt_tokens + num_queued + num_unread * share_executed * mean_prompt,
             num_decode_tokens=left.num_decode_tokens
             + max(0.0, left.num_running_decode_tokens - max(0, num_drawn))
             + num_unread * share_executed * mean_decode,

@@ -208,6 +208,15 @@ class Planner:
                 self.savings.add(output)
         return followers
 
+    def drop_waiting(self) -> None:
+        """Forget what was not taken, and what follows it: the job is being stopped."""
+        for item in (*self._planned, *self._arrived):
+            if not item.is_taken:
+                self._duplicates.finished(item.line.reply.index, None)
+        self._planned.clear()
+        self._arrived, self._by_length, self._chosen = [], [], None
+        self._num_arrived_tokens, self._sums = 0, _Sums()
+
     def left(self) -> WorkLeft:
         if self._is_plan_old:
             self._plan()

@@ -207,6 +207,7 @@ class JobRun:
                 raise error
             case Stop():
                 self._is_stopped = True
+                self._planner.drop_waiting()
 
     def _take_events(self, events: list[SequenceEvent]) -> None:
         for event in events:
