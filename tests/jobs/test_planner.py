@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.prompts import TokenizedPrompt
@@ -17,6 +17,7 @@ from headrace.sched import SchedulerLimits
 from headrace.sched.sequence import sequence_seed
 from headrace.types import CompletionOutput, RequestOutput, SamplingParams
 
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=4096, num_blocks=4096, block_size=2)
 
 
@@ -53,6 +54,7 @@ lines = st.lists(
 )
 
 
+@untimed
 @given(lines, st.data())
 def test_every_line_is_taken_or_follows_or_is_answered_exactly_once(
     given_lines: list[tuple[list[int], float, int | None, int | None]], data: st.DataObject
@@ -83,6 +85,7 @@ def test_every_line_is_taken_or_follows_or_is_answered_exactly_once(
     assert plan.num_held == 0
 
 
+@untimed
 @given(lines)
 def test_identical_deterministic_lines_are_executed_once(
     given_lines: list[tuple[list[int], float, int | None, int | None]],
@@ -99,6 +102,7 @@ def test_identical_deterministic_lines_are_executed_once(
     assert len(taken) == len(deterministic) + len(drawn)
 
 
+@untimed
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=30), st.integers(1, 9))
 def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]], num_early: int) -> None:
     plan = planner()
@@ -119,6 +123,7 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
     assert len(runs) == len(set(runs))
 
 
+@untimed
 @given(st.integers(1, 20), st.integers(1, 60), st.lists(st.integers(0, 3), max_size=120))
 def test_the_window_bounds_what_is_held(num_rows: int, num_tokens: int, tokens: list[int]) -> None:
     plan, answered = planner(window=Window(num_rows, num_tokens)), 0

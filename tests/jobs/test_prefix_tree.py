@@ -3,11 +3,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.jobs.prefix_tree import LEAST_FAMILY, Leaf, arrange, shared_len
 
+untimed = settings(deadline=None)
 BLOCK = 2
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=30)
@@ -26,6 +27,7 @@ def ordered(leaves: list[Leaf], decode: object = 1.0) -> list[Leaf]:
     return arrange(leaves, block_size=BLOCK, decode_tokens=amount).leaves
 
 
+@untimed
 @given(prompts)
 def test_every_prompt_comes_once(given_prompts: list[list[int]]) -> None:
     leaves = [leaf(tokens) for tokens in given_prompts]
@@ -33,6 +35,7 @@ def test_every_prompt_comes_once(given_prompts: list[list[int]]) -> None:
     assert sorted(map(id, made)) == sorted(map(id, leaves))
 
 
+@untimed
 @given(prompts, st.lists(st.sampled_from([None, "a", "b"]), min_size=30, max_size=30))
 def test_prompts_that_share_blocks_stand_together(given_prompts: list[list[int]], salts: list[str | None]) -> None:
     leaves = [leaf(tokens, salt=salt) for tokens, salt in zip(given_prompts, salts, strict=False)]
@@ -44,6 +47,7 @@ def test_prompts_that_share_blocks_stand_together(given_prompts: list[list[int]]
         assert not beginnings or runs == len(set(beginnings))
 
 
+@untimed
 @given(prompts)
 def test_what_is_computed_is_each_shared_block_once(given_prompts: list[list[int]]) -> None:
     made = arrange([leaf(tokens) for tokens in given_prompts], block_size=BLOCK, decode_tokens=lambda leaf: 1.0)
@@ -56,6 +60,7 @@ def test_what_is_computed_is_each_shared_block_once(given_prompts: list[list[int
     assert made.num_new_tokens == len(blocks) * BLOCK + rest
 
 
+@untimed
 @given(st.lists(st.integers(0, 1), max_size=12), st.lists(st.integers(0, 1), max_size=12))
 def test_shared_blocks_are_counted_from_the_first_token(one: list[int], other: list[int]) -> None:
     num_blocks = 0
