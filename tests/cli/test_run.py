@@ -50,9 +50,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
 def test_the_command_line_becomes_a_job(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
     output = str(tmp_path / "out.jsonl")
     arguments = ["--limit", "5", "--overwrite", "--max-tokens", "9", "--model", "other", "--max-num-seqs", "3"]
-    assert main(["run", str(source), "-o", output, *arguments]) == 0
+    assert main(["run", str(source), "-o", output, *arguments, "--gpu-price", "2.5"]) == 0
     (job,) = jobs
     assert (job.input, job.output, job.limit, job.overwrite) == (str(source), output, 5, True)
+    assert job.gpu_price == 2.5
     assert job.defaults == {"max_tokens": 9}
     assert (job.config.model, job.config.max_num_seqs) == ("other", 3)
 
@@ -106,7 +107,14 @@ def test_an_existing_output_is_refused_before_anything_is_fetched(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["in.jsonl"], ["in.jsonl", "-o", "x", "--limit", "0"], ["in.jsonl", "-o", "x", "--json-summary", "no/x.json"]],
+    [
+        [],
+        ["in.jsonl"],
+        ["in.jsonl", "-o", "x", "--limit", "0"],
+        ["in.jsonl", "-o", "x", "--json-summary", "no/x.json"],
+        ["in.jsonl", "-o", "x", "--gpu-price", "0"],
+        ["in.jsonl", "-o", "x", "--gpu-price", "nan"],
+    ],
 )
 def test_commands_that_cannot_work_are_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

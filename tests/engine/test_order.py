@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from headrace import SamplingParams
-from headrace.engine.llm import level, starting_order
+from headrace.engine.order import level, starting_order
 from headrace.engine.settings import Settings
 from tests.engine.test_resolve import on_gpu, settings
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,14 +17,16 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.progress import GenerateProgress
 from headrace.engine.start import Engine
-from headrace.errors import EngineDeadError, JobError
+from headrace.errors import ConfigError, EngineDeadError, JobError
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
+from headrace.jobs.order import Window
+from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import BATCH_LINES, InputLine
 from headrace.jobs.report import JobReport
 from headrace.jobs.run import SPARE_SEQUENCES, JobRun, run_job
 from headrace.jobs.spec import JobSpec
+from headrace.jobs.status_file import read_status
 from headrace.jobs.writer import ResultWriter
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
@@ -155,6 +159,116 @@ def test_progress_and_phases_are_told_on_the_stream(write_lines: WriteLines, sta
     ]
 
 
+# Nothing twice.
+
+
+def test_identical_deterministic_lines_are_computed_once_and_each_has_its_own_line(
+    write_lines: WriteLines, start: Start
+) -> None:
+    greedy = {"prompt": "Hello", "max_tokens": 5, "temperature": 0}
+    source = write_lines(
+        *[{**greedy, "id": number} for number in range(6)],
+        chat("a", temperature=0),
+        chat("b", temperature=0, user="somebody else"),
+        {"prompt": "Hello", "max_tokens": 5, "seed": 3},
+        {"prompt": "Hello", "max_tokens": 5, "seed": 3},
+    )
+    report, lines = run(source, start)
+    assert report.exit_code == 0
+    assert report.stats.scheduler.num_finished == 3
+    plain = sorted((line for line in lines if "index" in line), key=lambda line: line["index"])
+    assert [line["index"] for line in plain] == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert [line.get("id") for line in plain] == [0, 1, 2, 3, 4, 5, None, None]
+    assert len({line["text"] for line in plain[:6]}) == len({line["text"] for line in plain[6:]}) == 1
+    bodies = {line["custom_id"]: line["response"]["body"] for line in lines if "custom_id" in line}
+    assert bodies["a"]["choices"] == bodies["b"]["choices"]
+    assert bodies["a"]["id"] != bodies["b"]["id"]
+    assert report.saved.duplicate_lines == 7
+    assert report.saved.duplicate_completion_tokens == 5 * 5 + 4 + 5
+    assert report.tally.num_generated_tokens == 8 * 5 + 2 * 4
+
+
+def test_repeated_draws_without_a_seed_are_all_computed(write_lines: WriteLines, start: Start) -> None:
+    report, lines = run(write_lines(*[{"prompt": "Hello", "max_tokens": 5}] * 6), start)
+    assert len({line["text"] for line in lines}) == 6
+    assert report.saved.duplicate_lines == 0
+
+
+def test_what_is_refused_is_refused_to_all_that_ask_the_same(write_lines: WriteLines, start: Start) -> None:
+    report, lines = run(write_lines(*[{"prompt": "x" * 600, "temperature": 0}] * 5), start)
+    assert dict(report.tally.errors) == {"context_length_exceeded": 5}
+    assert sorted(line["error"]["message"].split(":")[0] for line in lines) == [f"line {n}" for n in range(1, 6)]
+
+
+def test_a_repeated_line_far_behind_gets_the_answer_that_was_kept(tmp_path: Path, start: Start) -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    engine = start(EngineConfig(max_num_seqs=4), inbox.put)
+    data = [b'{"prompt": "one", "max_tokens": 2, "temperature": 0}', b'{"prompt": "%d", "max_tokens": 2}']
+    batches = [[InputLine(i, 0, data[0] if i in (0, 299) else data[1] % i) for i in range(k, k + 10)]
+               for k in range(0, 300, 10)]  # fmt: skip
+    job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
+    with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
+        report = JobRun(
+            job, engine, inbox, lines=batches, writer=writer, progress=progress, window=Window(num_rows=10)
+        ).run()
+    engine.close()
+    assert report.tally.num_answered == 300
+    assert (report.saved.duplicate_lines, report.stats.scheduler.num_finished) == (1, 299)
+
+
+# What a job tells while it runs.
+
+
+def test_the_status_beside_the_output_says_how_the_job_ended(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*[{"prompt": f"line {i}", "max_tokens": 3} for i in range(5)], "{broken")
+    run(source, start)
+    status = read_status(source.parent / "out.jsonl.job" / "status.json")
+    assert (status.state, status.lines_total, status.lines_done, status.errors) == (
+        "finished",
+        6,
+        6,
+        {"invalid_json": 1},
+    )
+    assert (status.completion_tokens, status.lines_in_flight, status.seconds_left) == (15, 0, None)
+
+
+def test_the_status_of_a_job_that_could_not_go_on_says_so(write_lines: WriteLines, start: Start) -> None:
+    def break_down(step: int) -> None:
+        raise RuntimeError("the device is gone")
+
+    source = write_lines({"prompt": "a"})
+    with pytest.raises(EngineDeadError):
+        run(source, functools.partial(start, runner=WatchedRunner(break_down)))
+    assert read_status(source.parent / "out.jsonl.job" / "status.json").state == "failed"
+
+
+def test_a_price_without_a_gpu_is_refused(write_lines: WriteLines, start: Start) -> None:
+    with pytest.raises(ConfigError, match="--gpu-price is for a GPU, and this job runs on cpu; leave it out"):
+        run(write_lines({"prompt": "a"}), start, gpu_price=2.0)
+
+
+def test_once_the_input_has_ended_the_rest_is_levelled(write_lines: WriteLines, start: Start) -> None:
+    levels: list[int | None] = []
+    has_ended = threading.Event()
+
+    def start_levelled(config: EngineConfig, deliver: Any) -> Engine:
+        engine = start(config, deliver, runner=WatchedRunner(lambda step: wait_for(has_ended)))
+        limit_running = engine.client.limit_running
+
+        def limit(num_seqs: int | None) -> None:
+            levels.append(num_seqs)
+            limit_running(num_seqs)
+            has_ended.set()
+
+        engine.client.limit_running = limit  # type: ignore[method-assign]
+        return dataclasses.replace(engine, settings=dataclasses.replace(engine.settings, full_rate_seqs=2))
+
+    short = [{"prompt": f"{i}", "max_tokens": 10, "ignore_eos": True} for i in range(20)]
+    report, _ = run(write_lines({"prompt": "a", "max_tokens": 100, "ignore_eos": True}, *short), start_levelled)
+    assert report.tally.num_answered == 21
+    assert levels == [3]  # 300 tokens, 100 of them in the longest answer
+
+
 # Bounds.
 
 
@@ -170,12 +284,14 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
             yield [InputLine(batch * BATCH_LINES + place, 0, data) for place in range(BATCH_LINES)]
 
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
-    with ResultWriter.open(job.output) as writer, GenerateProgress(None, enabled=False) as progress:
-        report = JobRun(job, engine, inbox, lines=lines(writer), writer=writer, progress=progress).run()
+    window = Window(num_rows=100)
+    with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
+        run = JobRun(job, engine, inbox, lines=lines(writer), writer=writer, progress=progress, window=window)
+        report = run.run()
     engine.close()
     assert report.tally.num_answered == num_batches * BATCH_LINES
     in_flight = 2 * 4 + SPARE_SEQUENCES
-    assert max(ahead) <= in_flight + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
+    assert max(ahead) <= in_flight + window.num_rows + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
 
 
 class WatchedRunner(FakeRunner):
@@ -190,24 +306,26 @@ class WatchedRunner(FakeRunner):
         return super().submit(plan)
 
 
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
 # Ends before the end.
 
 
 def test_ctrl_c_keeps_what_was_written_and_says_so(write_lines: WriteLines, start: Start) -> None:
     def interrupt_once(step: int) -> None:
-        if step == 30:
+        if step == 300:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    short = [{"prompt": "a", "max_tokens": 2}] * 4
-    long = [{"prompt": "a", "max_tokens": 500, "ignore_eos": True}] * 400
     runner = WatchedRunner(interrupt_once)
-    report, lines = run(write_lines(*short, *long), functools.partial(start, runner=runner))
+    source = write_lines(*[{"prompt": "a", "max_tokens": 200, "ignore_eos": True}] * 400)
+    report, lines = run(source, functools.partial(start, runner=runner))
     assert report.was_stopped
     assert report.exit_code == 130
     assert report.num_in_flight > 0
-    assert {0, 1, 2, 3} <= {line["index"] for line in lines}
-    assert len(lines) == report.tally.num_done < 404
+    assert 0 < len(lines) == report.tally.num_done < 400
     assert signal.getsignal(signal.SIGINT) is before
 
 

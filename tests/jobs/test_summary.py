@@ -8,6 +8,7 @@ from collections import Counter
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Choice
 from headrace.jobs.report import JobReport, Sample, Tally
+from headrace.jobs.status_file import Saved
 from headrace.jobs.summary import headline, plain_summary, print_summary
 from headrace.sched import SchedulerStats
 
@@ -69,6 +70,24 @@ def test_the_plain_summary_says_everything() -> None:
     ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) < 260
+
+
+def test_the_summary_says_what_each_mechanism_saved() -> None:
+    saved = Saved(prefix_tokens=400, duplicate_lines=3, duplicate_prompt_tokens=30, duplicate_completion_tokens=12)
+    assert "400 tokens by prefixes, 42 by duplicates (3 lines)" in plain_summary(report(saved=saved))
+    assert report(saved=saved).as_json()["saved"]["duplicate_lines"] == 3
+
+
+def test_a_gpu_has_hours_and_with_a_price_a_cost() -> None:
+    held = {"is_on_gpu": True, "seconds": 3590.0, "start_seconds": 10.0}
+    assert "GPU-hours     1.000\n" in plain_summary(report(**held))
+    assert "GPU-hours" not in plain_summary(report())
+    priced = report(**held, gpu_price=3.0)
+    assert "1.000 · cost 3, 2,000 a million tokens, 6,000 a million of tokens out" in plain_summary(priced)
+    assert priced.as_json()["cost_per_million_tokens"] == 2000
+    nothing = report(**held, gpu_price=3.0, tally=Tally())
+    assert "1.000 · cost 3\n" in plain_summary(nothing)
+    assert nothing.as_json()["cost_per_million_tokens"] is None
 
 
 def test_a_stopped_job_says_so() -> None:

@@ -38,10 +38,12 @@ INTERPRETERS = [  # no bfloat16: the interpreter keeps it as integers, and multi
 
 
 def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """`place` and the named values: some on a GPU, some, small because it is slow, in each type of the interpreter."""
+    """`place` and the named values: some on a GPU, some, small because it is slow, in each type of the interpreter. Of
+    the two, float16 is left to the slow tests."""
     params = [pytest.param(GPU, *values, marks=pytest.mark.gpu) for values in gpu]
     for place in INTERPRETERS:
-        params += [pytest.param(place, *values, marks=pytest.mark.interpreted) for values in interpreted]
+        marks = [pytest.mark.interpreted] + ([pytest.mark.slow] if place.dtype == torch.float16 else [])
+        params += [pytest.param(place, *values, marks=marks) for values in interpreted]
     return pytest.mark.parametrize(
         ["place", *names.split()], params, ids=lambda value: value.name if isinstance(value, Place) else None
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         input_format=given.input_format,
         output_format=given.output_format,
         max_error_rate=given.max_error_rate,
+        gpu_price=given.gpu_price,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
@@ -92,6 +94,9 @@ def build_parser() -> CommandParser:
         default=0.1,
         metavar="X",
         help="stop when more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
+    )
+    parser.add_argument(
+        "--gpu-price", type=_price, metavar="X", help="price of an hour of the GPU: the summary then has the job's cost"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
@@ -130,6 +135,13 @@ def _at_least_one(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _price(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -16,6 +15,7 @@ from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
+from headrace.engine.order import beginnings_first, level, starting_order
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,
@@ -25,7 +25,6 @@ from headrace.engine.prompts import (
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
-    beginning,
     template_options,
 )
 from headrace.engine.readouts import ask_embedding, ask_score
@@ -319,36 +318,6 @@ class LLM:
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
-
-
-def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[int]:
-    """The order in which to start: answers that may become long first, so that none of them is left running alone;
-    among equals, prompts that begin alike side by side, so that what they share is read and kept once."""
-    limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
-    try:
-        return sorted(range(len(params)), key=lambda index: (-limits[index], *beginning(prompts[index])))
-    except (TypeError, ValueError):  # what is no prompt cannot be compared; reading it says what is wrong
-        return sorted(range(len(params)), key=lambda index: -limits[index])
-
-
-def beginnings_first(prompts: Sequence[Prompt]) -> list[int]:
-    """The order in which to read prompts: those that begin alike side by side."""
-    return starting_order(prompts, [SamplingParams()] * len(prompts))
-
-
-def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:
-    """How many sequences to run at once so that the work lasts as long as its longest answer and no row idles before.
-
-    More would only finish the short answers earlier and leave the long ones to run in small, wasteful steps.
-    """
-    if not params or settings.full_rate_seqs is None:
-        return None
-    limits = [
-        min(each.max_tokens or settings.max_model_len, settings.max_model_len)
-        for each in params
-        for _ in range(each.num_sequences)
-    ]
-    return max(settings.full_rate_seqs, math.ceil(sum(limits) / max(limits)))
 
 
 def _one_each(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:

@@ -82,7 +82,7 @@ _STRUCTURE = "write it as structured_outputs, with json, regex, choice or gramma
 _REASONS = {
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _STRUCTURE),
     "stream": "a batch job writes whole answers",
-    "priority": "a batch job answers its lines in their order",
+    "priority": "a batch job chooses its own order",
 }
 
 

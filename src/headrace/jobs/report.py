@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.engine.core import EngineStats
@@ -11,6 +11,7 @@ from headrace.engine.settings import Choice
 from headrace.errors import JobError, RequestError
 from headrace.jobs.lines import LineRequest
 from headrace.jobs.reply import message_of
+from headrace.jobs.status_file import Saved
 from headrace.types import RequestOutput
 
 MAX_NOTES = 20
@@ -51,10 +52,11 @@ class Tally:
     def num_done(self) -> int:
         return self.num_answered + self.num_failed
 
-    def add_answer(self, line: LineRequest, output: RequestOutput) -> None:
+    def add_answer(self, line: LineRequest, output: RequestOutput, *, is_copy: bool = False) -> None:
+        """`is_copy`: another line's answer was computed and is this one's too."""
         self.num_answered += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
-        self.num_cached_tokens += output.num_cached_tokens
+        self.num_cached_tokens += 0 if is_copy else output.num_cached_tokens
         for answer in output.outputs:
             self.num_generated_tokens += len(answer.token_ids)
             self.finish_reasons[answer.finish_reason or "none"] += 1
@@ -90,6 +92,22 @@ class JobReport:
     start_seconds: float
     stats: EngineStats
     choices: tuple[Choice, ...]
+    saved: Saved = field(default_factory=Saved)
+    is_on_gpu: bool = False
+    gpu_price: float | None = None  # of an hour
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """For which the GPU was held, from the start of loading on."""
+        return (self.start_seconds + self.seconds) / 3600 if self.is_on_gpu else None
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price."""
+        return None if self.gpu_hours is None or self.gpu_price is None else self.gpu_hours * self.gpu_price
+
+    def cost_per_million(self, num_tokens: int) -> float | None:
+        return None if self.cost is None or not num_tokens else self.cost * 1e6 / num_tokens
 
     @property
     def exit_code(self) -> int:
@@ -124,10 +142,15 @@ class JobReport:
             "prompt_tokens": tally.num_prompt_tokens,
             "cached_prompt_tokens": tally.num_cached_tokens,
             "completion_tokens": tally.num_generated_tokens,
+            "saved": asdict(self.saved),
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "completion_tokens_per_second": self.generated_tokens_per_second,
             "seconds": self.seconds,
             "start_seconds": self.start_seconds,
+            "gpu_hours": self.gpu_hours,
+            "cost": self.cost,
+            "cost_per_million_tokens": self.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens),
+            "cost_per_million_completion_tokens": self.cost_per_million(tally.num_generated_tokens),
             "prefix_hit_share": scheduler.prefix_hit_share,
             "kv_use_peak": scheduler.most_kv_use,
             "kv_waste": scheduler.kv_waste,

@@ -4,7 +4,7 @@
     engine thread:  events of each step ────────┼──> inbox ──> this thread: submit, answer, write
     Ctrl-C:         stop ───────────────────────┘
 
-Memory does not grow with the input: the feed is a few batches ahead, and requests in flight are bounded.
+Memory does not grow with the input: the planner holds a window of it, and requests in flight are bounded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import gc
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import FrameType
 from typing import Any, TextIO
@@ -27,22 +26,25 @@ import msgspec
 from headrace.config import EngineConfig
 from headrace.engine.answers import Answers
 from headrace.engine.client import Deliver
-from headrace.engine.progress import GenerateProgress
+from headrace.engine.order import level_of
 from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine, start_engine
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
+from headrace.jobs.meter import TICK_SECONDS, JobMeter, MeterFacts, saved_by
+from headrace.jobs.order import WINDOW, Planner, Window
 from headrace.jobs.prepare import LinePreparer, Work
+from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
 from headrace.jobs.report import JobReport, Tally
 from headrace.jobs.sources import Sink, Source, open_sink
 from headrace.jobs.spec import JobSpec
-from headrace.types import Request, SequenceEvent
+from headrace.jobs.status_file import JobState, StatusFile, status_path
+from headrace.types import Request, RequestOutput, SequenceEvent
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
-PROGRESS_SECONDS = 0.1
 SWITCH_SECONDS = 0.0005
 GARBAGE_OBJECTS = 50_000
 
@@ -69,15 +71,19 @@ def run_job(
         _tell(f"loading {job.config.model} ...", quiet, stream)
         engine = start(job.config, inbox.put)
         try:
+            _check_price(job, engine)
             _tell(_ready_line(engine, num_expected), quiet, stream)
             with (
                 taking_turns(),
                 open_sink(job.output, format=job.output_format, overwrite=job.overwrite) as writer,
-                GenerateProgress(num_expected, enabled=not quiet, stream=stream) as progress,
+                JobProgress(enabled=not quiet, stream=stream) as progress,
                 stop_on_interrupt(inbox),
             ):
                 lines = source.read_batches(limit=job.limit)
-                return JobRun(job, engine, inbox, lines=lines, writer=writer, progress=progress).run()
+                run = JobRun(
+                    job, engine, inbox, lines=lines, writer=writer, progress=progress, num_expected=num_expected
+                )
+                return run.run()
         finally:
             engine.close()
 
@@ -132,7 +138,9 @@ class JobRun:
         *,
         lines: Iterable[list[InputLine]],
         writer: Sink,
-        progress: GenerateProgress,
+        progress: JobProgress,
+        num_expected: int | None = None,
+        window: Window = WINDOW,
     ) -> None:
         self._job = job
         self._engine = engine
@@ -143,23 +151,36 @@ class JobRun:
         self._encoder = msgspec.json.Encoder()
         self._tally = Tally()
         self._feed = Feed(lines, _preparer(job, engine), inbox.put)
-        self._ready: deque[deque[Work | BadLine]] = deque()
+        self._planner = Planner(engine.settings.limits, job_seed=job.config.seed, window=window)
+        self._num_batches_owed = 0  # that the feed may read once the planner has room
         self._in_flight: dict[str, InFlight] = {}
         self._num_sequences = 0
         self._max_sequences = 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
         self._has_ended = False
         self._is_stopped = False
         self._started_at = perf_counter()
-        self._shown_at = self._started_at
+        self._num_expected = num_expected
+        self._writing_seconds = 0.0
+        self._status_file = StatusFile(status_path(job.output))
+        self._meter = JobMeter(
+            MeterFacts(
+                output=job.output,
+                model=engine.model_name,
+                settings=engine.settings,
+                start_seconds=engine.start_seconds,
+                gpu_price=job.gpu_price,
+            )
+        )
 
     def run(self) -> JobReport:
         self._feed.start()
         try:
             while not self._is_over:
-                self._take(self._inbox.get())
+                self._take_next()
                 self._submit_ready()
-                self._writer.flush()
-                self._show_progress()
+                self._flush()
+                if self._meter.is_due:
+                    self._show("running")
         except EngineDeadError as error:
             self._take_last_events()
             raise self._engine_death(error) from error
@@ -167,14 +188,25 @@ class JobRun:
             self._feed.stop()
             for request_id in self._in_flight:
                 self._abort(request_id)
-        self._progress.update(self._tally.num_done, self._engine.stats, num_failed=self._tally.num_failed)
+            self._show(self._state)
         return self._report()
 
     @property
     def _is_over(self) -> bool:
-        return self._is_stopped or (self._has_ended and not self._ready and not self._in_flight)
+        return self._is_stopped or (self._has_ended and not self._planner.num_held)
+
+    @property
+    def _state(self) -> JobState:
+        """In which it has ended."""
+        return "stopped" if self._is_stopped else "finished" if self._is_over else "failed"
 
     # What the inbox brings.
+
+    def _take_next(self) -> None:
+        try:
+            self._take(self._inbox.get(timeout=TICK_SECONDS))
+        except Empty:  # time to show how things stand
+            pass
 
     def _take(self, message: Message) -> None:
         match message:
@@ -183,14 +215,17 @@ class JobRun:
             case list():
                 self._take_events(message)
             case Prepared(items):
-                self._ready.append(deque(items))
+                self._take_prepared(items)
             case InputEnded(num_lines):
                 self._has_ended = True
-                self._progress.expect(num_lines)
+                self._num_expected = num_lines
+                self._planner.end_input()
+                self._level()
             case InputFailed(error):
                 raise error
             case Stop():
                 self._is_stopped = True
+                self._planner.drop_waiting()
 
     def _take_events(self, events: list[SequenceEvent]) -> None:
         for event in events:
@@ -212,25 +247,35 @@ class JobRun:
 
     # What goes to the engine.
 
+    def _take_prepared(self, items: list[Work | BadLine]) -> None:
+        for item in items:
+            if isinstance(item, BadLine):
+                self._fail(item.reply, item.error)
+            elif (output := self._planner.add(item)) is not None:  # of the same request, earlier
+                self._answer(item.request, output, is_copy=True)
+        self._num_batches_owed += 1
+
     def _submit_ready(self) -> None:
-        while self._ready and not self._is_stopped:
-            batch = self._ready[0]
-            while batch:
-                if not self._has_room(batch[0]):
-                    return
-                self._start(batch.popleft())
-            self._ready.popleft()
+        while not self._is_stopped and (line := self._planner.peek()) is not None and self._has_room(line):
+            self._start(self._planner.take())
+        while self._num_batches_owed and self._planner.has_room:
+            self._num_batches_owed -= 1
             self._feed.take_more()
 
-    def _has_room(self, item: Work | BadLine) -> bool:
-        if isinstance(item, BadLine) or not self._in_flight:
-            return True
-        return self._num_sequences + item.request.params.num_sequences <= self._max_sequences
+    def _has_room(self, line: LineRequest) -> bool:
+        return self._planner.may_start(
+            line.params.num_sequences, num_in_flight=self._num_sequences, max_in_flight=self._max_sequences
+        )
 
-    def _start(self, item: Work | BadLine) -> None:
-        if isinstance(item, BadLine):
-            self._fail(item.reply, item.error)
-            return
+    def _level(self) -> None:
+        """All that is left is known: run no more at once than keeps the device busy until the longest answer ends."""
+        left = self._planner.left()
+        longest = max(left.longest_waiting, left.longest_running)
+        num_tokens = left.num_decode_tokens + left.num_running_decode_tokens
+        if (num_seqs := level_of(round(num_tokens), round(longest), self._engine.settings)) is not None:
+            self._engine.client.limit_running(num_seqs)
+
+    def _start(self, item: Work) -> None:
         line = item.request
         request = Request(
             str(line.reply.index),
@@ -242,7 +287,7 @@ class JobRun:
         try:
             self._engine.client.submit(request)
         except RequestError as error:
-            self._fail(line.reply, error)
+            self._fail_all(line, error)
             return
         answers = Answers(request, None, self._engine.tokenizer, self._engine.eos_token_ids)
         self._in_flight[request.request_id] = InFlight(line, answers)
@@ -260,11 +305,21 @@ class JobRun:
         self._num_sequences -= line.params.num_sequences
         if answers.error is not None:
             self._abort(answers.request.request_id)  # its other sequences, if any still run
-            self._fail(line.reply, RequestError(answers.error, code=ENGINE_ERROR))
+            self._fail_all(line, RequestError(answers.error, code=ENGINE_ERROR))
             return
         output = answers.output()
+        self._answer(line, output)
+        for follower in self._planner.finished(line.reply.index, output):
+            self._answer(follower, output, is_copy=True)
+
+    def _answer(self, line: LineRequest, output: RequestOutput, *, is_copy: bool = False) -> None:
         self._write(line.reply.answer(output, self._facts))
-        self._tally.add_answer(line, output)
+        self._tally.add_answer(line, output, is_copy=is_copy)
+
+    def _fail_all(self, line: LineRequest, error: RequestError) -> None:
+        """The line, and those of the same request."""
+        for each in (line, *self._planner.finished(line.reply.index, None)):
+            self._fail(each.reply, error)
 
     def _fail(self, reply: Reply, error: RequestError) -> None:
         self._write(reply.error(error, self._facts))
@@ -276,11 +331,24 @@ class JobRun:
 
     # What the user sees.
 
-    def _show_progress(self) -> None:
-        now = perf_counter()
-        if now - self._shown_at >= PROGRESS_SECONDS or not self._in_flight:
-            self._shown_at = now
-            self._progress.update(self._tally.num_done, self._engine.stats, num_failed=self._tally.num_failed)
+    def _flush(self) -> None:
+        started = perf_counter()
+        self._writer.flush()
+        self._writing_seconds += perf_counter() - started
+
+    def _show(self, state: JobState) -> None:
+        status = self._meter.look(
+            self._engine.stats,
+            self._tally,
+            self._planner,
+            num_total=self._num_expected,
+            num_in_flight=len(self._in_flight),
+            has_ended=self._has_ended,
+            writing_seconds=self._writing_seconds,
+            state=state,
+        )
+        self._progress.update(status)
+        self._status_file.write(status, now=state != "running")
 
     def _report(self) -> JobReport:
         return JobReport(
@@ -293,6 +361,9 @@ class JobRun:
             start_seconds=self._engine.start_seconds,
             stats=self._engine.stats,
             choices=self._engine.settings.choices,
+            saved=saved_by(self._engine.stats, self._planner),
+            is_on_gpu=self._engine.settings.device == "cuda",
+            gpu_price=self._job.gpu_price,
         )
 
     def _engine_death(self, error: EngineDeadError) -> EngineDeadError:
@@ -305,6 +376,11 @@ class JobRun:
 def _preparer(job: JobSpec, engine: Engine) -> LinePreparer:
     parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name, template=job.template)
     return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars))
+
+
+def _check_price(job: JobSpec, engine: Engine) -> None:
+    if job.gpu_price is not None and engine.settings.device != "cuda":
+        raise ConfigError(f"--gpu-price is for a GPU, and this job runs on {engine.settings.device}; leave it out")
 
 
 def _num_expected(job: JobSpec, source: Source) -> int | None:

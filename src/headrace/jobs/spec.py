@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,12 +33,15 @@ class JobSpec:
     input_format: str | None = None  # None: what the name says
     output_format: str | None = None
     max_error_rate: float = 0.1  # of the lines that are done, from the first 1,000 on; 1 never stops
+    gpu_price: float | None = None  # of an hour of the GPU, in any currency
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
         if not 0 <= self.max_error_rate <= 1:
             raise ConfigError(f"max_error_rate must be between 0 and 1, got {self.max_error_rate}")
+        if self.gpu_price is not None and not 0 < self.gpu_price < math.inf:
+            raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         SamplingParams(**self.defaults)  # refuses what no line could use
 
     def check_paths(self) -> None:

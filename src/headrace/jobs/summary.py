@@ -39,6 +39,7 @@ def result_rows(report: JobReport) -> list[Row]:
         ("tokens in", f"{tally.num_prompt_tokens:,} · {report.prompt_tokens_per_second:,.0f}/s"),
         ("tokens out", f"{tally.num_generated_tokens:,} · {report.generated_tokens_per_second:,.0f}/s"),
         ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start"),
+        ("saved", _saved(report)),
         ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were there already"),
         ("KV cache", f"{scheduler.most_kv_use:.1%} used at most, {scheduler.kv_waste:.1%} of it without a token"),
         ("preemptions", f"{scheduler.num_preemptions:,}"),
@@ -46,9 +47,27 @@ def result_rows(report: JobReport) -> list[Row]:
         ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms a step"),
         ("ended by", ", ".join(f"{reason} {count:,}" for reason, count in tally.finish_reasons.most_common()) or "–"),
     ]
+    if report.gpu_hours is not None:
+        rows.append(("GPU-hours", f"{report.gpu_hours:,.3f}{_cost(report)}"))
     if tally.num_failed:
         rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in tally.errors.most_common())))
     return rows
+
+
+def _saved(report: JobReport) -> str:
+    saved = report.saved
+    num_tokens = saved.duplicate_prompt_tokens + saved.duplicate_completion_tokens
+    lines = f" ({_many(saved.duplicate_lines, 'line')})" if saved.duplicate_lines else ""
+    return f"{saved.prefix_tokens:,} tokens by prefixes, {num_tokens:,} by duplicates{lines}"
+
+
+def _cost(report: JobReport) -> str:
+    tally = report.tally
+    both = report.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens)
+    out = report.cost_per_million(tally.num_generated_tokens)
+    if report.cost is None or both is None or out is None:
+        return "" if report.cost is None else f" · cost {report.cost:,.4g}"
+    return f" · cost {report.cost:,.4g}, {both:,.4g} a million tokens, {out:,.4g} a million of tokens out"
 
 
 def remarks(report: JobReport) -> list[str]:

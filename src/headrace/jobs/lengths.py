@@ -1,0 +1,74 @@
+"""How long answers become: their limits at first, then what others of the same kind came to in this job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LEAST_FINISHED = 16  # answers, before their lengths say anything about others
+PROBE = 2 * LEAST_FINISHED  # answers of a family that are started early, to learn from
+MAX_KINDS = 4096
+
+
+@dataclass(slots=True)
+class _Mean:
+    num_started: int = 0
+    num_finished: int = 0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.num_finished += 1
+        self.total += value
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.num_finished if self.num_finished >= LEAST_FINISHED else None
+
+    @property
+    def seems_long(self) -> bool:
+        """Many have started and hardly any has ended. Those that end first are the short ones, so that a mean says
+        nothing yet."""
+        return self.num_started >= PROBE and 4 * self.num_finished < self.num_started
+
+
+class AnswerLengths:
+    """Means by family (a group of prompts that begin alike) and `max_tokens`, by `max_tokens` alone, and as a share of
+    the limit; the first of which enough have finished is taken."""
+
+    def __init__(self) -> None:
+        self._means: dict[Any, _Mean] = {}  # the oldest first
+        self._share = _Mean()
+
+    @property
+    def num_learned(self) -> int:
+        return self._share.num_finished
+
+    def has_started(self, *, family: int, max_tokens: int | None) -> bool:
+        return (family, max_tokens) in self._means
+
+    def start(self, *, family: int, max_tokens: int | None) -> None:
+        self._mean((family, max_tokens)).num_started += 1
+
+    def learn(self, num_tokens: int, *, family: int, max_tokens: int | None, limit: int) -> None:
+        self._share.add(num_tokens / max(1, limit))
+        for kind in ((family, max_tokens), max_tokens):
+            self._mean(kind).add(num_tokens)
+
+    def expected(self, *, family: int, max_tokens: int | None, limit: int) -> float:
+        """Tokens of one answer that cannot become longer than `limit`."""
+        own = self._means.get((family, max_tokens))
+        if own is not None and own.seems_long:
+            return limit
+        for mean in (own, self._means.get(max_tokens)):
+            if mean is not None and mean.value is not None:
+                return min(limit, mean.value)
+        share = self._share.value
+        return limit if share is None else limit * share
+
+    def _mean(self, kind: Any) -> _Mean:
+        mean = self._means.get(kind)
+        if mean is None:
+            if len(self._means) >= MAX_KINDS:
+                del self._means[next(iter(self._means))]
+            mean = self._means[kind] = _Mean()
+        return mean

@@ -1,0 +1,124 @@
+"""How a job stands, in a file beside its output that can be read at any moment: it is replaced, never changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import JobError
+from headrace.jobs.spec import STANDARD_STREAM
+
+STATUS_NAME = "status.json"
+LEAST_SECONDS = 1.0  # between two writes
+
+JobState = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRates:
+    """Tokens a second."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What was not computed, and why."""
+
+    prefix_tokens: int = 0  # prompt tokens that were in the prefix cache
+    duplicate_lines: int = 0
+    duplicate_prompt_tokens: int = 0
+    duplicate_completion_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """Shares are of 1, times in seconds; None is not known, or not yet."""
+
+    state: JobState
+    output: str
+    model: str
+    pid: int
+    started_at: float  # of the Unix epoch, like the next
+    updated_at: float
+    seconds: float
+    lines_total: int | None
+    lines_done: int
+    lines_answered: int
+    lines_failed: int
+    lines_in_flight: int
+    lines_ready: int  # read, and waiting to be submitted
+    errors: dict[str, int] = field(default_factory=dict)  # by code
+    prompt_tokens: int = 0  # of answered lines
+    completion_tokens: int = 0
+    rates_now: TokenRates = field(default_factory=TokenRates)
+    rates_mean: TokenRates = field(default_factory=TokenRates)
+    prefix_hit_share: float = 0.0
+    kv_use: float = 0.0
+    sequences_running: int = 0
+    sequences_waiting: int = 0
+    saved: Saved = field(default_factory=Saved)
+    tokens_left: int | None = None
+    seconds_left: float | None = None
+    limited_by: str | None = None
+    limited_because: str | None = None
+    gpu_seconds: float | None = None
+    cost: float | None = None  # in the currency of --gpu-price
+
+
+def status_path(output: str) -> Path | None:
+    """Where the status of the job with this output is; None for a stream or a device, which nothing can be beside."""
+    if output == STANDARD_STREAM:
+        return None
+    path = Path(output)
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        return None
+    return path.with_name(f"{path.name}.job") / STATUS_NAME
+
+
+class StatusFile:
+    """A status that cannot be written stops nothing: `failure` says why the file is old."""
+
+    def __init__(self, path: Path | None, *, clock: Callable[[], float] = monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._written_at: float | None = None
+        self.failure: OSError | None = None
+
+    def write(self, status: JobStatus, *, now: bool = False) -> None:
+        """At most once a second, unless it has to be `now`."""
+        if self._path is None:
+            return
+        if not now and self._written_at is not None and self._clock() - self._written_at < LEAST_SECONDS:
+            return
+        self._written_at = self._clock()
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            write_status(self._path, status)
+            self.failure = None
+        except OSError as error:
+            self.failure = error
+
+
+def write_status(path: Path, status: JobStatus) -> None:
+    """Readers see the old one or the new one, whole."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(status)) + b"\n")
+    os.replace(draft, path)
+
+
+def read_status(path: Path) -> JobStatus:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobStatus)
+    except OSError as error:
+        raise JobError(f"the status {path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise JobError(f"{path} is no status of a job: {error}") from error
