@@ -62,7 +62,6 @@ class Record:
     num_lines: int
     num_errors: int
     bytes_in: int
-    bytes_out: int
     seconds: float
     lines_per_second: float
     cpu_seconds: float  # of the job's process; the generator's is not in it
@@ -220,7 +219,6 @@ def measure(kind: str, num_lines: int, output: str, every: float) -> Record:
         num_lines=num_lines,
         num_errors=report.tally.num_failed,
         bytes_in=sum(map(len, lines(kind, 1000))) * num_lines // 1000,
-        bytes_out=os.stat(output).st_size,
         seconds=round(seconds, 2),
         lines_per_second=round(num_lines / seconds),
         cpu_seconds=round(process_time() - cpu, 2),
@@ -304,6 +302,7 @@ def main() -> None:
         for piece in lines(given.generate, given.lines):
             sys.stdout.buffer.write(piece)
         return
+    load = os.getloadavg()
     skipping = measure_skipping(min(given.lines, 1_000_000))
     print(f"done lines passed over: {skipping['skipped_lines_per_second']:,} lines/s", flush=True)
     records = []
@@ -326,6 +325,7 @@ def main() -> None:
             "headrace": __version__,
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
+            "load": {"before": load, "after": os.getloadavg()},  # more than the cores: others ran beside it
             "skipping": skipping,
             "records": records,
         }

@@ -37,7 +37,7 @@ def test_csv_to_parquet(tmp_path: Path, start: Start) -> None:
     rows = sorted(pq.read_table(tmp_path / "out.parquet").to_pylist(), key=lambda row: row["index"])
     assert [row["id"] for row in rows] == ["1", "2", None]
     assert [row["usage"]["prompt_tokens"] for row in rows[:2]] == [len("Say a,\nb"), len("Say c")]
-    assert rows[2]["error"]["message"] == "line 3: 1 cells, the header has 2"
+    assert rows[2]["error"]["message"] == "line 3: 1 cell, the header has 2"
 
 
 def test_parquet_to_csv_and_to_compressed_lines(tmp_path: Path, start: Start) -> None:

@@ -144,4 +144,4 @@ def test_the_limit_and_a_template_apply(tmp_path: Path, front: Front) -> None:
     template = RowTemplate.of(prompt="{a}+{b}")
     report, problems = check(tmp_path / "in.csv", front, template=template, limit=2)
     assert report.num_lines == 2
-    assert [str(problem) for problem in problems] == ["line 2, byte 8: invalid_row: 1 cells, the header has 2"]
+    assert [str(problem) for problem in problems] == ["line 2, byte 8: invalid_row: 1 cell, the header has 2"]

@@ -9,6 +9,7 @@ Memory does not grow with the input: the planner holds a window of it, and reque
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -45,6 +46,7 @@ from headrace.types import Request, RequestOutput, SequenceEvent
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
 SWITCH_SECONDS = 0.0005
+GARBAGE_OBJECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,16 @@ def run_job(
 
 @contextmanager
 def taking_turns() -> Iterator[None]:
-    """Threads that read, submit and write are ready to go on more often than Python's 5 ms let them."""
-    ordinary = sys.getswitchinterval()
-    sys.setswitchinterval(min(ordinary, SWITCH_SECONDS))
+    """Threads that read, submit and write are ready to go on more often than Python's 5 ms let them; and garbage is
+    looked for less often, as a line leaves no cycles behind."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(min(interval, SWITCH_SECONDS))
+    gc.set_threshold(GARBAGE_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
-        sys.setswitchinterval(ordinary)
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager

@@ -227,6 +227,18 @@ def test_an_over_long_line_of_csv_spoils_only_its_row(tmp_path: Path, monkeypatc
     assert [line.problem is None for line in lines] == [True, False, True]
 
 
+def test_the_rows_of_a_slow_pipe_are_not_held_back() -> None:
+    receiver, sender = os.pipe()
+    with os.fdopen(sender, "wb", buffering=0) as target:
+        target.write(b"a,b\n1,2\n3,")
+        with closing(open_source(f"/dev/fd/{receiver}", format="csv")) as source:
+            batches = source.read_batches()
+            assert rows(next(batches)) == [{"a": "1", "b": "2"}]
+            target.write(b"4\n5,6\n7,8\n")
+            assert [row["a"] for row in rows(next(batches))] == ["3", "5", "7"]
+    os.close(receiver)
+
+
 # Parquet.
 
 

@@ -88,7 +88,7 @@ class CsvRows:
                 if not isinstance(values, str) and not values:
                     continue
                 lines.append(self._line(index, offset, values, encode))
-                if len(lines) >= ROWS or self._is_stream:
+                if len(lines) >= ROWS or reading.must_wait:
                     yield lines
                     lines = []
             yield lines
@@ -99,7 +99,8 @@ class CsvRows:
         if isinstance(values, str):
             return InputLine(index, offset, b"", problem=values)
         if len(values) != len(self._columns):
-            problem = f"{len(values)} cells, the header has {len(self._columns)}"
+            cells = "1 cell" if len(values) == 1 else f"{len(values)} cells"
+            problem = f"{cells}, the header has {len(self._columns)}"
             return InputLine(index, offset, b"", problem=problem)
         row: dict[str, Any] = dict(zip(self._columns, values, strict=True))
         for column in self._json_columns:
@@ -129,6 +130,11 @@ class _Reading:
     @property
     def offset(self) -> int:
         return self._lines.offset
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next row needs bytes that have not been read: those of a pipe may be long in coming."""
+        return self._lines.must_wait
 
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | str]]:
         index = 0
@@ -162,15 +168,24 @@ class _TextLines:
     """Lines as the csv module wants them, with their breaks. Goes on after an error, as a generator could not."""
 
     def __init__(self, cutter: LineCutter) -> None:
-        self._lines = (line for piece in cutter for line in piece)
+        self._pieces = iter(cutter)
+        self._piece: list[InputLine] = []
+        self._num_taken = 0  # of this piece
         self.offset = 0  # of the line read last
         self.begin: int | None = None  # of the first line read since somebody made it None
+
+    @property
+    def must_wait(self) -> bool:
+        return self._num_taken >= len(self._piece)
 
     def __iter__(self) -> _TextLines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
+        while self.must_wait:
+            self._piece, self._num_taken = next(self._pieces), 0
+        line = self._piece[self._num_taken]
+        self._num_taken += 1
         self.offset = line.offset
         if self.begin is None:
             self.begin = line.offset
