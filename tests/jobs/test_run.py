@@ -150,7 +150,7 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
 
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
     with ResultWriter.open(job.output) as writer, GenerateProgress(None, enabled=False) as progress:
-        report = JobRun(job, engine, inbox, lines=lines(writer), writer=writer, progress=progress).run()
+        report = JobRun(job, engine, inbox, lines=lines(writer), results=writer, progress=progress).run()
     engine.close()
     assert report.tally.num_answered == num_batches * BATCH_LINES
     in_flight = 2 * 4 + SPARE_SEQUENCES
@@ -172,22 +172,41 @@ class WatchedRunner(FakeRunner):
 # Ends before the end.
 
 
-def test_ctrl_c_keeps_what_was_written_and_says_so(write_lines: WriteLines, start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_and_the_same_command_goes_on(
+    write_lines: WriteLines, start: Start, number: signal.Signals
+) -> None:
     def interrupt_once(step: int) -> None:
         if step == 30:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     short = [{"prompt": "a", "max_tokens": 2}] * 4
-    long = [{"prompt": "a", "max_tokens": 500, "ignore_eos": True}] * 400
-    runner = WatchedRunner(interrupt_once)
-    report, lines = run(write_lines(*short, *long), functools.partial(start, runner=runner))
+    long = [{"prompt": "a", "max_tokens": 500, "ignore_eos": True}] * 40
+    source = write_lines(*short, *long)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=0)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
     assert report.was_stopped
-    assert report.exit_code == 130
+    assert report.exit_code == 75
     assert report.num_in_flight > 0
-    assert {0, 1, 2, 3} <= {line["index"] for line in lines}
-    assert len(lines) == report.tally.num_done < 404
-    assert signal.getsignal(signal.SIGINT) is before
+    assert 4 <= report.tally.num_done < 44
+    assert signal.getsignal(number) is before
+    assert not Path(job.output).exists()
+    again, lines = run(source, start)
+    assert (again.exit_code, again.num_before) == (0, report.tally.num_done)
+    assert sorted(line["index"] for line in lines) == list(range(44))
+
+
+def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, start: Start) -> None:
+    def interrupt_once(step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    source = write_lines(*[{"prompt": "a", "max_tokens": 100, "ignore_eos": True}] * 400)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=1e6)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    assert report.was_stopped and report.num_in_flight == 0
+    assert 0 < report.tally.num_done < 400
 
 
 def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLines, start: Start) -> None:
@@ -196,21 +215,24 @@ def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLin
             raise RuntimeError("the device is gone")
 
     source = write_lines(*[{"prompt": "a", "max_tokens": 2}] * 4, *[{"prompt": "a", "max_tokens": 500}] * 4)
-    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl, 4 were in"):
+    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl.job, 4 were"):
         run(source, functools.partial(start, runner=WatchedRunner(break_down)))
-    assert len(read(source.parent / "out.jsonl")) == 4
+    report, lines = run(source, start)
+    assert (report.num_before, len(lines)) == (4, 8)
 
 
 def test_answers_can_be_read_while_the_job_runs(write_lines: WriteLines, start: Start, tmp_path: Path) -> None:
-    seen: list[int] = []
+    seen: list[list[dict[str, Any]]] = []
 
     def look(step: int) -> None:
-        if step == 200:
-            seen.append(len(read(tmp_path / "out.jsonl")))
+        """The engine stands still until there is something to be seen."""
+        while step == 200 and not seen:
+            lines = [line for path in (tmp_path / "out.jsonl.job").glob("seg-*.jsonl") for line in read(path)]
+            seen.extend([lines] if lines else [])
 
     source = write_lines({"prompt": "a", "max_tokens": 2}, {"prompt": "a", "max_tokens": 400})
     run(source, functools.partial(start, runner=WatchedRunner(look)))
-    assert seen == [1]
+    assert [[(line["i"], line["r"]["index"]) for line in lines] for lines in seen] == [[(0, 0)]]
 
 
 def test_a_full_disk_is_an_error(write_lines: WriteLines, start: Start) -> None:

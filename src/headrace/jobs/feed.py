@@ -68,6 +68,10 @@ class Feed:
             self._slots.acquire()
             if self._is_stopped:
                 break
-            self._send(Prepared(self._preparer.prepare(batch)))
             num_lines += len(batch)
+            items = self._preparer.prepare(batch)
+            if items:
+                self._send(Prepared(items))
+            else:
+                self._slots.release()
         return num_lines

@@ -108,6 +108,13 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any], *, se
     return SamplingParams(**{"seed": seed, **defaults, **own})
 
 
+def with_overrides(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's own parameters, replaced; the two names of the longest answer are one parameter."""
+    names = {"max_tokens", "max_completion_tokens"}
+    dropped = names if names & overrides.keys() else set()
+    return {**{name: value for name, value in fields.items() if name not in dropped}, **overrides}
+
+
 def _check_kinds(own: Mapping[str, Any]) -> None:
     """What `SamplingParams` takes as it comes. It checks the numbers itself."""
     for name in _BOOLEANS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.engine.prompts import Messages
 from headrace.errors import RequestError
-from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, sampling_params
+from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, sampling_params, with_overrides
 from headrace.jobs.openai_lines import (
     CHAT,
     DEFAULT_COMPLETION_TOKENS,
@@ -64,10 +64,21 @@ class BadLine:
 class LineParser:
     """Knows the job's sampling defaults and seed. The same line gives the same request wherever the job is run."""
 
-    def __init__(self, defaults: Mapping[str, Any], *, seed: int, model_name: str) -> None:
+    def __init__(
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        seed: int,
+        model_name: str,
+        overrides: Mapping[str, Any] | None = None,
+        is_redone: Callable[[int], bool] = lambda index: False,
+    ) -> None:
+        """`overrides` replace what lines say, on lines that are done again only."""
         self._defaults = defaults
         self._seed = seed
         self._model_name = model_name
+        self._overrides = overrides or {}
+        self._is_redone = is_redone
         self._decoder = msgspec.json.Decoder()
 
     def parse(self, line: InputLine) -> LineRequest | BadLine:
@@ -145,6 +156,8 @@ class LineParser:
     def _params(self, line: InputLine, fields: Mapping[str, Any], *, default_max_tokens: int | None) -> SamplingParams:
         # From the line's place, not from a generator: the answer does not depend on what ran before.
         seed = sequence_seed(self._seed, line.index + 1)
+        if self._overrides and self._is_redone(line.index):
+            fields = with_overrides(fields, self._overrides)
         return sampling_params(fields, {"max_tokens": default_max_tokens, **self._defaults}, seed=seed)
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries, completion_lists
+from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, message_of, usage
 from headrace.types import CompletionOutput, RequestOutput
 
@@ -25,6 +28,32 @@ _OWN_FIELDS = {CHAT: frozenset({"messages", "chat_template_kwargs"}), COMPLETION
 
 def is_openai(line: Mapping[str, Any]) -> bool:
     return "body" in line or "url" in line
+
+
+class _Envelope(msgspec.Struct):
+    """What tells an OpenAI line from a plain one, and its id; the rest is not looked at."""
+
+    custom_id: Any = None
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+
+
+def id_of(line: InputLine) -> str | None:
+    """The custom_id of a line, found without reading the rest of it."""
+    try:
+        envelope = _decode_envelope(line.data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    if line.is_too_long or envelope.prompt is not msgspec.UNSET or envelope.messages is not msgspec.UNSET:
+        return None
+    if envelope.body is msgspec.UNSET and envelope.url is msgspec.UNSET:
+        return None
+    return envelope.custom_id if isinstance(envelope.custom_id, str) and envelope.custom_id else None
 
 
 def read_endpoint(line: Mapping[str, Any]) -> Endpoint:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.engine.prompts import PromptReader, TokenizedPrompt
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
-from headrace.jobs.openai_lines import OpenAIReply
+from headrace.jobs.openai_lines import OpenAIReply, id_of
 from headrace.jobs.reader import InputLine
 from headrace.jobs.seen import SeenIds
 
@@ -33,30 +33,35 @@ class _Rendered:
 class LinePreparer:
     """Used by one thread. Remembers the ids it has seen, and nothing else of a line."""
 
-    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
+    def __init__(
+        self, parser: LineParser, prompts: PromptReader, *, is_done: Callable[[int], bool] = lambda index: False
+    ) -> None:
+        """Lines that are done give no item, but their ids count."""
         self._parser = parser
         self._prompts = prompts
         self._seen = SeenIds()
+        self._is_done = is_done
 
     def prepare(self, lines: Sequence[InputLine]) -> list[Work | BadLine]:
-        """One item for each line, in their order."""
-        parsed = self._without_duplicates([self._parser.parse(line) for line in lines])
-        rendered = [item if isinstance(item, BadLine) else self._render(item) for item in parsed]
+        """One item for each line that is not done, in their order."""
+        parsed = {line.index: self._parser.parse(line) for line in lines if not self._is_done(line.index)}
+        self._refuse_duplicates(lines, parsed)
+        rendered = [item if isinstance(item, BadLine) else self._render(item) for item in parsed.values()]
         works = {
             **self._tokenize(rendered, add_special_tokens=True),
             **self._tokenize(rendered, add_special_tokens=False),
         }
         return [item if isinstance(item, BadLine) else works[place] for place, item in enumerate(rendered)]
 
-    def _without_duplicates(self, parsed: list[LineRequest | BadLine]) -> list[LineRequest | BadLine]:
-        named = [(place, custom_id) for place, item in enumerate(parsed) if (custom_id := _custom_id(item))]
+    def _refuse_duplicates(self, lines: Sequence[InputLine], parsed: dict[int, LineRequest | BadLine]) -> None:
+        ids = [_custom_id(parsed[line.index]) if line.index in parsed else id_of(line) for line in lines]
+        named = [(line, custom_id) for line, custom_id in zip(lines, ids, strict=True) if custom_id]
         if not named:
-            return parsed
-        numbers = [parsed[place].reply.index + 1 for place, _ in named]
-        for (place, custom_id), first in zip(named, self._seen.add([name for _, name in named], numbers), strict=True):
-            if first is not None:
-                parsed[place] = _duplicate(parsed[place].reply.index, custom_id, first)
-        return parsed
+            return
+        earlier = self._seen.add([custom_id for _, custom_id in named], [line.number for line, _ in named])
+        for (line, custom_id), first in zip(named, earlier, strict=True):
+            if first is not None and line.index in parsed:
+                parsed[line.index] = _duplicate(line.index, custom_id, first)
 
     def _render(self, request: LineRequest) -> _Rendered | BadLine:
         try:

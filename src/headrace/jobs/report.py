@@ -16,7 +16,8 @@ from headrace.types import RequestOutput
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
 
-ALL_ANSWERED, SOME_FAILED, STOPPED = 0, 3, 130  # exit codes; 1 and 2 are the command's own
+# Exit codes; 1 and 2 are the command's own. RESUMABLE is what sysexits.h calls EX_TEMPFAIL.
+ALL_ANSWERED, SOME_FAILED, CANCELLED, RESUMABLE, STOPPED = 0, 3, 4, 75, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,26 @@ class JobReport:
     start_seconds: float
     stats: EngineStats
     choices: tuple[Choice, ...]
+    num_before: int = 0  # lines that earlier runs of the job had done
+    num_error_lines: int | None = None  # in the whole output; None: those of this run are all
+    job_directory: str | None = None  # None: a stream was written, of which nothing is kept
+    is_resumable: bool = False
+    was_cancelled: bool = False
 
     @property
     def exit_code(self) -> int:
+        if self.was_cancelled:
+            return CANCELLED
         if self.was_stopped:
-            return STOPPED
-        return SOME_FAILED if self.tally.num_failed else ALL_ANSWERED
+            return RESUMABLE if self.is_resumable else STOPPED
+        num_errors = self.tally.num_failed if self.num_error_lines is None else self.num_error_lines
+        return SOME_FAILED if num_errors else ALL_ANSWERED
+
+    @property
+    def outcome(self) -> str:
+        if self.was_cancelled:
+            return "cancelled"
+        return "stopped" if self.was_stopped else "finished"
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -104,8 +119,10 @@ class JobReport:
         return {
             "output": self.output,
             "model": self.model_name,
-            "outcome": "stopped" if self.was_stopped else "finished",
+            "outcome": self.outcome,
+            "resumable": self.is_resumable and self.was_stopped,
             "requests": tally.num_done,
+            "done_before": self.num_before,
             "answered": tally.num_answered,
             "errors": tally.num_failed,
             "errors_by_code": dict(tally.errors),

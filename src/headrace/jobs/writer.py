@@ -6,9 +6,23 @@ import errno
 import os
 from io import FileIO
 from types import TracebackType
+from typing import Protocol
 
 from headrace.errors import JobError
 from headrace.jobs.spec import STANDARD_STREAM
+
+
+class Results(Protocol):
+    """Where a job's results go: a stream (`ResultWriter`), or a job that survives (`JobDirectory`)."""
+
+    def append(self, index: int, result: bytes, *, error: str | None = None) -> bool: ...
+
+    def flush(self) -> None: ...
+
+    @property
+    def seconds_to_flush(self) -> float | None:
+        """When `flush` should be called next, whatever else happens; None: no need."""
+        ...
 
 
 class ResultWriter:
@@ -30,8 +44,14 @@ class ResultWriter:
         except OSError as error:
             raise JobError(f"the output {path} cannot be written: {error.strerror}") from error
 
-    def append(self, line: bytes) -> None:
-        self._gathered.append(line)
+    def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:
+        self._gathered.append(result)
+        return True
+
+    @property
+    def seconds_to_flush(self) -> float | None:
+        """Nothing is ever left to be flushed later."""
+        return 0.0 if self._gathered else None
 
     def flush(self) -> None:
         if not self._gathered:

@@ -1,0 +1,52 @@
+"""From a journal to the output: merged beside it, on the disk, and then renamed; a reader never sees a part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from headrace.errors import JobError, ResumableJobError
+from headrace.jobs import crash_points
+from headrace.jobs.files import NO_ROOM, sync_directory
+
+WRITE_BYTES = 1 << 20
+
+WriteResults = Callable[[Iterable[bytes], BinaryIO], None]
+
+
+def write_lines(results: Iterable[bytes], file: BinaryIO) -> None:
+    for result in results:
+        file.write(result)
+        file.write(b"\n")
+
+
+def publish(
+    results: Iterable[bytes], output: Path, *, directory: Path, num_results: int, write: WriteResults = write_lines
+) -> None:
+    """A crash at any point leaves the old output or the new one; doing it again gives the same."""
+    merged = directory / "publish.tmp"
+    try:
+        with open(merged, "wb", buffering=WRITE_BYTES) as file:
+            write(_watched(results, num_results // 2), file)
+            file.flush()
+            crash_points.reach("merged")
+            os.fsync(file.fileno())
+        crash_points.reach("merge-synced")
+        os.replace(merged, output)
+        crash_points.reach("output-renamed")
+        sync_directory(output.parent)
+        crash_points.reach("output-synced")
+    except OSError as error:
+        merged.unlink(missing_ok=True)
+        message = f"the output {output} cannot be written: {error.strerror}; its results are safe in {directory}"
+        kind = ResumableJobError if error.errno in NO_ROOM else JobError
+        raise kind(f"{message}, and the same command publishes them") from error
+
+
+def _watched(results: Iterable[bytes], half: int) -> Iterator[bytes]:
+    for number, result in enumerate(results):
+        if number == half:
+            crash_points.reach("merge-half")
+        yield result
