@@ -16,8 +16,7 @@ help:  ## this list
 	@echo '  ARGS="..." is passed on to demo, test, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
-	@rm -f examples/answers.jsonl
-	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl $(ARGS)
+	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
 
 test: $(VENV)/.ready-dev  ## set up, then run the tests
 	@$(BIN)/pytest $(ARGS)

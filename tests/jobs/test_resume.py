@@ -117,6 +117,14 @@ def test_lines_may_be_added_to_the_input(write_lines: WriteLines, start: Start) 
     assert read(output_of(source)).keys() == set(range(6))
 
 
+def test_whole_batches_of_done_lines_are_passed_over(write_lines: WriteLines, start: Start) -> None:
+    lines = prompts(64 * 6, max_tokens=1)
+    source = write_lines(*lines)
+    run(source, start)
+    write_lines(*lines, *prompts(1))
+    assert run(source, start).tally.num_done == 1
+
+
 def test_a_larger_limit_goes_on(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(6))
     run(source, start, limit=2)
@@ -369,6 +377,16 @@ def test_a_running_job_is_cancelled_and_stays_so_until_undone(
         run(source, never)
     undo(directory)
     assert run(source, start, limit=6).exit_code == 0
+
+
+def test_a_cancel_that_comes_too_late_changes_nothing(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.jobs.run.CANCEL_SECONDS", 1e6)
+    source = write_lines(*prompts(4))
+    directory = job_directory(str(output_of(source)))
+    assert run(source, functools.partial(start, runner=Breaking(2, cancels=directory))).exit_code == 0
+    assert run(source, never).exit_code == 0
 
 
 def test_a_stopped_job_is_marked_and_a_completed_one_is_not(write_lines: WriteLines, start: Start) -> None:

@@ -16,6 +16,7 @@ from headrace.errors import JobError
 from headrace.jobs import crash_points
 from headrace.jobs.bitmap import Bitmap
 from headrace.jobs.committed import MAX_ATTEMPT
+from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.fingerprint import InputIdentity, check_input, fingerprint_of, first_difference, identify_input
 from headrace.jobs.journal import Journal
 from headrace.jobs.lock import JobLock
@@ -64,7 +65,7 @@ class JobDirectory:
             path.mkdir(exist_ok=True)
             lock = JobLock.take(path / "lock")
         except OSError as error:
-            raise JobError(f"the job's directory {path} cannot be written: {error.strerror}") from error
+            raise job_error(f"the job's directory {path} cannot be written: {error.strerror}", error) from error
         crash_points.reach("lock-taken")
         try:
             return cls(job, lock, _read_earlier(path, job))
@@ -104,6 +105,7 @@ class JobDirectory:
         self._check_template(template)
         if self._earlier is None and self._given_up is None:
             remove_segments(self.path)  # without a manifest they are what an unfinished removal has left
+            sync_directory(self.path.parent)
         self._write(
             Manifest(
                 job_id=self.job_id,
@@ -148,6 +150,7 @@ class JobDirectory:
         publish(results, self.output, directory=self.path, num_results=self.journal.num_done)
         assert self._manifest is not None
         self._write(replace(self._manifest, state="completed", published_in_order=in_order))
+        (self.path / CANCEL).unlink(missing_ok=True)  # it came too late
         crash_points.reach("completed")
 
     def stop(self, state: State, reason: str) -> None:
@@ -237,7 +240,7 @@ class JobDirectory:
         try:
             write_manifest(self.path, manifest)
         except OSError as error:
-            raise JobError(f"the job's directory {self.path} cannot be written: {error.strerror}") from error
+            raise job_error(f"the job's directory {self.path} cannot be written: {error.strerror}", error) from error
         self._manifest = manifest
         self._signature = self._sign()
 

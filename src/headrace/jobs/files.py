@@ -6,9 +6,10 @@ import errno
 import os
 from pathlib import Path
 
+from headrace.errors import JobError, ResumableJobError
 from headrace.jobs import crash_points
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -24,6 +25,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     crash_points.reach("manifest-renamed")
 
 
+def sync_data(descriptor: int) -> None:
+    """Without the times of the file, where the system can do that."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Names in it are durable after this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -31,3 +37,10 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def job_error(message: str, error: OSError) -> JobError:
+    """`message` says what is kept; a full disk can be helped, and then the job goes on."""
+    if error.errno in _NO_ROOM:
+        return ResumableJobError(f"{message}; make room, and the same command goes on from there")
+    return JobError(message)

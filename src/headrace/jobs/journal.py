@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
 
-from headrace.errors import JobError, ResumableJobError
+from headrace.errors import JobError
 from headrace.jobs import crash_points
 from headrace.jobs.committed import Committed
-from headrace.jobs.files import NO_ROOM, sync_directory
+from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.record import Record, encode
 from headrace.jobs.segments import Segment, find_segments, segment_path
 from headrace.jobs.syncer import Syncer
@@ -217,10 +217,10 @@ class Journal:
                 os.ftruncate(self._descriptor, self._size)
             except OSError:
                 pass  # the next replay cuts it
-        message = f"the job's journal in {self._directory} cannot be written: {error.strerror}"
-        if error.errno in NO_ROOM:
-            return ResumableJobError(f"{message}; make room, and the same command goes on from there")
-        return JobError(f"{message}; what was committed before is kept, and the same command goes on from there")
+        return job_error(
+            f"the job's journal in {self._directory} cannot be written: {error.strerror}; what was committed is kept",
+            error,
+        )
 
 
 def _replay(segment: Segment, committed: Committed) -> tuple[int, int]:

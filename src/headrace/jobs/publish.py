@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import JobError, ResumableJobError
 from headrace.jobs import crash_points
-from headrace.jobs.files import NO_ROOM, sync_directory
+from headrace.jobs.files import job_error, sync_directory
 
 WRITE_BYTES = 1 << 20
 
@@ -41,8 +40,7 @@ def publish(
     except OSError as error:
         merged.unlink(missing_ok=True)
         message = f"the output {output} cannot be written: {error.strerror}; its results are safe in {directory}"
-        kind = ResumableJobError if error.errno in NO_ROOM else JobError
-        raise kind(f"{message}, and the same command publishes them") from error
+        raise job_error(message, error) from error
 
 
 def _watched(results: Iterable[bytes], half: int) -> Iterator[bytes]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
+
+from headrace.jobs.files import sync_data
 
 
 class Syncer:
@@ -44,7 +45,7 @@ class Syncer:
                     return
                 wanted = self._wanted
             try:
-                os.fdatasync(self._descriptor)
+                sync_data(self._descriptor)
             except OSError as error:  # what was not written may be gone: it is never asked for again
                 with self._changed:
                     self.failure = error
