@@ -38,14 +38,14 @@ def test_a_record_is_read_as_it_was_written(index: int, attempt: int, error: str
     import msgspec
 
     record = Record(index, attempt, error, msgspec.json.encode({"text": text}))
-    line = encode(record)
+    line = encode(index, attempt, error, record.result)
     assert decode(line) == record
     assert line.count(b"\n") == 1
     assert msgspec.json.decode(line)["r"] == {"text": text}
 
 
 def test_a_record_with_any_byte_changed_is_not_read() -> None:
-    line = encode(Record(123, 4, "engine_error", result_of(123)))
+    line = encode(123, 4, "engine_error", result_of(123))
     for place in range(len(line)):
         damaged = line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]
         assert decode(damaged) is None, place
@@ -58,6 +58,23 @@ def test_what_is_committed_is_there_again_in_its_order(tmp_path: Path) -> None:
     assert [record.index for record in journal.records(in_order=True)] == [0, 3, 7]
     assert (journal.num_done, journal.num_errors, journal.num_damaged) == (3, 0, 0)
     assert [journal.is_done(index) for index in range(9)] == [True, False, False, True, *[False] * 3, True, False]
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 50, 1 << 20])
+def test_the_lines_of_the_output_are_those_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
+) -> None:
+    monkeypatch.setattr("headrace.jobs.segments.BUFFER_BYTES", buffer_bytes)
+    write(tmp_path, 3, 0, 7)
+    journal = Journal.open(tmp_path, epoch=2)
+    with open(tmp_path / "seg-000001-0001.jsonl", "ab") as file:
+        file.write(encode(9, 1, None, b"too late"))
+    journal.append(5, result_of(5), error='a "code"\\')
+    journal.commit()
+    expected = [result_of(index) for index in (3, 0, 7, 5)]
+    assert list(journal.output_lines(in_order=False)) == expected == [result for _, result in journal.results()]
+    assert list(journal.output_lines(in_order=True)) == sorted(expected)
+    journal.close()
 
 
 def test_the_first_result_of_a_row_wins(tmp_path: Path) -> None:
@@ -109,8 +126,8 @@ def test_what_an_earlier_epoch_adds_after_it_was_sealed_does_not_count(tmp_path:
     second.close()
     (first,) = tmp_path.glob("seg-000001-*")
     with open(first, "ab") as file:  # the process of epoch 1 goes on without knowing
-        file.write(encode(Record(2, 1, None, result_of(2))))
-    (tmp_path / "seg-000001-0002.jsonl").write_bytes(encode(Record(3, 1, None, result_of(3))))
+        file.write(encode(2, 1, None, result_of(2)))
+    (tmp_path / "seg-000001-0002.jsonl").write_bytes(encode(3, 1, None, result_of(3)))
     journal = Journal.open(tmp_path, epoch=3, sealed=sealed)
     assert [index for index, _ in journal.results()] == [0, 1]
 

@@ -146,8 +146,12 @@ class JobDirectory:
         self.journal.commit()
         crash_points.reach("input-ended")
         in_order = self._job.keep_order
-        results = (record.result for record in self.journal.records(in_order=in_order))
-        publish(results, self.output, directory=self.path, num_results=self.journal.num_done)
+        publish(
+            self.journal.output_lines(in_order=in_order),
+            self.output,
+            directory=self.path,
+            num_results=self.journal.num_done,
+        )
         assert self._manifest is not None
         self._write(replace(self._manifest, state="completed", published_in_order=in_order))
         (self.path / CANCEL).unlink(missing_ok=True)  # it came too late

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 
@@ -96,7 +97,7 @@ class Journal:
         """False: the row has a result of this attempt already, which stays; the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
-        self._gathered.append(encode(Record(index, attempt, error, result)))
+        self._gathered.append(encode(index, attempt, error, result))
         crash_points.reach("appended")
         return True
 
@@ -146,6 +147,12 @@ class Journal:
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
         reading = self._committed.records_in_order if in_order else self._committed.records
         return reading(self._segments)
+
+    def output_lines(self, *, in_order: bool) -> Iterator[bytes]:
+        """The same without their indexes, for the output."""
+        if in_order or self.num_damaged or self._committed.has_several:
+            return (record.result for record in self.records(in_order=in_order))
+        return chain.from_iterable(segment.results() for segment in self._segments)
 
     # Writing.
 

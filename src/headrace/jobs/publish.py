@@ -16,9 +16,7 @@ WriteResults = Callable[[Iterable[bytes], BinaryIO], None]
 
 
 def write_lines(results: Iterable[bytes], file: BinaryIO) -> None:
-    for result in results:
-        file.write(result)
-        file.write(b"\n")
+    file.writelines(result + b"\n" for result in results)
 
 
 def publish(
@@ -28,7 +26,7 @@ def publish(
     merged = directory / "publish.tmp"
     try:
         with open(merged, "wb", buffering=WRITE_BYTES) as file:
-            write(_watched(results, num_results // 2), file)
+            write(_watched(results, num_results // 2) if crash_points.is_armed("merge-half") else results, file)
             file.flush()
             crash_points.reach("merged")
             os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.jobs.record import Record, decode
+from headrace.jobs.record import Record, decode, results_of
 
 BUFFER_BYTES = 1 << 20
 
@@ -34,6 +34,17 @@ class Segment:
                 if self.end is not None and offset > self.end:
                     return
                 yield decode(line), offset
+
+    def results(self) -> Iterator[bytes]:
+        """What the records of a segment without damage hold, several times as fast as `records`."""
+        left = self.path.stat().st_size if self.end is None else self.end
+        with open(self.path, "rb") as file:
+            while left > 0:
+                lines = file.read(min(left, BUFFER_BYTES))
+                if len(lines) < left:
+                    lines += file.readline()
+                left -= len(lines)
+                yield from results_of(lines)
 
 
 def segment_path(directory: Path, epoch: int, number: int) -> Path:
