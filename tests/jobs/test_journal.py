@@ -60,7 +60,7 @@ def test_what_is_committed_is_there_again_in_its_order(tmp_path: Path) -> None:
     assert [journal.is_done(index) for index in range(9)] == [True, False, False, True, *[False] * 3, True, False]
 
 
-@pytest.mark.parametrize("buffer_bytes", [1, 50, 1 << 20])
+@pytest.mark.parametrize("buffer_bytes", [2, 50, 1 << 20])
 def test_the_lines_of_the_output_are_those_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
 ) -> None:

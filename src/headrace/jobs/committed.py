@@ -11,12 +11,11 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headrace.errors import JobError
 from headrace.jobs.bitmap import Bitmap
 from headrace.jobs.record import Record, decode
 from headrace.jobs.segments import Segment
 
-MAX_ATTEMPT = 127
+MAX_ATTEMPT = 127  # whoever starts a pass sees to it
 
 _IS_ERROR = 0x80  # of a row's byte; the rest is the attempt whose result counts, 0 where there is none
 _MISSING = -1
@@ -36,15 +35,14 @@ class Committed:
 
     def add(self, index: int, attempt: int, *, is_error: bool) -> bool:
         """False: the row has a result of this attempt or a later one already."""
-        if not 1 <= attempt <= MAX_ATTEMPT:
-            raise JobError(f"attempt {attempt} is outside 1 to {MAX_ATTEMPT}; start the job anew with --overwrite")
-        if index >= len(self._rows):
-            self._rows.extend(bytes(max(index + 1 - len(self._rows), len(self._rows) // 8, 1024)))
-        row = self._rows[index]
+        rows = self._rows
+        if index >= len(rows):
+            rows.extend(bytes(max(index + 1 - len(rows), len(rows) // 8, 1024)))
+        row = rows[index]
         if row == 0:
             self.num_done += 1
             self.num_errors += is_error
-            self._rows[index] = attempt | (_IS_ERROR if is_error else 0)
+            rows[index] = attempt | (_IS_ERROR if is_error else 0)
             return True
         self.has_several = True
         if attempt <= max(row & ~_IS_ERROR, self._failed_later.get(index, 0)):

@@ -56,6 +56,7 @@ class JobDirectory:
         self.num_before = self.journal.num_done - len(self.redone)
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest: Manifest | None = None  # once it has begun
+        self._manifest_name = str(manifest_path(self.path))
         self._signature: tuple[int, int] | None = None
 
     @classmethod
@@ -128,7 +129,7 @@ class JobDirectory:
         self.journal.guard(self._is_ours)
 
     def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:
-        return self.journal.append(index, result, attempt=self.current.number, error=error)
+        return self.journal.append(index, result, self.current.number, error)
 
     def flush(self) -> None:
         self.journal.flush()
@@ -250,7 +251,7 @@ class JobDirectory:
 
     def _sign(self) -> tuple[int, int] | None:
         try:
-            status = os.stat(manifest_path(self.path))
+            status = os.stat(self._manifest_name)
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns

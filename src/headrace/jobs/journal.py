@@ -40,7 +40,9 @@ class Journal:
         self._directory = directory
         self._committed = committed
         self._segments = segments
-        self._gathered: list[bytes] = []
+        self._gathered: list[
+            tuple[int, int, str | None, bytes]
+        ] = []  # the arguments of `encode`, called for many at once
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
@@ -93,11 +95,11 @@ class Journal:
     def last_attempt(self, index: int) -> int:
         return self._committed.last_attempt(index)
 
-    def append(self, index: int, result: bytes, *, attempt: int = 1, error: str | None = None) -> bool:
+    def append(self, index: int, result: bytes, attempt: int = 1, error: str | None = None) -> bool:
         """False: the row has a result of this attempt already, which stays; the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
-        self._gathered.append(encode(index, attempt, error, result))
+        self._gathered.append((index, attempt, error, result))
         crash_points.reach("appended")
         return True
 
@@ -162,7 +164,7 @@ class Journal:
                 f"another process has taken over the job in {self._directory}; this one (epoch {self.epoch}) stops "
                 f"without writing {len(self._gathered):,} results, which the other computes itself"
             )
-        data = b"".join(self._gathered)
+        data = b"".join([encode(*entry) for entry in self._gathered])
         try:
             if self._descriptor is None or self._size >= SEGMENT_BYTES:
                 self._start_segment()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,12 +12,15 @@ from headrace.jobs import crash_points
 from headrace.jobs.files import job_error, sync_directory
 
 WRITE_BYTES = 1 << 20
+BATCH_RESULTS = 256
 
 WriteResults = Callable[[Iterable[bytes], BinaryIO], None]
 
 
 def write_lines(results: Iterable[bytes], file: BinaryIO) -> None:
-    file.writelines(result + b"\n" for result in results)
+    left = iter(results)
+    while batch := list(islice(left, BATCH_RESULTS)):
+        file.write(b"\n".join([*batch, b""]))
 
 
 def publish(
