@@ -17,7 +17,7 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.start import Engine
-from headrace.errors import EngineDeadError, JobError
+from headrace.errors import EngineDeadError, JobError, ResumableJobError
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
 from headrace.jobs.reader import BATCH_LINES, InputLine
 from headrace.jobs.report import JobReport
@@ -195,6 +195,17 @@ def test_a_signal_stops_the_job_and_the_same_command_goes_on(
     again, lines = run(source, start)
     assert (again.exit_code, again.num_before) == (0, report.tally.num_done)
     assert sorted(line["index"] for line in lines) == list(range(44))
+
+
+def test_a_term_while_the_model_is_loaded_is_resumable(write_lines: WriteLines) -> None:
+    def load(*arguments: Any) -> Engine:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the model was loaded")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ResumableJobError, match="while the model was loaded"):
+        run(write_lines({"prompt": "a"}), load)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, start: Start) -> None:

@@ -31,7 +31,7 @@ from headrace.engine.core import EngineStats
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine, start_engine
-from headrace.errors import EngineDeadError, JobError, RequestError
+from headrace.errors import EngineDeadError, JobError, RequestError, ResumableJobError
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
 from headrace.jobs.fingerprint import digest_of_template
@@ -113,7 +113,8 @@ def _answer(
     with open_input(job.input) as source:
         num_expected = _num_expected(job)
         _tell(f"loading {job.config.model} ...", quiet, stream)
-        engine = start(job.config, inbox.put)
+        with term_raises(job):
+            engine = start(job.config, inbox.put)
         try:
             num_left = _num_left(num_expected, directory)
             _tell(_ready_line(engine, num_left), quiet, stream)
@@ -144,6 +145,23 @@ def _note_failure(directory: JobDirectory, error: BaseException) -> None:
         directory.stop("stopped", f"{type(error).__name__}: {error}")
     except (JobError, OSError):
         pass
+
+
+@contextmanager
+def term_raises(job: JobSpec) -> Iterator[None]:
+    """While the model is loaded there is nothing to bring to an end: a SIGTERM is an error that can be resumed."""
+    if threading.current_thread() is not threading.main_thread() or not job.is_resumable:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise ResumableJobError("stopped by SIGTERM while the model was loaded; the same command goes on from there")
+
+    ordinary = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, ordinary)
 
 
 @contextmanager
