@@ -99,7 +99,7 @@ def _run_durable(job: JobSpec, directory: JobDirectory, start: Start, *, quiet: 
         directory.stop("cancelled" if report.was_cancelled else "stopped", "asked to")
     return replace(
         report,
-        num_before=directory.num_before,
+        num_before=directory.journal.num_done - report.tally.num_done,
         num_error_lines=directory.journal.num_errors,
         job_directory=str(directory.path),
         is_resumable=job.is_resumable and not report.was_cancelled,
@@ -479,7 +479,7 @@ def _resume_line(directory: JobDirectory) -> str:
     journal = directory.journal
     again = f", {len(directory.redone):,} of them are done again" if directory.redone else ""
     damaged = f", {journal.num_damaged:,} damaged lines are done again" if journal.num_damaged else ""
-    errors = f" ({journal.num_errors:,} are error lines)" if journal.num_errors else ""
+    errors = f" (error lines among them: {journal.num_errors:,})" if journal.num_errors else ""
     return f"going on with {directory.path}: {journal.num_done:,} lines are done{errors}{again}{damaged}"
 
 
