@@ -106,7 +106,7 @@ def _run_durable(
         directory.stop("cancelled" if report.was_cancelled else "stopped", "asked to")
     return replace(
         report,
-        num_before=directory.num_before,
+        num_before=directory.journal.num_done - report.tally.num_done,
         num_error_lines=directory.journal.num_errors,
         job_directory=str(directory.path),
         is_resumable=job.is_resumable and not report.was_cancelled,

@@ -143,7 +143,7 @@ def main() -> None:
             print(f"{number} seeds, {sums['runs']:,} runs, {len(failures)} failures, {perf_counter() - started:.0f} s")
     summary = {
         "date": datetime.now(UTC).date().isoformat(),
-        "command": "make torture",
+        "command": " ".join(["python", "-m", "tests.jobs.crash.torture", *sys.argv[1:]]),
         "versions": {"headrace": __version__, "python": platform.python_version()},
         "system": platform.system(),
         "seeds": args.seeds,
