@@ -20,7 +20,7 @@ from headrace.config import EngineConfig
 from headrace.engine.start import Engine
 from headrace.errors import ConfigError, EngineDeadError, JobError, ResumableJobError
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
-from headrace.jobs.order import Window
+from headrace.jobs.order import Planner, Window
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import BATCH_LINES, InputLine
 from headrace.jobs.report import JobReport
@@ -384,6 +384,31 @@ def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, 
     report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
     assert report.was_stopped and report.num_in_flight == 0
     assert 0 < report.tally.num_done < 400
+
+
+def test_what_follows_a_line_in_flight_is_answered_with_it_within_the_grace(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_stopping = threading.Event()
+    drop_waiting = Planner.drop_waiting
+
+    def drop(planner: Planner) -> None:
+        drop_waiting(planner)
+        is_stopping.set()
+
+    def interrupt_once(step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(is_stopping)
+
+    monkeypatch.setattr(Planner, "drop_waiting", drop)
+    source = write_lines(*[{"prompt": "a", "max_tokens": 60, "ignore_eos": True, "temperature": 0}] * 30)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=1e6)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    assert (report.was_stopped, report.exit_code, report.tally.num_done) == (True, 75, 30)
+    again, lines = run(source, never)
+    assert again.num_before == 30
+    assert sorted(line["index"] for line in lines) == list(range(30))
 
 
 def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLines, start: Start) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.jobs.crash_points import STEPS
 from headrace.jobs.spec import job_directory
+from headrace.jobs.status_file import read_status
 from headrace.jobs.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT
 from tests.jobs.crash.forge import Forge
@@ -146,6 +147,7 @@ def test_a_process_that_has_lost_its_job_writes_nothing_more(forge: Forge, scene
     assert forge.wait(pid).code == 1
     assert "another process has taken over the job" in (held.notes / "error").read_text()
     assert (scene.output.read_bytes(), committed_rows(scene.output)) == (published, rows)
+    assert read_status(directory / "status.json").state == "finished", "the first process spoke of a job it had lost"
     scene.finish()
 
 
