@@ -9,15 +9,14 @@ QUIET ?= -qq
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow gpu-test check format bench clean
+.PHONY: help demo test slow gpu-test torture check format bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, slow, gpu-test and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
-	@rm -f examples/answers.jsonl
-	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl $(ARGS)
+	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
 
 test: $(VENV)/.ready-dev  ## set up, then run the tests
 	@$(BIN)/pytest $(ARGS)
@@ -27,6 +26,9 @@ slow: $(VENV)/.ready-dev  ## the tests that take longer
 
 gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(ARGS)
+
+torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
+	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)
 
 check: $(VENV)/.ready-dev  ## format, lint, types and import layers
 	@$(BIN)/ruff format --check .

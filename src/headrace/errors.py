@@ -8,6 +8,7 @@
     ├── BatchError             a callable did not answer the batch it was given
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
     └── JobError               a batch job cannot start or go on
+        └── ResumableJobError  it can once its cause is gone: the same command goes on
 
 A message says what happened, the numbers, and the way out.
 """
@@ -56,6 +57,10 @@ class EngineDeadError(HeadraceError):
 
 
 class JobError(HeadraceError):
+    pass
+
+
+class ResumableJobError(JobError):
     pass
 
 

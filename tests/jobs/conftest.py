@@ -34,6 +34,10 @@ ASCII = 128  # the fake runner draws from these, so that every answer is text
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
+    return byte_tokenizer()
+
+
+def byte_tokenizer() -> Tokenizer:
     """Ids 0..255 are the bytes, then </s> and <s>."""
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     tokens = [*(spelled[byte] for byte in range(256)), "</s>", "<s>"]
@@ -46,6 +50,10 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def start(tokenizer: Tokenizer) -> Callable[..., Engine]:
+    return starter(tokenizer)
+
+
+def starter(tokenizer: Tokenizer) -> Callable[..., Engine]:
     """Like `start_engine`, for a model that says what hashes say."""
 
     def start(config: EngineConfig, deliver: Deliver, *, runner: FakeRunner | None = None) -> Engine:

@@ -16,9 +16,11 @@ import pytest
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError
+from headrace.jobs.clean import clean
 from headrace.jobs.report import JobReport
 from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec
+from headrace.jobs.survey import find_job, survey
 from headrace.jobs.template import RowTemplate
 
 Start = Callable[..., Engine]
@@ -28,6 +30,10 @@ WriteLines = Callable[..., Path]
 def run(source: object, output: object, start: Start, **options: Any) -> JobReport:
     options = {"defaults": {"max_tokens": 3}, "template": RowTemplate.of(prompt="Say {text}"), **options}
     return run_job(JobSpec(input=str(source), output=str(output), **options), start=start, quiet=True)
+
+
+def never(*arguments: Any, **options: Any) -> Engine:
+    raise AssertionError("the model was loaded")
 
 
 def test_csv_to_parquet(tmp_path: Path, start: Start) -> None:
@@ -63,14 +69,18 @@ def test_a_table_without_a_prompt_says_how_to_ask(tmp_path: Path, start: Start) 
         run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
 
 
-def test_a_job_from_a_store_to_a_store(start: Start) -> None:
+def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where its journal is kept
     with fsspec.open("memory://kinds/in.jsonl", "wb") as file:
         file.write(b'{"text": "a"}\n{"text": "b"}\n')
     run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
     with fsspec.open("memory://kinds/out.jsonl", "rb") as file:
         assert sorted(json.loads(line)["input"]["text"] for line in file) == ["a", "b"]
+    (directory,) = tmp_path.iterdir()
+    assert run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", never).num_before == 2
+    clean(directory)
     with pytest.raises(JobError, match="exists"):
-        run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
+        run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", never)
     fsspec.filesystem("memory").rm("/kinds", recursive=True)
     with pytest.raises(JobError, match="there is no input"):
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
@@ -95,8 +105,11 @@ def test_a_job_stops_when_too_many_lines_are_errors(write_lines: WriteLines, sta
     output = source.parent / "out.jsonl"
     with pytest.raises(JobError, match=r"1,000 of the first 1,000 lines are errors, more than --max-error-rate 0.1"):
         run(source, output, start)
-    assert len(output.read_text().splitlines()) == 1000
-    assert run(source, output, start, max_error_rate=1, overwrite=True).tally.num_failed == 3000
+    found = survey(find_job(str(output)))
+    assert (found.state, found.committed.num_done, output.exists()) == ("stopped", 1000, False)
+    report = run(source, output, start, max_error_rate=1)
+    assert (report.num_before, report.tally.num_failed) == (1000, 2000)
+    assert len(output.read_text().splitlines()) == 3000
 
 
 def test_a_few_errors_and_a_short_file_do_not_stop_a_job(write_lines: WriteLines, start: Start) -> None:

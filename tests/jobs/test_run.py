@@ -18,16 +18,16 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.start import Engine
-from headrace.errors import ConfigError, EngineDeadError, JobError
+from headrace.errors import ConfigError, EngineDeadError, JobError, ResumableJobError
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
-from headrace.jobs.order import Window
+from headrace.jobs.order import Planner, Window
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import BATCH_LINES, InputLine
 from headrace.jobs.report import JobReport
 from headrace.jobs.run import SPARE_SEQUENCES, JobRun, run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status_file import read_status
-from headrace.jobs.writer import ResultWriter
+from headrace.jobs.writer import ResultWriter, StreamResults
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
 
@@ -209,7 +209,13 @@ def test_a_repeated_line_far_behind_gets_the_answer_that_was_kept(tmp_path: Path
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
     with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
         report = JobRun(
-            job, engine, inbox, lines=batches, writer=writer, progress=progress, window=Window(num_rows=10)
+            job,
+            engine,
+            inbox,
+            lines=batches,
+            results=StreamResults(writer),
+            progress=progress,
+            window=Window(num_rows=10),
         ).run()
     engine.close()
     assert report.tally.num_answered == 300
@@ -286,7 +292,9 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
     window = Window(num_rows=100)
     with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
-        run = JobRun(job, engine, inbox, lines=lines(writer), writer=writer, progress=progress, window=window)
+        run = JobRun(
+            job, engine, inbox, lines=lines(writer), results=StreamResults(writer), progress=progress, window=window
+        )
         report = run.run()
     engine.close()
     assert report.tally.num_answered == num_batches * BATCH_LINES
@@ -313,20 +321,94 @@ def wait_for(event: threading.Event) -> None:
 # Ends before the end.
 
 
-def test_ctrl_c_keeps_what_was_written_and_says_so(write_lines: WriteLines, start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_and_the_same_command_goes_on(
+    write_lines: WriteLines, start: Start, number: signal.Signals
+) -> None:
+    def interrupt_once(step: int) -> None:
+        if step == 300:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    source = write_lines(*[{"prompt": "a", "max_tokens": 200, "ignore_eos": True}] * 40)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=0)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    assert report.was_stopped
+    assert report.exit_code == 75
+    assert report.num_in_flight > 0
+    assert 0 < report.tally.num_done < 40
+    assert signal.getsignal(number) is before
+    assert not Path(job.output).exists()
+    assert read_status(job.directory / "status.json").state == "stopped"
+    again, lines = run(source, start)
+    assert (again.exit_code, again.num_before) == (0, report.tally.num_done)
+    assert sorted(line["index"] for line in lines) == list(range(40))
+    status = read_status(job.directory / "status.json")
+    assert (status.lines_total, status.lines_done, status.lines_before) == (40, 40, again.num_before)
+
+
+def test_ctrl_c_in_a_job_that_writes_a_stream_keeps_what_was_written(write_lines: WriteLines, start: Start) -> None:
     def interrupt_once(step: int) -> None:
         if step == 300:
             os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.getsignal(signal.SIGINT)
-    runner = WatchedRunner(interrupt_once)
     source = write_lines(*[{"prompt": "a", "max_tokens": 200, "ignore_eos": True}] * 400)
-    report, lines = run(source, functools.partial(start, runner=runner))
-    assert report.was_stopped
-    assert report.exit_code == 130
-    assert report.num_in_flight > 0
+    receiver, sender = os.pipe()
+    job = JobSpec(input=str(source), output=f"/dev/fd/{sender}", grace_s=0)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        lines = file.read().splitlines()
+    assert (report.was_stopped, report.exit_code) == (True, 130)
     assert 0 < len(lines) == report.tally.num_done < 400
-    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_term_while_the_model_is_loaded_is_resumable(write_lines: WriteLines) -> None:
+    def load(*arguments: Any) -> Engine:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the model was loaded")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ResumableJobError, match="while the model was loaded"):
+        run(write_lines({"prompt": "a"}), load)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, start: Start) -> None:
+    def interrupt_once(step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    source = write_lines(*[{"prompt": "a", "max_tokens": 100, "ignore_eos": True}] * 400)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=1e6)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    assert report.was_stopped and report.num_in_flight == 0
+    assert 0 < report.tally.num_done < 400
+
+
+def test_what_follows_a_line_in_flight_is_answered_with_it_within_the_grace(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_stopping = threading.Event()
+    drop_waiting = Planner.drop_waiting
+
+    def drop(planner: Planner) -> None:
+        drop_waiting(planner)
+        is_stopping.set()
+
+    def interrupt_once(step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(is_stopping)
+
+    monkeypatch.setattr(Planner, "drop_waiting", drop)
+    source = write_lines(*[{"prompt": "a", "max_tokens": 60, "ignore_eos": True, "temperature": 0}] * 30)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), grace_s=1e6)
+    report = run_job(job, start=functools.partial(start, runner=WatchedRunner(interrupt_once)), quiet=True)
+    assert (report.was_stopped, report.exit_code, report.tally.num_done) == (True, 75, 30)
+    again, lines = run(source, never)
+    assert again.num_before == 30
+    assert sorted(line["index"] for line in lines) == list(range(30))
 
 
 def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLines, start: Start) -> None:
@@ -335,21 +417,24 @@ def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLin
             raise RuntimeError("the device is gone")
 
     source = write_lines(*[{"prompt": "a", "max_tokens": 2}] * 4, *[{"prompt": "a", "max_tokens": 500}] * 4)
-    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl, 4 were in"):
+    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl.job, 4 were"):
         run(source, functools.partial(start, runner=WatchedRunner(break_down)))
-    assert len(read(source.parent / "out.jsonl")) == 4
+    report, lines = run(source, start)
+    assert (report.num_before, len(lines)) == (4, 8)
 
 
 def test_answers_can_be_read_while_the_job_runs(write_lines: WriteLines, start: Start, tmp_path: Path) -> None:
-    seen: list[int] = []
+    seen: list[list[dict[str, Any]]] = []
 
     def look(step: int) -> None:
-        if step == 200:
-            seen.append(len(read(tmp_path / "out.jsonl")))
+        """The engine stands still until there is something to be seen."""
+        while step == 200 and not seen:
+            lines = [line for path in (tmp_path / "out.jsonl.job").glob("seg-*.jsonl") for line in read(path)]
+            seen.extend([lines] if lines else [])
 
     source = write_lines({"prompt": "a", "max_tokens": 2}, {"prompt": "a", "max_tokens": 400})
     run(source, functools.partial(start, runner=WatchedRunner(look)))
-    assert seen == [1]
+    assert [[(line["i"], line["r"]["index"]) for line in lines] for lines in seen] == [[(0, 0)]]
 
 
 def test_a_full_disk_is_an_error(write_lines: WriteLines, start: Start) -> None:

@@ -25,6 +25,9 @@ class Command:
 COMMANDS = {
     "run": Command("headrace.cli.run", "answer a file of prompts: a batch job"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
+    "status": Command("headrace.cli.status", "how far a job is, and its answers so far"),
+    "cancel": Command("headrace.cli.cancel", "stop a job for good"),
+    "clean": Command("headrace.cli.clean", "remove what is kept of a finished job"),
     "chat": Command("headrace.cli.chat", "talk with a model in the terminal"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
@@ -44,7 +47,7 @@ class CommandModule(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 an error, 2 wrong usage, 130 stopped by Ctrl-C; `run` adds one of its own."""
+    """Exit codes: 0 done, 1 an error, 2 wrong usage, 130 stopped by Ctrl-C; `run` adds some of its own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(given)

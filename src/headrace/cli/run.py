@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
+from headrace.errors import ResumableJobError
 
 if TYPE_CHECKING:
     from headrace.jobs.report import JobReport
@@ -28,7 +29,11 @@ exit codes:
   1    the job could not start or go on
   2    wrong usage
   3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
-  130  stopped by Ctrl-C; what was written is kept"""
+  4    cancelled by 'headrace cancel'
+  75   stopped by Ctrl-C, SIGTERM or a full disk: the same command goes on from there
+  130  stopped by Ctrl-C, and cannot go on: the input or the output is a stream"""
+
+RESUMABLE = 75
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     config = engine_config(parser, given)
 
     from headrace.cli.fetching import fetch_if_missing
+    from headrace.jobs.redo import Where, read_overrides
     from headrace.jobs.run import run_job
     from headrace.jobs.spec import STANDARD_STREAM, JobSpec
     from headrace.jobs.template import RowTemplate
@@ -49,6 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     template = RowTemplate.of(
         prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
     )
+    redo = "error" if given.retry_errors else given.redo
+    if redo is not None:
+        Where(redo)  # refuses what cannot be read
     job = JobSpec(
         input=given.input,
         output=given.output or STANDARD_STREAM,
@@ -61,12 +70,20 @@ def main(arguments: Sequence[str]) -> int:
         output_format=given.output_format,
         max_error_rate=given.max_error_rate,
         gpu_price=given.gpu_price,
+        keep_order=given.keep_order,
+        redo=redo,
+        overrides=read_overrides(given.set),
+        grace_s=given.grace,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
     if given.check:
         return _check(job, given)
-    report = run_job(job, quiet=given.quiet)
+    try:
+        report = run_job(job, quiet=given.quiet)
+    except ResumableJobError as error:
+        print(f"headrace: error: {error}", file=sys.stderr)
+        return RESUMABLE
     _tell(report, given)
     return report.exit_code
 
@@ -75,7 +92,8 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace run",
         usage="headrace run INPUT -o OUTPUT [options]",
-        description="Answer every line of a file of prompts. Answers are written as they finish.",
+        description="Answer every line of a file of prompts. A job that was interrupted goes on when the same command "
+        "is run again.",
         epilog=EPILOG,
     )
     parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
@@ -86,7 +104,19 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--rate", metavar="X", help="with --check: tokens a second, or an earlier --json-summary, to tell the time from"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="start anew, whatever OUTPUT and its job hold")
+    parser.add_argument("--keep-order", action="store_true", help="answers in the order of INPUT, not as they finished")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--retry-errors", action="store_true", help="do the lines again that became error lines")
+    again.add_argument(
+        "--redo", metavar="WHERE", help="do lines again by their answers, such as 'finish_reason=length'"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the lines that are done again"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds to finish what runs when stopped (default: 10)"
+    )
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(
         "--max-error-rate",

@@ -153,6 +153,13 @@ def _key(own: Mapping[str, Any]) -> object | None:
     return (*own, *own.values(), *map(type, own.values()))
 
 
+def with_overrides(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's own parameters, replaced; the two names of the longest answer are one parameter."""
+    names = {"max_tokens", "max_completion_tokens"}
+    dropped = names if names & overrides.keys() else set()
+    return {**{name: value for name, value in fields.items() if name not in dropped}, **overrides}
+
+
 def _check_kinds(own: Mapping[str, Any]) -> None:
     """What `SamplingParams` takes as it comes. It checks the numbers itself."""
     for name in _BOOLEANS:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from headrace.engine.prompts import Messages
 from headrace.errors import RequestError
-from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, ParamsReader
+from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, ParamsReader, with_overrides
 from headrace.jobs.openai_lines import (
     CHAT,
     DEFAULT_COMPLETION_TOKENS,
@@ -66,8 +66,16 @@ class LineParser:
     With a template, lines are rows of data and the template makes requests of them."""
 
     def __init__(
-        self, defaults: Mapping[str, Any], *, seed: int, model_name: str, template: RowTemplate | None = None
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        seed: int,
+        model_name: str,
+        template: RowTemplate | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        is_redone: Callable[[int], bool] = lambda index: False,
     ) -> None:
+        """`overrides` replace what lines say, on lines that are done again only."""
         self._template = template
         self._seed = seed
         self._model_name = model_name
@@ -75,6 +83,8 @@ class LineParser:
             tokens: ParamsReader({"max_tokens": tokens, **defaults})
             for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS, DEFAULT_COMPLETION_TOKENS)
         }
+        self._overrides = overrides or {}
+        self._is_redone = is_redone
         self._decoder = msgspec.json.Decoder()
 
     def parse(self, line: InputLine) -> LineRequest | BadLine:
@@ -173,6 +183,8 @@ class LineParser:
     def _params(self, line: InputLine, fields: Mapping[str, Any], *, default_max_tokens: int | None) -> SamplingParams:
         # From the line's place, not from a generator: the answer does not depend on what ran before.
         seed = sequence_seed(self._seed, line.index + 1)
+        if self._overrides and self._is_redone(line.index):
+            fields = with_overrides(fields, self._overrides)
         return self._readers[default_max_tokens].read(fields, seed=seed)
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class MeterFacts:
     settings: Settings
     start_seconds: float = 0.0  # in which a GPU was held already
     gpu_price: float | None = None  # of an hour
+    num_before: int = 0  # lines that earlier runs of the job had done
 
 
 class JobMeter:
@@ -63,6 +64,7 @@ class JobMeter:
         writing_seconds: float,
         state: JobState = "running",
     ) -> JobStatus:
+        """`num_total` is of this run, like all other counts."""
         now = _Look(self._clock(), stats, writing_seconds)
         self._learn(now)
         self._looks.append(now)
@@ -81,8 +83,9 @@ class JobMeter:
             started_at=self._epoch,
             updated_at=time(),
             seconds=seconds,
-            lines_total=num_total,
-            lines_done=tally.num_done,
+            lines_total=None if num_total is None else self._facts.num_before + num_total,
+            lines_done=self._facts.num_before + tally.num_done,
+            lines_before=self._facts.num_before,
             lines_answered=tally.num_answered,
             lines_failed=tally.num_failed,
             lines_in_flight=num_in_flight,

@@ -18,6 +18,9 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
+DUPLICATE_ID = "duplicate_custom_id"
+ID_PREFIX = "batch_req_"
+RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format, and of no others
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _EXTRAS = frozenset({"cache_salt"})
@@ -82,7 +85,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False):
         self, facts: JobFacts, *, response: dict[str, Any] | None = None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         return {
-            "id": facts.id_of("batch_req_", self.index),
+            "id": facts.id_of(ID_PREFIX, self.index),
             "custom_id": self.custom_id,
             "response": response,
             "error": error,

@@ -9,7 +9,7 @@ import msgspec
 from headrace.engine.prompts import PromptReader, TokenizedPrompt
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
-from headrace.jobs.openai_lines import OpenAIReply
+from headrace.jobs.openai_lines import DUPLICATE_ID, OpenAIReply
 from headrace.jobs.reader import InputLine
 from headrace.jobs.seen import SeenIds
 
@@ -32,10 +32,11 @@ class _Rendered(msgspec.Struct, frozen=True, gc=False):
 class LinePreparer:
     """Used by one thread. Remembers the ids it has seen, and nothing else of a line."""
 
-    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
+    def __init__(self, parser: LineParser, prompts: PromptReader, *, seen: SeenIds | None = None) -> None:
+        """`seen` are the ids of lines that were done before."""
         self._parser = parser
         self._prompts = prompts
-        self._seen = SeenIds()
+        self._seen = SeenIds() if seen is None else seen
 
     def prepare(self, lines: Sequence[InputLine]) -> list[Work | BadLine]:
         """One item for each line, in their order."""
@@ -109,7 +110,7 @@ def _duplicate(index: int, custom_id: str, first: int) -> BadLine:
     error = RequestError(
         f"custom_id {custom_id!r} is already that of line {first}; ids must be unique in a file",
         param="custom_id",
-        code="duplicate_custom_id",
+        code=DUPLICATE_ID,
     )
     return BadLine(OpenAIReply(index, custom_id, None), error)
 

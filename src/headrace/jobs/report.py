@@ -18,7 +18,8 @@ MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
 LEAST_LINES_TO_JUDGE = 1_000
 
-ALL_ANSWERED, SOME_FAILED, STOPPED = 0, 3, 130  # exit codes; 1 and 2 are the command's own
+# Exit codes; 1 and 2 are the command's own. RESUMABLE is what sysexits.h calls EX_TEMPFAIL.
+ALL_ANSWERED, SOME_FAILED, CANCELLED, RESUMABLE, STOPPED = 0, 3, 4, 75, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ class Tally:
         if len(self.first_errors) < MAX_FIRST_ERRORS:
             self.first_errors.append(message_of(error, index))
 
-    def refuse_too_many_errors(self, max_error_rate: float) -> None:
+    def refuse_too_many_errors(self, max_error_rate: float, *, is_resumable: bool = False) -> None:
         """Stop a job that is wrong as a whole. A few hundred lines are not enough to tell."""
         if self.num_done < LEAST_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
             return
+        again = ", and go on with a higher one: what is done is kept" if is_resumable else ""
         raise JobError(
             f"{self.num_failed:,} of the first {self.num_done:,} lines are errors, more than --max-error-rate "
-            f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check"
+            f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check{again}"
         )
 
 
@@ -95,6 +97,11 @@ class JobReport:
     saved: Saved = field(default_factory=Saved)
     is_on_gpu: bool = False
     gpu_price: float | None = None  # of an hour
+    num_before: int = 0  # lines that earlier runs of the job had done
+    num_error_lines: int | None = None  # in the whole output; None: those of this run are all
+    job_directory: str | None = None  # None: a stream was written, of which nothing is kept
+    is_resumable: bool = False
+    was_cancelled: bool = False
 
     @property
     def gpu_hours(self) -> float | None:
@@ -111,9 +118,18 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
+        if self.was_cancelled:
+            return CANCELLED
         if self.was_stopped:
-            return STOPPED
-        return SOME_FAILED if self.tally.num_failed else ALL_ANSWERED
+            return RESUMABLE if self.is_resumable else STOPPED
+        num_errors = self.tally.num_failed if self.num_error_lines is None else self.num_error_lines
+        return SOME_FAILED if num_errors else ALL_ANSWERED
+
+    @property
+    def outcome(self) -> str:
+        if self.was_cancelled:
+            return "cancelled"
+        return "stopped" if self.was_stopped else "finished"
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -133,8 +149,10 @@ class JobReport:
         return {
             "output": self.output,
             "model": self.model_name,
-            "outcome": "stopped" if self.was_stopped else "finished",
+            "outcome": self.outcome,
+            "resumable": self.is_resumable and self.was_stopped,
             "requests": tally.num_done,
+            "done_before": self.num_before,
             "answered": tally.num_answered,
             "errors": tally.num_failed,
             "errors_by_code": dict(tally.errors),

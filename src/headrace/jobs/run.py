@@ -2,9 +2,10 @@
 
     reader thread:  lines -> prepared batches ──┐
     engine thread:  events of each step ────────┼──> inbox ──> this thread: submit, answer, write
-    Ctrl-C:         stop ───────────────────────┘
+    Ctrl-C, TERM:   stop ───────────────────────┘
 
-Memory does not grow with the input: the planner holds a window of it, and requests in flight are bounded.
+Memory does not grow with the input: the planner holds a window of it, and requests in flight are bounded. What a step
+finished is written before anything new is submitted, so that a crash costs no more than what was in flight.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import FrameType
 from typing import Any, TextIO
 
@@ -26,11 +27,14 @@ import msgspec
 from headrace.config import EngineConfig
 from headrace.engine.answers import Answers
 from headrace.engine.client import Deliver
+from headrace.engine.core import EngineStats
 from headrace.engine.order import level_of
 from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine, start_engine
-from headrace.errors import ConfigError, EngineDeadError, RequestError
+from headrace.errors import ConfigError, EngineDeadError, JobError, RequestError, ResumableJobError
+from headrace.jobs.directory import JobDirectory
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
+from headrace.jobs.fingerprint import digest_of_template
 from headrace.jobs.lines import BadLine, LineParser, LineRequest
 from headrace.jobs.meter import TICK_SECONDS, JobMeter, MeterFacts, saved_by
 from headrace.jobs.order import WINDOW, Planner, Window
@@ -39,12 +43,15 @@ from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
 from headrace.jobs.report import JobReport, Tally
-from headrace.jobs.sources import Sink, Source, open_sink
+from headrace.jobs.sources import Source, open_sink
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status_file import JobState, StatusFile, status_path
+from headrace.jobs.status_file import STATUS_NAME, JobState, StatusFile
+from headrace.jobs.writer import Results, StreamResults
+from headrace.sched import SchedulerStats
 from headrace.types import Request, RequestOutput, SequenceEvent
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
+CANCEL_SECONDS = 0.5  # how often a job looks whether it was cancelled
 SWITCH_SECONDS = 0.0005
 GARBAGE_OBJECTS = 50_000
 
@@ -52,6 +59,8 @@ GARBAGE_OBJECTS = 50_000
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The user wants out."""
+
+    is_cancelled: bool = False
 
 
 Message = list[SequenceEvent] | Prepared | InputEnded | InputFailed | Stop
@@ -62,30 +71,101 @@ Start = Callable[[EngineConfig, Deliver], Engine]
 def run_job(
     job: JobSpec, *, start: Start = start_engine, quiet: bool = False, stream: TextIO | None = None
 ) -> JobReport:
-    """Answer every line of the input. When the user stops it, the report says so."""
+    """Answer every line of the input that has no answer yet. When the user stops it, the report says so."""
     job.check_paths()
     stream = stream or sys.stderr
-    inbox: Inbox = SimpleQueue()
     with closing(job.open_input()) as source:
-        num_expected = _num_expected(job, source)
-        _tell(f"loading {job.config.model} ...", quiet, stream)
-        engine = start(job.config, inbox.put)
+        if not job.is_durable:
+            with open_sink(job.output, format=job.output_format, overwrite=job.overwrite) as sink:
+                return _answer(job, source, StreamResults(sink), None, start, quiet=quiet, stream=stream)
+        directory = JobDirectory.open(job, source)
         try:
-            _check_price(job, engine)
-            _tell(_ready_line(engine, num_expected), quiet, stream)
-            with (
-                taking_turns(),
-                open_sink(job.output, format=job.output_format, overwrite=job.overwrite) as writer,
-                JobProgress(enabled=not quiet, stream=stream) as progress,
-                stop_on_interrupt(inbox),
-            ):
-                lines = source.read_batches(limit=job.limit)
-                run = JobRun(
-                    job, engine, inbox, lines=lines, writer=writer, progress=progress, num_expected=num_expected
-                )
-                return run.run()
+            return _run_durable(job, source, directory, start, quiet=quiet, stream=stream)
         finally:
-            engine.close()
+            directory.close()
+
+
+def _run_durable(
+    job: JobSpec, source: Source, directory: JobDirectory, start: Start, *, quiet: bool, stream: TextIO
+) -> JobReport:
+    if not directory.is_fresh:
+        _tell(_resume_line(directory), quiet, stream)
+    if not directory.is_fresh and not _has_more(job, source, directory):
+        if not directory.is_published:
+            directory.begin(num_expected=directory.journal.num_done)
+            directory.publish()
+        return report_of_nothing(job, directory)
+    try:
+        report = _answer(job, source, directory, directory, start, quiet=quiet, stream=stream)
+        if not report.was_stopped:
+            directory.publish()
+    except BaseException as error:
+        _note_failure(directory, error)
+        raise
+    if report.was_stopped:
+        directory.stop("cancelled" if report.was_cancelled else "stopped", "asked to")
+    return replace(
+        report,
+        num_before=directory.journal.num_done - report.tally.num_done,
+        num_error_lines=directory.journal.num_errors,
+        job_directory=str(directory.path),
+        is_resumable=job.is_resumable and not report.was_cancelled,
+    )
+
+
+def _answer(
+    job: JobSpec,
+    source: Source,
+    results: Results,
+    directory: JobDirectory | None,
+    start: Start,
+    *,
+    quiet: bool,
+    stream: TextIO,
+) -> JobReport:
+    inbox: Inbox = SimpleQueue()
+    num_expected = _num_expected(job, source)
+    _tell(f"loading {job.config.model} ...", quiet, stream)
+    with term_raises(job):
+        engine = start(job.config, inbox.put)
+    try:
+        _check_price(job, engine)
+        num_left = _num_left(num_expected, directory)
+        _tell(_ready_line(engine, num_left), quiet, stream)
+        if directory is not None:
+            directory.begin(template=_template_of(engine), num_expected=num_expected)
+        with (
+            taking_turns(),
+            JobProgress(enabled=not quiet, stream=stream) as progress,
+            stop_on_signals(inbox, lambda: _tell(f"stopping within {job.grace_s:g} s ...", quiet, stream)),
+        ):
+            lines = source.read_batches(limit=job.limit, skip=None if directory is None else directory.is_done)
+            run = JobRun(
+                job,
+                engine,
+                inbox,
+                lines=lines,
+                results=results,
+                progress=progress,
+                num_expected=num_left,
+                directory=directory,
+            )
+            return run.run()
+    finally:
+        engine.close()
+
+
+def _has_more(job: JobSpec, source: Source, directory: JobDirectory) -> bool:
+    """Whether any line is left: if not, no model need be loaded."""
+    return any(source.read_batches(limit=job.limit, skip=directory.is_done))
+
+
+def _note_failure(directory: JobDirectory, error: BaseException) -> None:
+    """In the manifest, if it can still be written; the error itself is what the user hears."""
+    try:
+        directory.stop("stopped", f"{type(error).__name__}: {error}")
+    except (JobError, OSError):
+        pass
 
 
 @contextmanager
@@ -103,22 +183,45 @@ def taking_turns() -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_interrupt(inbox: Inbox) -> Iterator[None]:
-    """The first Ctrl-C asks the job to stop between two lines; the second is an ordinary one."""
-    if threading.current_thread() is not threading.main_thread():
+def term_raises(job: JobSpec) -> Iterator[None]:
+    """While the model is loaded there is nothing to bring to an end: a SIGTERM is an error that can be resumed."""
+    if threading.current_thread() is not threading.main_thread() or not job.is_resumable:
         yield
         return
-    ordinary = signal.getsignal(signal.SIGINT)
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, ordinary)
-        inbox.put(Stop())
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise ResumableJobError("stopped by SIGTERM while the model was loaded; the same command goes on from there")
 
-    signal.signal(signal.SIGINT, ask)
+    ordinary = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, ordinary)
+        signal.signal(signal.SIGTERM, ordinary)
+
+
+@contextmanager
+def stop_on_signals(inbox: Inbox, tell: Callable[[], None]) -> Iterator[None]:
+    """The first SIGINT (Ctrl-C) or SIGTERM asks the job to come to an end; the second is an ordinary one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ordinary = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in ordinary.items():
+            signal.signal(number, handler)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        restore()
+        inbox.put(Stop())
+        tell()
+
+    for number in ordinary:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        restore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +240,37 @@ class JobRun:
         inbox: Inbox,
         *,
         lines: Iterable[list[InputLine]],
-        writer: Sink,
+        results: Results,
         progress: JobProgress,
         num_expected: int | None = None,
         window: Window = WINDOW,
+        directory: JobDirectory | None = None,
     ) -> None:
+        """`num_expected` lines are left to do. Without a `directory` nothing is done yet, and nothing is kept."""
         self._job = job
         self._engine = engine
         self._inbox = inbox
-        self._writer = writer
+        self._results = results
+        self._directory = directory
+        self._num_before = directory.num_before if directory else 0
         self._progress = progress
-        self._facts = JobFacts(engine.model_name, engine.tokenizer)
+        self._facts = _facts(engine, directory)
         self._encoder = msgspec.json.Encoder()
         self._tally = Tally()
-        self._feed = Feed(lines, _preparer(job, engine), inbox.put)
+        self._feed = Feed(lines, _preparer(job, engine, directory), inbox.put)
         self._planner = Planner(engine.settings.limits, job_seed=job.config.seed, window=window)
         self._num_batches_owed = 0  # that the feed may read once the planner has room
         self._in_flight: dict[str, InFlight] = {}
         self._num_sequences = 0
         self._max_sequences = 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
         self._has_ended = False
-        self._is_stopped = False
+        self._stop: Stop | None = None
+        self._leave_at = 0.0  # once it is asked to stop
+        self._looked_at = monotonic()
         self._started_at = perf_counter()
         self._num_expected = num_expected
         self._writing_seconds = 0.0
-        self._status_file = StatusFile(status_path(job.output))
+        self._status_file = StatusFile(directory.path / STATUS_NAME if directory else None)
         self._meter = JobMeter(
             MeterFacts(
                 output=job.output,
@@ -169,6 +278,7 @@ class JobRun:
                 settings=engine.settings,
                 start_seconds=engine.start_seconds,
                 gpu_price=job.gpu_price,
+                num_before=self._num_before,
             )
         )
 
@@ -177,12 +287,15 @@ class JobRun:
         try:
             while not self._is_over:
                 self._take_next()
-                self._submit_ready()
                 self._flush()
+                self._submit_ready()
+                self._look_for_cancel()
                 if self._meter.is_due:
                     self._show("running")
+            self._flush()
         except EngineDeadError as error:
             self._take_last_events()
+            self._flush()
             raise self._engine_death(error) from error
         finally:
             self._feed.stop()
@@ -193,20 +306,46 @@ class JobRun:
 
     @property
     def _is_over(self) -> bool:
-        return self._is_stopped or (self._has_ended and not self._planner.num_held)
+        if self._planner.num_held:
+            return self._stop is not None and monotonic() >= self._leave_at
+        return self._stop is not None or self._has_ended
 
     @property
     def _state(self) -> JobState:
         """In which it has ended."""
-        return "stopped" if self._is_stopped else "finished" if self._is_over else "failed"
+        if not self._is_over:
+            return "failed"
+        return "finished" if self._stop is None else "stopped"
 
     # What the inbox brings.
 
     def _take_next(self) -> None:
+        """One message; or none, when it is time to flush, to leave, to look whether the job was cancelled, or to show
+        how things stand."""
+        limits = [TICK_SECONDS, self._results.seconds_to_flush]
+        if self._stop is not None:
+            limits.append(self._leave_at - monotonic())
+        if self._directory is not None:
+            limits.append(CANCEL_SECONDS)
         try:
-            self._take(self._inbox.get(timeout=TICK_SECONDS))
-        except Empty:  # time to show how things stand
-            pass
+            message = self._inbox.get(timeout=min(max(0.0, seconds) for seconds in limits if seconds is not None))
+        except Empty:
+            return
+        self._take(message)
+
+    def _look_for_cancel(self) -> None:
+        if self._directory is None or self._stop is not None or monotonic() - self._looked_at < CANCEL_SECONDS:
+            return
+        self._looked_at = monotonic()
+        if self._directory.is_cancelled:
+            self._begin_to_stop(Stop(is_cancelled=True))
+
+    def _begin_to_stop(self, stop: Stop) -> None:
+        """Nothing new is started; what is in flight has until the grace is over."""
+        self._stop = stop
+        self._leave_at = monotonic() + self._job.grace_s
+        self._feed.stop()
+        self._planner.drop_waiting()
 
     def _take(self, message: Message) -> None:
         match message:
@@ -214,6 +353,12 @@ class JobRun:
                 raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
             case list():
                 self._take_events(message)
+            case Stop():
+                self._begin_to_stop(message)
+            case _ if self._stop is not None:  # what the feed had still to say
+                pass
+            case InputFailed(error):
+                raise error
             case Prepared(items):
                 self._take_prepared(items)
             case InputEnded(num_lines):
@@ -221,11 +366,6 @@ class JobRun:
                 self._num_expected = num_lines
                 self._planner.end_input()
                 self._level()
-            case InputFailed(error):
-                raise error
-            case Stop():
-                self._is_stopped = True
-                self._planner.drop_waiting()
 
     def _take_events(self, events: list[SequenceEvent]) -> None:
         for event in events:
@@ -256,7 +396,7 @@ class JobRun:
         self._num_batches_owed += 1
 
     def _submit_ready(self) -> None:
-        while not self._is_stopped and (line := self._planner.peek()) is not None and self._has_room(line):
+        while self._stop is None and (line := self._planner.peek()) is not None and self._has_room(line):
             self._start(self._planner.take())
         while self._num_batches_owed and self._planner.has_room:
             self._num_batches_owed -= 1
@@ -313,7 +453,7 @@ class JobRun:
             self._answer(follower, output, is_copy=True)
 
     def _answer(self, line: LineRequest, output: RequestOutput, *, is_copy: bool = False) -> None:
-        self._write(line.reply.answer(output, self._facts))
+        self._write(line.reply.index, line.reply.answer(output, self._facts))
         self._tally.add_answer(line, output, is_copy=is_copy)
 
     def _fail_all(self, line: LineRequest, error: RequestError) -> None:
@@ -322,18 +462,18 @@ class JobRun:
             self._fail(each.reply, error)
 
     def _fail(self, reply: Reply, error: RequestError) -> None:
-        self._write(reply.error(error, self._facts))
+        self._write(reply.index, reply.error(error, self._facts), error=error.code)
         self._tally.add_error(reply.index, error)
-        self._tally.refuse_too_many_errors(self._job.max_error_rate)
+        self._tally.refuse_too_many_errors(self._job.max_error_rate, is_resumable=self._job.is_resumable)
 
-    def _write(self, result: dict[str, Any]) -> None:
-        self._writer.append(self._encoder.encode(result))
+    def _write(self, index: int, result: dict[str, Any], *, error: str | None = None) -> None:
+        self._results.append(index, self._encoder.encode(result), error=error)
 
     # What the user sees.
 
     def _flush(self) -> None:
         started = perf_counter()
-        self._writer.flush()
+        self._results.flush()
         self._writing_seconds += perf_counter() - started
 
     def _show(self, state: JobState) -> None:
@@ -348,13 +488,15 @@ class JobRun:
             state=state,
         )
         self._progress.update(status)
-        self._status_file.write(status, now=state != "running")
+        if self._directory is None or self._directory.is_ours():
+            self._status_file.write(status, now=state != "running")
 
     def _report(self) -> JobReport:
         return JobReport(
             output=self._job.output,
             model_name=self._engine.model_name,
-            was_stopped=self._is_stopped,
+            was_stopped=self._stop is not None,
+            was_cancelled=self._stop is not None and self._stop.is_cancelled,
             num_in_flight=len(self._in_flight),
             tally=self._tally,
             seconds=perf_counter() - self._started_at,
@@ -367,15 +509,55 @@ class JobRun:
         )
 
     def _engine_death(self, error: EngineDeadError) -> EngineDeadError:
+        place = self._job.output if self._directory is None else f"{self._directory.path}"
+        again = "; the same command goes on from there" if self._job.is_resumable else ""
         return EngineDeadError(
-            f"{error}; {self._tally.num_done:,} lines are done and in {self._job.output}, "
-            f"{len(self._in_flight):,} were in flight and are lost"
+            f"{error}; {self._num_before + self._tally.num_done:,} lines are done and in {place}, "
+            f"{len(self._in_flight):,} were in flight and are lost{again}"
         )
 
 
-def _preparer(job: JobSpec, engine: Engine) -> LinePreparer:
-    parser = LineParser(job.defaults, seed=job.config.seed, model_name=engine.model_name, template=job.template)
-    return LinePreparer(parser, PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars))
+def report_of_nothing(job: JobSpec, directory: JobDirectory) -> JobReport:
+    """Of a job that had nothing left to do; no engine was started for it."""
+    return JobReport(
+        output=job.output,
+        model_name=job.config.model,
+        was_stopped=False,
+        num_in_flight=0,
+        tally=Tally(),
+        seconds=0.0,
+        start_seconds=0.0,
+        stats=EngineStats(SchedulerStats(), 0.0, 0.0),
+        choices=(),
+        num_before=directory.journal.num_done,
+        num_error_lines=directory.journal.num_errors,
+        job_directory=str(directory.path),
+    )
+
+
+def _facts(engine: Engine, directory: JobDirectory | None) -> JobFacts:
+    """A job keeps its id over all its runs: it is part of the ids of its answers."""
+    if directory is None:
+        return JobFacts(engine.model_name, engine.tokenizer)
+    return JobFacts(engine.model_name, engine.tokenizer, directory.job_id)
+
+
+def _preparer(job: JobSpec, engine: Engine, directory: JobDirectory | None) -> LinePreparer:
+    parser = LineParser(
+        job.defaults,
+        seed=job.config.seed,
+        model_name=engine.model_name,
+        template=job.template,
+        overrides=job.overrides,
+        is_redone=directory.redone.__contains__ if directory is not None else lambda index: False,
+    )
+    prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
+    return LinePreparer(parser, prompts, seen=None if directory is None else directory.seen_ids)
+
+
+def _template_of(engine: Engine) -> str | None:
+    template = engine.tokenizer.chat_template if engine.tokenizer is not None else None
+    return None if template is None else digest_of_template(template.templates)
 
 
 def _check_price(job: JobSpec, engine: Engine) -> None:
@@ -386,6 +568,20 @@ def _check_price(job: JobSpec, engine: Engine) -> None:
 def _num_expected(job: JobSpec, source: Source) -> int | None:
     num_lines = source.estimate_num_lines()
     return num_lines if num_lines is None or job.limit is None else min(num_lines, job.limit)
+
+
+def _num_left(num_expected: int | None, directory: JobDirectory | None) -> int | None:
+    if num_expected is None or directory is None:
+        return num_expected
+    return max(0, num_expected - directory.num_before)
+
+
+def _resume_line(directory: JobDirectory) -> str:
+    journal = directory.journal
+    again = f", {len(directory.redone):,} of them are done again" if directory.redone else ""
+    damaged = f", {journal.num_damaged:,} damaged lines are done again" if journal.num_damaged else ""
+    errors = f" (error lines among them: {journal.num_errors:,})" if journal.num_errors else ""
+    return f"going on with {directory.path}: {journal.num_done:,} lines are done{errors}{again}{damaged}"
 
 
 def _tell(line: str, quiet: bool, stream: TextIO) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ class JobSpec:
     output_format: str | None = None
     max_error_rate: float = 0.1  # of the lines that are done, from the first 1,000 on; 1 never stops
     gpu_price: float | None = None  # of an hour of the GPU, in any currency
+    keep_order: bool = False  # publish in the input's order, not as answers finished
+    redo: str | None = None  # do these rows again, see `jobs.redo`
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
+    grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -42,15 +47,39 @@ class JobSpec:
             raise ConfigError(f"max_error_rate must be between 0 and 1, got {self.max_error_rate}")
         if self.gpu_price is not None and not 0 < self.gpu_price < math.inf:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
+        if self.grace_s < 0:
+            raise ConfigError(f"grace must not be negative, got {self.grace_s}")
+        if self.overrides and self.redo is None:
+            raise ConfigError("set changes rows that are done again: say which with redo (or retry-errors)")
+        if self.redo is not None and self.overwrite:
+            raise ConfigError("redo keeps the other rows and overwrite gives them up; give one")
+        if not self.is_durable and (self.keep_order or self.redo is not None):
+            raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
         SamplingParams(**self.defaults)  # refuses what no line could use
+
+    @property
+    def is_durable(self) -> bool:
+        return is_durable(self.output)
+
+    @property
+    def is_resumable(self) -> bool:
+        from headrace.jobs.sources.files import can_be_read_again
+
+        return self.is_durable and can_be_read_again(self.input)
+
+    @property
+    def directory(self) -> Path:
+        """Where the job is kept until its output is published, and after."""
+        return job_directory(self.output)
 
     def check_paths(self) -> None:
         """Refuse what could not be read or written, while that is still cheap."""
         from headrace.jobs.sources.files import is_url, local_path  # which looks up '-' here
         from headrace.jobs.sources.formats import format_of
+        from headrace.jobs.sources.sinks import require_libraries
 
         format_of(self.input, self.input_format)
-        format_of(self.output, self.output_format)
+        require_libraries(format_of(self.output, self.output_format))
         if is_url(self.input):
             _check_object(self.input)
         elif self.input != STANDARD_STREAM:
@@ -85,22 +114,48 @@ class JobSpec:
     def _check_output_object(self) -> None:
         from headrace.jobs.sources.files import exists
 
-        if not self.overwrite and exists(self.output):
+        if not self.overwrite and not self._has_job and exists(self.output):
             raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 
     def _check_output(self, path: Path) -> None:
+        from headrace.jobs.sources.files import local_path
+
         if path.is_dir():
             raise JobError(f"the output {path} is a directory; name a file in it, such as {path / 'answers.jsonl'}")
-        if path.exists() and os.path.exists(self.input) and path.samefile(self.input):
+        given = local_path(self.input)
+        if path.exists() and os.path.exists(given) and path.samefile(given):
             raise JobError(f"the output {path} is the input itself; give another file with -o")
-        if path.is_file() and not self.overwrite:
+        if path.is_file() and not self.overwrite and not self._has_job:
             raise JobError(f"the output {path} exists; give another file, or --overwrite to replace it")
-        if path.exists():
+        if not self.is_durable:
             _check_writable(path, "the output")
         elif path.parent.is_dir():
-            _check_writable(path.parent, "the output's directory")
+            _check_writable(self.directory.parent, "the output's directory")
         else:
             raise JobError(f"the output's directory {path.parent} does not exist; make it first")
+
+    @property
+    def _has_job(self) -> bool:
+        return (self.directory / "manifest.json").is_file()
+
+
+def is_durable(output: str) -> bool:
+    """Whether it is a file or an object, which can be published at once. Streams and devices are only written to."""
+    from headrace.jobs.sources.files import is_url, local_path
+
+    if output == STANDARD_STREAM or is_url(output):
+        return output != STANDARD_STREAM
+    return not os.path.exists(local_path(output)) or os.path.isfile(local_path(output))
+
+
+def job_directory(output: str) -> Path:
+    """The same for every name of one file. The job of an object in a store is kept in the working directory."""
+    from headrace.jobs.sources.files import is_url, local_path
+
+    if is_url(output):
+        digest = blake2b(output.encode(), digest_size=4).hexdigest()
+        return Path.cwd() / f"{output.rpartition('/')[2]}-{digest}.job"
+    return Path(os.path.realpath(local_path(output)) + ".job")
 
 
 def _check_input(path: Path) -> None:

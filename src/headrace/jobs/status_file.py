@@ -1,9 +1,8 @@
-"""How a job stands, in a file beside its output that can be read at any moment: it is replaced, never changed."""
+"""How a job stands, in a file of its directory that can be read at any moment: it is replaced, never changed."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from headrace.errors import JobError
-from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.spec import is_durable, job_directory
 
 STATUS_NAME = "status.json"
 LEAST_SECONDS = 1.0  # between two writes
@@ -52,6 +51,7 @@ class JobStatus:
     seconds: float
     lines_total: int | None
     lines_done: int
+    lines_before: int = 0  # of these, that earlier runs of the job had done; all other counts are of this run
     lines_answered: int
     lines_failed: int
     lines_in_flight: int
@@ -76,12 +76,7 @@ class JobStatus:
 
 def status_path(output: str) -> Path | None:
     """Where the status of the job with this output is; None for a stream or a device, which nothing can be beside."""
-    if output == STANDARD_STREAM:
-        return None
-    path = Path(output)
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        return None
-    return path.with_name(f"{path.name}.job") / STATUS_NAME
+    return job_directory(output) / STATUS_NAME if is_durable(output) else None
 
 
 class StatusFile:

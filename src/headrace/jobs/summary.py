@@ -27,10 +27,14 @@ def print_summary(report: JobReport, stream: TextIO) -> None:
 def headline(report: JobReport) -> str:
     tally, time = report.tally, _seconds(report.seconds)
     errors = f", {_many(tally.num_failed, 'error line')}" if tally.num_failed else ""
+    before = f", {report.num_before:,} done before" if report.num_before else ""
     if report.was_stopped:
         answered = f"{_many(tally.num_answered, 'line')} answered"
-        return f"stopped after {time}: {answered}{errors}, {report.num_in_flight:,} given up"
-    return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}"
+        word = "cancelled" if report.was_cancelled else "stopped"
+        return f"{word} after {time}: {answered}{errors}, {report.num_in_flight:,} given up{before}"
+    if report.num_before and not tally.num_done:
+        return f"nothing was left to do: all {_many(report.num_before, 'line')} are done"
+    return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}{before}"
 
 
 def result_rows(report: JobReport) -> list[Row]:
@@ -77,6 +81,11 @@ def remarks(report: JobReport) -> list[str]:
 
 
 def whereabouts(report: JobReport) -> str:
+    if report.was_stopped and report.job_directory is not None:
+        again = "; the same command, without --overwrite, goes on from there" if report.is_resumable else ""
+        if report.was_cancelled:
+            again = f"; 'headrace cancel --undo {report.output}' lets it go on"
+        return f"the answers so far are in {report.job_directory}{again}"
     kept = "the answers so far are" if report.was_stopped else "the answers are"
     place = "on stdout" if report.output == STANDARD_STREAM else f"in {report.output}"
     return f"{kept} {place}"

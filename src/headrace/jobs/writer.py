@@ -12,10 +12,45 @@ from headrace.errors import JobError
 from headrace.jobs.spec import STANDARD_STREAM
 
 
+class Results(Protocol):
+    """Where a job's results go: into a stream, or into a job that survives (`JobDirectory`)."""
+
+    def append(self, index: int, result: bytes, *, error: str | None = None) -> bool: ...
+
+    def flush(self) -> None: ...
+
+    @property
+    def seconds_to_flush(self) -> float | None:
+        """When `flush` should be called next, whatever else happens; None: no need."""
+        ...
+
+
 class ByteWriter(Protocol):
     def write(self, data: Any, /) -> int | None: ...
 
     def close(self) -> None: ...
+
+
+class LineSink(Protocol):
+    def append(self, line: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class StreamResults:
+    """Results go into a sink as they come, and nothing is kept of them."""
+
+    seconds_to_flush: float | None = None  # whoever appends flushes before he waits
+
+    def __init__(self, sink: LineSink) -> None:
+        self._sink = sink
+
+    def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:
+        self._sink.append(result)
+        return True
+
+    def flush(self) -> None:
+        self._sink.flush()
 
 
 class ResultWriter:

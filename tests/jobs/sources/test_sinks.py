@@ -109,6 +109,13 @@ def test_a_csv_has_a_cell_for_everything(tmp_path: Path) -> None:
     assert json.loads(second["error"])["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("text", ["a\rb", "\r", "a\r\nb", "\n", '"\r"', ","])
+def test_a_csv_cell_keeps_its_line_breaks(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "out.csv", {"index": 0, "text": text}, {"index": 1, "text": "next"})
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [(row["index"], row["text"]) for row in csv.DictReader(file)] == [("0", text), ("1", "next")]
+
+
 def test_a_tsv_is_separated_by_tabs(tmp_path: Path) -> None:
     write(tmp_path / "out.tsv.gz", {"index": 0, "text": "a"})
     assert gzip.decompress((tmp_path / "out.tsv.gz").read_bytes()) == b"index\ttext\tline\terror\textra\n0\ta\t\t\t\n"

@@ -81,6 +81,7 @@ class SegmentSink:
         name = f"part-{self._epoch:06}-{self._num_own_parts:06}.jsonl"
         part = Part(name, len(self._gathered), len(data), zlib.crc32(data))
         try:
+            self._store.makedirs(self._directory, exist_ok=True)  # a store that has directories wants them made
             self._store.pipe_file(f"{self._directory}/{name}", data)
             self._write_manifest([*self._parts, part])
         except OSError as error:

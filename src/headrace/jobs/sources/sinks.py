@@ -38,7 +38,7 @@ def open_sink(path: str, *, format: str | None = None, overwrite: bool = False) 
     """Local files are written in place. In a store, lines go into segments and tables into an object that is there only
     when it is whole."""
     wanted = format_of(path, format)
-    _require_libraries(wanted)
+    require_libraries(wanted)
     if is_url(path):
         if not wanted.is_table:
             return SegmentSink(path, compression=wanted.compression, overwrite=overwrite)
@@ -54,8 +54,8 @@ def open_sink(path: str, *, format: str | None = None, overwrite: bool = False) 
     return ResultWriter(packed(file, wanted.compression), name, least_bytes=least_bytes)
 
 
-def _require_libraries(format: Format) -> None:
-    """Before a file is made."""
+def require_libraries(format: Format) -> None:
+    """Before a file is made, or a model loaded."""
     if format.kind == "parquet":
         pyarrow()
     if format.compression == "zst":

@@ -136,7 +136,12 @@ class _CsvTable:
 
     def _write_cells(self, rows: Any) -> None:
         text = io.StringIO()
-        csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
+        writer, quoting = (
+            csv.writer(text, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        for row in rows:  # the first one would write a lone carriage return bare, and a reader take it for a row's end
+            (quoting if any("\r" in cell for cell in row) else writer).writerow(row)
         data = memoryview(text.getvalue().encode())
         while data:
             data = data[self._file.write(data) or 0 :]

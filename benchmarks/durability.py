@@ -1,0 +1,288 @@
+"""What it costs a batch job to survive: the same job with its journal, and with results plainly written to a file.
+
+The engine is fake and takes no time, so that everything measured is the host's; beside a real one the share is smaller.
+The two ways take turns, and which of them comes first. Whole jobs differ by more than this from round to round on a
+busy machine, so the calls that take, write, sync and publish results are timed as well, in both ways: `share_of_cpu` is
+what the journal's calls take beyond the plain writer's, of the plain job's CPU time (`share_of_sync` that of the thread
+that syncs, which holds nobody up), and `share_alone` the time in which nothing else goes on: opening and publishing.
+
+    python benchmarks/durability.py --json benchmarks/results/durability.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter, process_time, thread_time
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from headrace.config import EngineConfig
+from headrace.engine.client import Deliver, EngineClient
+from headrace.engine.core import EngineCore
+from headrace.engine.settings import Settings
+from headrace.engine.start import Engine
+from headrace.jobs import syncer
+from headrace.jobs.directory import JobDirectory
+from headrace.jobs.journal import Journal
+from headrace.jobs.progress import JobProgress
+from headrace.jobs.run import JobRun, run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.writer import ResultWriter, StreamResults
+from headrace.models import ModelSpec
+from headrace.runner.fake import FakeRunner
+from headrace.sched import Scheduler
+from headrace.text import Tokenizer
+from headrace.text.pieces import BYTE_OF_CHARACTER
+from headrace.version import __version__
+
+ASCII = 128
+SETTINGS = Settings(
+    device="cpu",
+    dtype="float32",
+    kv_dtype="float32",
+    load_format="random",
+    num_threads=1,
+    max_model_len=4096,
+    max_num_seqs=512,
+    max_num_batched_tokens=8192,
+    block_size=16,
+    num_blocks=100_000,
+    enable_chunked_prefill=True,
+    enable_prefix_caching=True,
+    queue_policy="fcfs",
+    capacity_policy="max_utilization",
+    seed=0,
+    choices=(),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    wall_s: float
+    cpu_s: float
+    results_cpu_s: float  # of the calls that results go through
+    sync_cpu_s: float  # on a thread of its own
+    alone_s: float  # wall time of those during which the engine has nothing to do
+    output_bytes: int
+
+
+class Meter:
+    """Time spent in the calls that it was put around, less what it takes itself."""
+
+    def __init__(self) -> None:
+        self.cpu_s = self.alone_s = 0.0
+        self.num_calls = 0
+
+    def around(self, call: Callable[..., Any], *, is_alone: bool = False) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            wall, cpu = perf_counter(), thread_time()
+            try:
+                return call(*arguments, **options)
+            finally:
+                self.cpu_s += thread_time() - cpu
+                self.num_calls += 1
+                if is_alone:
+                    self.alone_s += perf_counter() - wall
+
+        return timed
+
+
+def own_seconds_a_call() -> float:
+    rounds = []
+    for _ in range(20):
+        meter = Meter()
+        call = meter.around(lambda: None)
+        for _ in range(2_000):
+            call()
+        rounds.append(meter.cpu_s / meter.num_calls)
+    return min(rounds)
+
+
+@contextmanager
+def metered(meter: Meter, sync_meter: Meter) -> Iterator[None]:
+    places: list[tuple[Any, str, bool]] = [
+        (StreamResults, "append", False),
+        (StreamResults, "flush", False),
+        (JobDirectory, "append", False),
+        (JobDirectory, "flush", False),
+        (JobDirectory, "begin", True),
+        (JobDirectory, "publish", True),
+        (JobDirectory, "close", True),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in places]
+    opened, sync_data = JobDirectory.__dict__["open"], syncer.sync_data
+    syncer.sync_data = sync_meter.around(sync_data)
+    for (owner, name, is_alone), original in zip(places, originals, strict=True):
+        setattr(owner, name, meter.around(original, is_alone=is_alone))
+    JobDirectory.open = staticmethod(meter.around(JobDirectory.open, is_alone=True))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for (owner, name, _), original in zip(places, originals, strict=True):
+            setattr(owner, name, original)
+        JobDirectory.open, syncer.sync_data = opened, sync_data
+
+
+def byte_tokenizer() -> Tokenizer:
+    spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+    backend = Backend(models.BPE(vocab={spelled[byte]: byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+def start(config: EngineConfig, deliver: Deliver) -> Engine:
+    core = EngineCore(Scheduler(SETTINGS.limits), FakeRunner(max_num_seqs=SETTINGS.max_num_seqs, vocab_size=ASCII))
+    return Engine(
+        client=EngineClient(core, deliver),
+        settings=SETTINGS,
+        spec=cast(ModelSpec, SimpleNamespace(vocab_size=256)),
+        tokenizer=byte_tokenizer(),
+        eos_token_ids=(),
+        model_name="fake",
+        start_seconds=0.0,
+    )
+
+
+def run_plainly(job: JobSpec) -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    engine = start(job.config, inbox.put)
+    try:
+        with (
+            closing(job.open_input()) as source,
+            ResultWriter.open(job.output) as writer,
+            JobProgress(enabled=False) as progress,
+        ):
+            results = StreamResults(writer)
+            JobRun(job, engine, inbox, lines=source.read_batches(), results=results, progress=progress).run()
+    finally:
+        engine.close()
+
+
+def run_durably(job: JobSpec) -> None:
+    run_job(job, start=start, quiet=True)
+
+
+def measure(run: Callable[[JobSpec], None], source: Path) -> Cost:
+    directory = Path(tempfile.mkdtemp(dir=source.parent))
+    job = JobSpec(input=str(source), output=str(directory / "out.jsonl"))
+    meter, sync_meter, own = Meter(), Meter(), own_seconds_a_call()
+    os.sync()  # what earlier rounds left to be written is not this one's
+    with metered(meter, sync_meter):
+        wall, cpu = perf_counter(), process_time()
+        run(job)
+        wall, cpu = perf_counter() - wall, process_time() - cpu
+    in_results = meter.cpu_s - own * meter.num_calls
+    cost = Cost(
+        wall_s=wall,
+        cpu_s=cpu - own * meter.num_calls,
+        results_cpu_s=in_results,
+        sync_cpu_s=sync_meter.cpu_s,
+        alone_s=meter.alone_s,
+        output_bytes=os.path.getsize(job.output),
+    )
+    shutil.rmtree(directory)
+    return cost
+
+
+def append_rate(directory: Path, num_rows: int, row_bytes: int) -> float:
+    """Rows a second that the journal alone takes, synced in groups."""
+    result = b'{"text":"%b"}' % (b"x" * (row_bytes - 11))
+    journal = Journal.open(directory, epoch=1)
+    started = perf_counter()
+    for index in range(num_rows):
+        journal.append(index, result)
+        if index % 16 == 15:
+            journal.flush()
+    journal.commit()
+    rate = num_rows / (perf_counter() - started)
+    journal.close()
+    return rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
+    args = parser.parse_args()
+    root = Path(tempfile.mkdtemp())
+    source = root / "in.jsonl"
+    with open(source, "w") as file:
+        for number in range(args.rows):
+            prompt = f"Row {number}: what follows from this, and why does it matter?"
+            file.write(json.dumps({"prompt": prompt, "max_tokens": args.tokens, "number": number}) + "\n")
+    ways = {"plain": run_plainly, "journal": run_durably}
+    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    for number in range(args.rounds + 1):
+        for name in list(ways)[:: 1 if number % 2 else -1]:
+            cost = measure(ways[name], source)
+            if number:  # the first round warms up
+                costs[name].append(cost)
+                cpu, results = (1e6 * seconds / args.rows for seconds in (cost.cpu_s, cost.results_cpu_s))
+                print(f"{name:<8} {args.rows / cost.wall_s:>9,.0f} rows/s, {cpu:.1f} us CPU/row, results {results:.2f}")
+    alone = root / "alone"
+    alone.mkdir()
+    rate = append_rate(alone, 200_000, 1_400)
+    shutil.rmtree(root)
+    losses = {kind: loss(costs, kind) for kind in ("wall_s", "cpu_s")}
+    pairs = list(zip(costs["plain"], costs["journal"], strict=True))
+    losses["share_of_cpu"] = spread([(b.results_cpu_s - a.results_cpu_s) / a.cpu_s for a, b in pairs])
+    losses["share_of_sync"] = spread([b.sync_cpu_s / a.cpu_s for a, b in pairs])
+    losses["share_alone"] = spread([b.alone_s / b.wall_s for b in costs["journal"]])
+    print(json.dumps(losses, indent=2), f"\nthe journal alone: {rate:,.0f} rows/s of 1.4 kB")
+    if args.json is not None:
+        record = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": " ".join(["python", *sys.argv]),
+            "versions": {"headrace": __version__, "python": platform.python_version()},
+            "cpu": cpu_model(),
+            "rows": args.rows,
+            "tokens_per_answer": args.tokens,
+            "max_num_seqs": SETTINGS.max_num_seqs,
+            "rounds": {name: [asdict(cost) for cost in each] for name, each in costs.items()},
+            "loss": losses,
+            "journal_alone_rows_per_s": rate,
+        }
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def loss(costs: dict[str, list[Cost]], kind: str) -> dict[str, float]:
+    """Of throughput, pair by pair: what else the machine does changes from minute to minute."""
+    pairs = zip(costs["plain"], costs["journal"], strict=True)
+    return spread([1 - getattr(plain, kind) / getattr(durable, kind) for plain, durable in pairs])
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    ordered, quarter = sorted(values), len(values) // 4
+    return {"median": statistics.median(values), "quartile_1": ordered[quarter], "quartile_3": ordered[-1 - quarter]}
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Where a crash would hurt most, by name: for the crash tests.
+
+HEADRACE_CRASH_AT=<step> or <step>:<n> ends the process at that step, the n-th time, as `kill -9` would. Without it
+`reach` does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+STEPS = (
+    "lock-taken",
+    "tail-cut",
+    "manifest-written",  # to its temporary file
+    "manifest-renamed",
+    "segment-created",
+    "appended",  # in memory
+    "write-half",  # of what was gathered
+    "written",
+    "synced",
+    "input-ended",
+    "merge-half",
+    "merged",
+    "merge-synced",
+    "output-renamed",
+    "output-synced",
+    "completed",
+)
+
+_armed: list[str | int] = []  # the step, and how many times it is still to be reached
+
+
+def arm(text: str) -> None:
+    """Empty: nothing happens anywhere."""
+    step, _, count = text.partition(":")
+    if step and step not in STEPS:
+        raise ValueError(f"HEADRACE_CRASH_AT={text!r} is no step; the steps are {', '.join(STEPS)}")
+    _armed[:] = [step, int(count or 1)] if step else []
+
+
+def is_armed(step: str) -> bool:
+    return bool(_armed) and _armed[0] == step
+
+
+def reach(step: str) -> None:
+    if not _armed or _armed[0] != step:
+        return
+    _armed[1] = int(_armed[1]) - 1
+    if _armed[1] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("HEADRACE_CRASH_AT", ""))

@@ -1,0 +1,148 @@
+"""What a forked process does: one job over the fake engine, in which something goes wrong as it was ordered."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headrace.config import EngineConfig
+from headrace.engine.client import Deliver
+from headrace.engine.start import Engine
+from headrace.errors import HeadraceError, ResumableJobError
+from headrace.jobs import crash_points
+from headrace.jobs.run import SPARE_SEQUENCES, run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.template import RowTemplate
+from headrace.runner.fake import FakeRunner
+from headrace.steps import StepPlan, StepResult
+from headrace.text import Tokenizer
+from tests.jobs.conftest import ASCII, starter
+
+MAX_NUM_SEQS = 4
+MAX_IN_FLIGHT = 2 * MAX_NUM_SEQS + SPARE_SEQUENCES
+DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """`None` and empty: nothing of the kind happens."""
+
+    input: str
+    output: str
+    options: dict[str, Any] = field(default_factory=dict)  # of JobSpec
+    template: dict[str, str] | None = None  # of RowTemplate
+    crash_at: str = ""  # a step of `crash_points`
+    kill_at_call: int | None = None  # of the job's thread, Python's and C's functions counted
+    kill_at_step: int | None = None  # of the engine
+    term_at_step: int | None = None  # a SIGTERM
+    hold_at_step: int | None = None  # the engine stands still until the file `go` is there
+    max_file_bytes: int | None = None  # as a full disk
+    is_nobody: bool = False  # not root, who may write everywhere
+    has_wild_clock: bool = False
+
+    @property
+    def notes(self) -> Path:
+        """Where the child writes what happened: rows submitted, calls and steps counted, the error."""
+        return Path(self.output).parent / "notes"
+
+
+class OrderedRunner(FakeRunner):
+    def __init__(self, order: Order) -> None:
+        super().__init__(max_num_seqs=MAX_NUM_SEQS, vocab_size=ASCII)
+        self._order = order
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        order = self._order
+        if self.num_steps == order.kill_at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.num_steps == order.term_at_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.num_steps == order.hold_at_step:
+            (order.notes / "held").touch()
+            while not (order.notes / "go").exists():
+                time.sleep(0.001)
+        return super().submit(plan)
+
+
+def run_order(order: Order, tokenizer: Tokenizer) -> int:
+    """The exit code that `headrace run` would have."""
+    if order.is_nobody and os.geteuid() == 0:
+        os.setuid(65_534)
+    if order.max_file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order.max_file_bytes, order.max_file_bytes))
+    if order.has_wild_clock:
+        _unsettle_clock()
+    crash_points.arm(order.crash_at)
+    runner = OrderedRunner(order)
+    job = JobSpec(
+        input=order.input,
+        output=order.output,
+        config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
+        template=RowTemplate.of(**order.template) if order.template is not None else None,
+        **order.options,
+    )
+    calls = _Calls(order.kill_at_call)
+    sys.setprofile(calls.count)
+    try:
+        code = run_job(job, start=_recording(starter(tokenizer), runner, order), quiet=True).exit_code
+    except HeadraceError as error:
+        code = 75 if isinstance(error, ResumableJobError) else 1
+        _note(order, "error", f"{error}")
+    finally:
+        sys.setprofile(None)
+    _note(order, "counts", f"{calls.num_calls} {runner.num_steps}")
+    return code
+
+
+class _Calls:
+    def __init__(self, last: int | None) -> None:
+        self.num_calls = 0
+        self._last = last
+
+    def count(self, frame: FrameType, event: str, argument: object) -> None:
+        self.num_calls += 1
+        if self.num_calls == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
+    """Each row is noted before it is submitted."""
+
+    def started(config: EngineConfig, deliver: Deliver) -> Engine:
+        engine: Engine = start(config, deliver, runner=runner)
+        descriptor = os.open(order.notes / "submitted", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        submit = engine.client.submit
+
+        def noted(request: Any) -> None:
+            os.write(descriptor, f"{request.request_id}\n".encode())
+            submit(request)
+
+        engine.client.submit = noted  # type: ignore[method-assign]
+        return engine
+
+    return started
+
+
+def _note(order: Order, name: str, text: str) -> None:
+    try:
+        (order.notes / name).write_text(text)
+    except OSError:
+        pass  # the disk may be full, as ordered
+
+
+def _unsettle_clock() -> None:
+    """The time of day jumps by days, mostly backwards, whenever somebody looks."""
+    real, jumps = time.time, iter(range(10**9))
+
+    def wild() -> float:
+        number = next(jumps)
+        return real() + DAY_SECONDS * (number if number % 3 == 0 else -number)
+
+    time.time = wild

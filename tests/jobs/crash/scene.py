@@ -1,0 +1,149 @@
+"""A job that is to survive: its input, what it should come to, and the checks after each crash and at the end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from headrace.jobs.manifest import read_manifest
+from headrace.jobs.spec import job_directory
+from headrace.jobs.survey import survey
+from tests.jobs.crash.child import MAX_IN_FLIGHT, Order
+from tests.jobs.crash.forge import End, Forge
+
+
+def make_lines(random: Random, num_lines: int) -> list[str]:
+    """Mostly answers of 1 to 12 tokens; some lines blank, broken, in OpenAI's format, or with an id used before."""
+    return [_make_line(random, number) for number in range(num_lines)]
+
+
+def _make_line(random: Random, number: int) -> str:
+    kind = random.random()
+    max_tokens = random.choice([1, 2, 3, 5, 8, 12])
+    if kind < 0.05:
+        return ""
+    if kind < 0.1:
+        return '{"broken'
+    if kind < 0.3:
+        custom_id = f"id-{random.randrange(number + 5)}"
+        body = {"prompt": f"line {number}", "max_tokens": max_tokens}
+        return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body})
+    return json.dumps({"prompt": f"line {number}", "max_tokens": max_tokens, "number": number})
+
+
+class Scene:
+    """Everything under one directory. `run` gives a child an order and checks what it has left."""
+
+    def __init__(self, forge: Forge, directory: Path, lines: list[str], **options: Any) -> None:
+        self._forge = forge
+        (directory / "job").mkdir(parents=True)
+        (directory / "reference").mkdir()
+        source = directory / "in.jsonl"
+        source.write_text("".join(f"{line}\n" for line in lines))
+        self.order = Order(input=str(source), output=str(directory / "job" / "out.jsonl"), options=options)
+        self.num_runs = self.num_redone = 0
+        self.ends: Counter[str] = Counter()
+        self._committed: dict[int, bytes] = {}
+        reference = replace(self.order, output=str(directory / "reference" / "out.jsonl"))
+        end = forge.run(reference)
+        assert end.code in (0, 3), (end, _error(reference))
+        self._num_calls, self._num_steps = map(int, (reference.notes / "counts").read_text().split())
+        self._expected = {index: _content(line) for index, line in committed_rows(Path(reference.output)).items()}
+        assert len(self._expected) == sum(bool(line) for line in lines)
+
+    @property
+    def output(self) -> Path:
+        return Path(self.order.output)
+
+    @property
+    def last_segment(self) -> Path | None:
+        return max(job_directory(self.order.output).glob("seg-*.jsonl"), default=None)
+
+    @property
+    def committed(self) -> dict[int, bytes]:
+        return dict(self._committed)
+
+    @property
+    def num_calls_left(self) -> int:
+        """About how many a run makes that does the rest."""
+        share_left = 1 - len(self._committed) / len(self._expected)
+        return int(self._num_calls * (0.1 + 0.9 * share_left))
+
+    @property
+    def num_steps_left(self) -> int:
+        return 1 + int(self._num_steps * (1 - len(self._committed) / len(self._expected)))
+
+    def run(self, **trouble: Any) -> End:
+        order = replace(self.order, **trouble)
+        (order.notes / "submitted").unlink(missing_ok=True)
+        end = self._forge.run(order)
+        assert end.was_killed or end.code in (0, 1, 3, 75), (end, _error(order))
+        self.num_runs += 1
+        self.ends["killed" if end.was_killed else f"exit {end.code}"] += 1
+        self._check_step(order)
+        return end
+
+    def tear(self, num_bytes: int) -> None:
+        """As a machine that loses power: the last segment ends earlier."""
+        segment = self.last_segment
+        if segment is not None:
+            with open(segment, "r+b") as file:
+                file.truncate(max(0, segment.stat().st_size - num_bytes))
+        self._committed = committed_rows(self.output)
+
+    def finish(self) -> None:
+        """The last run, in which nothing goes wrong, and all checks of its output."""
+        end = self.run()
+        assert end.code in (0, 3), (end, _error(self.order))
+        published = self.output.read_bytes().splitlines()
+        by_index = committed_rows(self.output)
+        assert sorted(published) == sorted(by_index.values()), "the output is not what is committed"
+        if self.order.options.get("keep_order"):
+            assert published == [by_index[index] for index in sorted(by_index)], "the order is not the input's"
+        assert {index: _content(line) for index, line in by_index.items()} == self._expected
+        left = {path.name for path in job_directory(self.order.output).iterdir() if path.suffix == ".tmp"}
+        assert not left, left
+
+    def _check_step(self, order: Order) -> None:
+        before, now = self._committed, committed_rows(self.output)
+        changed = {index for index, line in before.items() if now.get(index) != line}
+        assert not changed, f"rows {sorted(changed)} were committed and have changed"
+        path = order.notes / "submitted"
+        submitted = Counter(int(line) for line in path.read_text().split()) if path.exists() else Counter[int]()
+        assert not submitted.keys() & before.keys(), "a committed row was computed again"
+        assert all(count == 1 for count in submitted.values()), "a row was computed twice in one run"
+        lost = submitted.keys() - now.keys()
+        assert len(lost) <= MAX_IN_FLIGHT, f"{len(lost)} rows are lost, {MAX_IN_FLIGHT} can be in flight"
+        self.num_redone += len(lost)
+        self._committed = now
+
+
+def committed_rows(output: Path) -> dict[int, bytes]:
+    """By index, the lines that a reader finds now."""
+    directory = job_directory(str(output))
+    if not directory.exists() or read_manifest(directory) is None:
+        return {}
+    rows = [(record.index, record.result) for record in survey(directory).records()]
+    assert len(rows) == len(dict(rows)), "a row is there twice"
+    return dict(rows)
+
+
+def _content(line: bytes) -> Any:
+    """Without what tells one job, or its moment, from another."""
+    decoded = json.loads(line)
+    return _without(decoded, {"id", "request_id", "created", "prompt_tokens_details"})
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(item, names) for name, item in value.items() if name not in names}
+    return [_without(item, names) for item in value] if isinstance(value, list) else value
+
+
+def _error(order: Order) -> str:
+    path = order.notes / "error"
+    return path.read_text() if path.exists() else "no error"

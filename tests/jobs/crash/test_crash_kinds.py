@@ -1,0 +1,117 @@
+"""Jobs over files of other kinds than JSON lines, and over repeated lines, killed and run again."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from tests.jobs.crash.child import Order
+from tests.jobs.crash.forge import Forge
+from tests.jobs.crash.scene import committed_rows
+
+NUM_ROWS = 40
+ROWS = [{"number": str(number), "text": f"row {number},\n{'x' * (number % 7)}"} for number in range(NUM_ROWS)]
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    with Forge() as forge:
+        yield forge
+
+
+def write_csv(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["number", "text"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)))
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=7)
+
+
+def read_csv(path: Path) -> list[Any]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_gzip(path: Path) -> list[Any]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def read_zstd(path: Path) -> list[Any]:
+    data = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def read_parquet(path: Path) -> list[Any]:
+    return list(pq.read_table(path).to_pylist())
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], None], str, Callable[[Path], list[Any]]]] = {
+    "csv to parquet": ("in.csv", write_csv, "out.parquet", read_parquet),
+    "gzip to zstd": ("in.jsonl.gz", write_gzip, "out.jsonl.zst", read_zstd),
+    "parquet to gzip": ("in.parquet", write_parquet, "out.jsonl.gz", read_gzip),
+    "gzip to csv": ("in.jsonl.gz", write_gzip, "out.csv", read_csv),
+}
+
+
+@pytest.mark.parametrize("step", ["written:3", "write-half:2", "merge-half", "merged", "output-renamed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_of_any_kind_goes_on_after_a_kill(forge: Forge, tmp_path: Path, kind: str, step: str) -> None:
+    name, write, output_name, read = KINDS[kind]
+    write(tmp_path / name)
+    (tmp_path / "job").mkdir()
+    order = Order(
+        input=str(tmp_path / name),
+        output=str(tmp_path / "job" / output_name),
+        template={"prompt": "Say {text}"},
+        options={"defaults": {"max_tokens": 3}, "keep_order": True},
+    )
+    output = Path(order.output)
+    assert forge.run(replace(order, crash_at=step)).was_killed
+    assert output.exists() == (step == "output-renamed")
+    before = committed_rows(output)
+    assert len(before) > 0
+    (order.notes / "submitted").unlink()
+    assert forge.run(order).code == 0
+    path = order.notes / "submitted"
+    submitted = [int(line) for line in path.read_text().split()] if path.exists() else []
+    assert sorted([*before, *submitted]) == list(range(NUM_ROWS)), "a row was computed again, or none"
+    rows = read(output)
+    assert [int(row["index"]) for row in rows] == list(range(NUM_ROWS)), "the order is not the input's"
+    carried = [json.loads(row["input"]) if isinstance(row.get("input"), str) else row["input"] for row in rows]
+    assert carried == [{"text": row["text"]} for row in ROWS]
+    assert [row["number"] for row in rows] == [row["number"] for row in ROWS]
+
+
+@pytest.mark.parametrize("step", ["appended:9", "write-half:1", "written:1", "written:2", "synced"])
+def test_repeated_lines_are_each_there_once_after_a_kill(forge: Forge, tmp_path: Path, step: str) -> None:
+    """Followers are committed with their own index, whatever has become of the line that was computed."""
+    lines = [{"prompt": f"{number % 5}", "max_tokens": 2 + number % 5, "seed": 3} for number in range(60)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({**line, "number": place}) + "\n" for place, line in enumerate(lines)))
+    (tmp_path / "job").mkdir()
+    order = Order(input=str(source), output=str(tmp_path / "job" / "out.jsonl"))
+    assert forge.run(replace(order, crash_at=step)).was_killed
+    before = committed_rows(Path(order.output))
+    assert forge.run(order).code == 0
+    after = committed_rows(Path(order.output))
+    assert {index: after[index] for index in before} == before
+    rows = [json.loads(line) for line in Path(order.output).read_text().splitlines()]
+    assert sorted((row["index"], row["number"]) for row in rows) == [(index, index) for index in range(60)]
+    assert len({(row["index"] % 5, row["text"]) for row in rows}) == 5

@@ -1,0 +1,176 @@
+"""Crashes in large: for each seed a job that is killed several times, each time in another way, and then finishes.
+
+make torture                                          500 seeds, two at a time
+python -m tests.jobs.crash.torture --seeds 50 --json torture.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from headrace.jobs.crash_points import STEPS
+from headrace.version import __version__
+from tests.jobs.crash.child import MAX_IN_FLIGHT
+from tests.jobs.crash.forge import Forge
+from tests.jobs.crash.scene import Scene, make_lines
+
+MAX_CRASHES = 4
+Trouble = Callable[[Scene, Random], str]
+
+
+def at_named_step(scene: Scene, random: Random) -> str:
+    step = random.choice(STEPS)
+    is_often = step in ("appended", "written", "write-half")
+    scene.run(crash_at=f"{step}:{random.randint(1, 20 if is_often else 2)}")
+    return f"step {step}"
+
+
+def at_random_call(scene: Scene, random: Random) -> str:
+    scene.run(kill_at_call=random.randint(1, scene.num_calls_left))
+    return "random call"
+
+
+def at_random_engine_step(scene: Scene, random: Random) -> str:
+    scene.run(kill_at_step=random.randrange(scene.num_steps_left))
+    return "random engine step"
+
+
+def power_loss(scene: Scene, random: Random) -> str:
+    scene.run(kill_at_call=random.randint(1, scene.num_calls_left))
+    scene.tear(random.randint(1, 2_000))
+    return "torn tail"
+
+
+def drained(scene: Scene, random: Random) -> str:
+    scene.order.options["grace_s"] = random.choice([0, 0, 1_000])
+    scene.run(term_at_step=random.randrange(scene.num_steps_left))
+    return "SIGTERM"
+
+
+def full_disk(scene: Scene, random: Random) -> str:
+    scene.run(max_file_bytes=random.randint(2_000, 20_000))
+    return "full disk"
+
+
+def wild_clock(scene: Scene, random: Random) -> str:
+    scene.run(has_wild_clock=True, kill_at_call=random.randint(1, scene.num_calls_left))
+    return "clock jumps"
+
+
+TROUBLES: list[Trouble] = [
+    at_named_step,
+    at_named_step,
+    at_random_call,
+    at_random_call,
+    at_random_engine_step,
+    power_loss,
+    drained,
+    full_disk,
+    wild_clock,
+]
+
+
+def torture(forge: Forge, seed: int, directory: Path) -> dict[str, Any]:
+    """One seed; an AssertionError says what was wrong."""
+    random = Random(seed)
+    lines = make_lines(random, random.randint(20, 120))
+    scene = Scene(forge, directory, lines, keep_order=random.random() < 0.3)
+    kinds = Counter(random.choice(TROUBLES)(scene, random) for _ in range(random.randint(1, MAX_CRASHES)))
+    scene.finish()
+    return {"kinds": kinds, "ends": scene.ends, "runs": scene.num_runs, "redone": scene.num_redone, "rows": len(lines)}
+
+
+def torture_all(seeds: Iterable[int], num_workers: int) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    forges: SimpleQueue[Forge] = SimpleQueue()
+    for _ in range(num_workers):
+        forges.put(Forge())
+
+    def one(seed: int) -> tuple[int, dict[str, Any] | str]:
+        forge = forges.get()
+        directory = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-"))
+        try:
+            outcome: dict[str, Any] | str = torture(forge, seed, directory)
+            shutil.rmtree(directory)
+        except AssertionError as error:  # the directory is kept to be looked at
+            outcome = f"{error} ({directory})"
+        finally:
+            forges.put(forge)
+        return seed, outcome
+
+    with ThreadPoolExecutor(num_workers) as workers:
+        yield from workers.map(one, seeds)
+    for _ in range(num_workers):
+        forges.get().close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--json", type=Path, help="write the summary to this file")
+    args = parser.parse_args()
+    started = perf_counter()
+    totals: dict[str, Counter[str]] = {"kinds": Counter(), "ends": Counter()}
+    sums: Counter[str] = Counter()
+    failures: dict[int, str] = {}
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    outcomes = torture_all(seeds, args.workers)
+    for number, (seed, outcome) in enumerate(outcomes, start=1):
+        if isinstance(outcome, str):
+            failures[seed] = outcome
+            print(f"seed {seed}: {outcome}")
+            continue
+        for name, total in totals.items():
+            total.update(outcome[name])
+        sums.update({name: outcome[name] for name in ("runs", "redone", "rows")})
+        if number % 50 == 0:
+            print(f"{number} seeds, {sums['runs']:,} runs, {len(failures)} failures, {perf_counter() - started:.0f} s")
+    summary = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "-m", "tests.jobs.crash.torture", *sys.argv[1:]]),
+        "versions": {"headrace": __version__, "python": platform.python_version()},
+        "system": platform.system(),
+        "seeds": args.seeds,
+        "first_seed": args.first_seed,
+        "failures": failures,
+        "runs": sums["runs"],
+        "rows": sums["rows"],
+        "crashes_by_kind": dict(totals["kinds"].most_common()),
+        "runs_by_end": dict(totals["ends"].most_common()),
+        "killed_runs": totals["ends"]["killed"],
+        "rows_computed_again": sums["redone"],
+        "rows_computed_again_per_killed_run": sums["redone"] / max(1, totals["ends"]["killed"]),
+        "most_in_flight": MAX_IN_FLIGHT,
+        "checked": [
+            "every index exactly once in the output",
+            "committed rows byte-identical after every crash",
+            "no committed row computed again",
+            "rows computed again are no more than can be in flight",
+            "the same answers as of a job that was never interrupted",
+        ],
+        "seconds": perf_counter() - started,
+    }
+    print(json.dumps(summary, indent=2))
+    if args.json is not None:
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
