@@ -41,7 +41,7 @@ from headrace.jobs import syncer
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.journal import Journal
 from headrace.jobs.progress import JobProgress
-from headrace.jobs.run import JobRun, run_job
+from headrace.jobs.run import JobRun, run_job, taking_turns
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.writer import ResultWriter, StreamResults
 from headrace.models import ModelSpec
@@ -165,6 +165,7 @@ def run_plainly(job: JobSpec) -> None:
     engine = start(job.config, inbox.put)
     try:
         with (
+            taking_turns(),
             closing(job.open_input()) as source,
             ResultWriter.open(job.output) as writer,
             JobProgress(enabled=False) as progress,
