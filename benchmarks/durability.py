@@ -29,19 +29,21 @@ from time import perf_counter, process_time, thread_time
 from types import SimpleNamespace
 from typing import Any, cast
 
+from about import cpu_name
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore
-from headrace.engine.settings import Settings
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
 from headrace.jobs import syncer
+from headrace.jobs.answering import JobRun
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.journal import Journal
 from headrace.jobs.progress import JobProgress
-from headrace.jobs.run import JobRun, run_job, taking_turns
+from headrace.jobs.run import run_job, taking_turns
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.writer import ResultWriter, StreamResults
 from headrace.models import ModelSpec
@@ -52,24 +54,7 @@ from headrace.text.pieces import BYTE_OF_CHARACTER
 from headrace.version import __version__
 
 ASCII = 128
-SETTINGS = Settings(
-    device="cpu",
-    dtype="float32",
-    kv_dtype="float32",
-    load_format="random",
-    num_threads=1,
-    max_model_len=4096,
-    max_num_seqs=512,
-    max_num_batched_tokens=8192,
-    block_size=16,
-    num_blocks=100_000,
-    enable_chunked_prefill=True,
-    enable_prefix_caching=True,
-    queue_policy="fcfs",
-    capacity_policy="max_utilization",
-    seed=0,
-    choices=(),
-)
+SETTINGS = fake_settings(max_model_len=4096, max_num_seqs=512, max_num_batched_tokens=8192, num_blocks=100_000)
 
 
 @dataclass(frozen=True)
@@ -254,7 +239,7 @@ def main() -> None:
             "date": datetime.now(UTC).date().isoformat(),
             "command": " ".join(["python", *sys.argv]),
             "versions": {"headrace": __version__, "python": platform.python_version()},
-            "cpu": cpu_model(),
+            "cpu": cpu_name(),
             "rows": args.rows,
             "tokens_per_answer": args.tokens,
             "max_num_seqs": SETTINGS.max_num_seqs,
@@ -274,15 +259,6 @@ def loss(costs: dict[str, list[Cost]], kind: str) -> dict[str, float]:
 def spread(values: list[float]) -> dict[str, float]:
     ordered, quarter = sorted(values), len(values) // 4
     return {"median": statistics.median(values), "quartile_1": ordered[quarter], "quartile_3": ordered[-1 - quarter]}
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

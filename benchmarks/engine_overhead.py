@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
+from about import cpu_name
 
 from headrace.engine.core import EngineCore
 from headrace.runner.fake import FakeRunner
@@ -158,21 +159,12 @@ def write_record(path: Path, date: str, turns: list[SteadyTurn], chat: Workload)
         "date": date,
         "command": " ".join(["python", *sys.argv]),
         "versions": {"headrace": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        "cpu": cpu_model(),
+        "cpu": cpu_name(),
         "steady_turns": [asdict(turn) for turn in turns],
         "chat": asdict(chat),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main() -> None:

@@ -25,13 +25,14 @@ from time import perf_counter, process_time
 
 import msgspec
 import numpy as np
+from about import cpu_name
 
 from headrace.config import EngineConfig
 from headrace.engine import wire
 from headrace.engine.client import Client, EngineClient
 from headrace.engine.core import EngineCore
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.process import EngineProcess
-from headrace.engine.settings import Settings
 from headrace.engine.start import LoadedCore
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
@@ -40,24 +41,7 @@ from headrace.version import __version__
 
 NUM_SEQS = 512
 PROMPT_LEN = 64
-SETTINGS = Settings(
-    device="cpu",
-    dtype="float32",
-    kv_dtype="float32",
-    load_format="random",
-    num_threads=1,
-    max_model_len=4096,
-    max_num_seqs=NUM_SEQS,
-    max_num_batched_tokens=8192,
-    block_size=16,
-    num_blocks=100_000,
-    enable_chunked_prefill=True,
-    enable_prefix_caching=True,
-    queue_policy="fcfs",
-    capacity_policy="max_utilization",
-    seed=0,
-    choices=(),
-)
+SETTINGS = fake_settings(max_model_len=4096, max_num_seqs=NUM_SEQS, max_num_batched_tokens=8192, num_blocks=100_000)
 
 
 @dataclass(frozen=True)
@@ -195,7 +179,7 @@ def write_record(path: Path, date: str, runs: list[Run], packings: list[Packing]
         "date": date,
         "command": " ".join(["python", *sys.argv]),
         "versions": versions | {"numpy": np.__version__, "msgspec": msgspec.__version__},
-        "cpu": cpu_model(),
+        "cpu": cpu_name(),
         "num_cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],  # of other work too
         "peak_rss_mib_of_the_front": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -204,15 +188,6 @@ def write_record(path: Path, date: str, runs: list[Run], packings: list[Packing]
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.settings import Settings
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
 from headrace.jobs.index import Bitmap
 from headrace.jobs.run import run_job
@@ -136,23 +136,8 @@ def word_tokenizer() -> Tokenizer:
 
 
 def start(config: EngineConfig, deliver: Deliver) -> Engine:
-    settings = Settings(
-        device="none",
-        dtype="float32",
-        kv_dtype="float32",
-        load_format="random",
-        num_threads=1,
-        max_model_len=4096,
-        max_num_seqs=1024,
-        max_num_batched_tokens=8192,
-        block_size=16,
-        num_blocks=200_000,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
-        seed=0,
-        choices=(),
+    settings = fake_settings(
+        device="none", max_model_len=4096, max_num_seqs=1024, max_num_batched_tokens=8192, num_blocks=200_000
     )
     tokenizer = word_tokenizer()
     return Engine(

@@ -21,6 +21,7 @@ from time import monotonic, thread_time
 
 import numpy as np
 import prometheus_client
+from about import cpu_name
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineCore
 from headrace.histogram import Histogram
@@ -176,7 +177,7 @@ def main() -> None:
                 "python": platform.python_version(),
                 "prometheus_client": version("prometheus-client"),
             },
-            "cpu": cpu_model(),
+            "cpu": cpu_name(),
             "costs": asdict(costs),
             "tokens_per_request": TOKENS_PER_REQUEST,
             "share_of_a_core_by_tokens_per_second": by_rate,
@@ -184,15 +185,6 @@ def main() -> None:
         }
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=2) + "\n")
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

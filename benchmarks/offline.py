@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -26,6 +25,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 import torch
+from about import commit
 from gpu_workloads import SHAPES, WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
@@ -228,10 +228,6 @@ def main() -> None:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(lines)
     llm.close()
-
-
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _version(package: str) -> str | None:

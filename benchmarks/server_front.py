@@ -160,26 +160,15 @@ def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe:
 
 
 def pretend_engine(deliver: Callable[[list[Any]], None], times: np.ndarray, num_streams: int) -> Any:
-    from headrace.engine.settings import Settings
+    from headrace.engine.fake_settings import fake_settings
 
     tokenizer = make_tokenizer()
-    settings = Settings(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
+    settings = fake_settings(
         load_format="auto",
-        num_threads=1,
         max_model_len=1 << 20,
         max_num_seqs=num_streams,
         max_num_batched_tokens=8192,
-        block_size=16,
         num_blocks=1 << 20,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
-        seed=0,
-        choices=(),
     )
     return SimpleNamespace(
         client=PretendClient(deliver, times),

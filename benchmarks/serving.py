@@ -29,6 +29,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from about import commit, cpu_name
 from gpu_workloads import SHAPES
 
 WARM_UP = (8, 16)  # clients, requests
@@ -327,14 +328,7 @@ def device_name() -> str:
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
-    return f"{name}, {torch.get_num_threads()} threads"
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import llguidance
 import numpy as np
+from about import commit, cpu_name
 
 from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.engine.constraints import Constraints
@@ -125,17 +125,6 @@ def measure_requests(num_rounds: int) -> dict[str, Any]:
         }
         for name in mixes
     }
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from headrace.cli.conversation import Conversation
 from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.core import EngineCore
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
 from headrace.errors import ModelError
@@ -37,24 +38,7 @@ def build_tokenizer(*, can_chat: bool = True) -> Tokenizer:
 
 
 def build_settings() -> Settings:
-    return Settings(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        load_format="random",
-        num_threads=1,
-        max_model_len=128,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        block_size=4,
-        num_blocks=64,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
-        seed=0,
-        choices=(),
-    )
+    return fake_settings(max_model_len=128, max_num_seqs=2, block_size=4)
 
 
 def build_conversation(params: SamplingParams, *, can_chat: bool = True, system: str | None = None) -> Conversation:

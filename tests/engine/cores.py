@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.grammars import Grammar
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.start import LoadedCore
@@ -51,21 +52,11 @@ class FaultyCore(EngineCore):
 
 
 def settings_of(config: EngineConfig) -> Settings:
-    return Settings(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        load_format="random",
-        num_threads=1,
+    return fake_settings(
         max_model_len=config.max_model_len or 256,
         max_num_seqs=config.max_num_seqs or 8,
         max_num_batched_tokens=config.max_num_batched_tokens or 64,
-        block_size=16,
         num_blocks=config.num_gpu_blocks_override or 64,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
         seed=config.seed,
         choices=(Choice("num_threads", "1", "one is enough for nothing"),),
     )

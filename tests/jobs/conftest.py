@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.grammars import Grammars
 from headrace.engine.settings import Choice, Settings
 from headrace.engine.start import Engine
@@ -78,21 +79,11 @@ def starter(tokenizer: Tokenizer) -> Callable[..., Engine]:
 
 
 def settings_of(config: EngineConfig) -> Settings:
-    return Settings(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        load_format="random",
-        num_threads=1,
+    return fake_settings(
         max_model_len=config.max_model_len or 512,
         max_num_seqs=config.max_num_seqs or 8,
         max_num_batched_tokens=128,
-        block_size=16,
         num_blocks=512,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
         seed=config.seed,
         choices=(Choice("max_num_seqs", "8", "small enough for a test"),),
     )

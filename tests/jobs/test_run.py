@@ -19,12 +19,13 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.start import Engine
 from headrace.errors import ConfigError, EngineDeadError, JobError, ResumableJobError
+from headrace.jobs.answering import SPARE_SEQUENCES, JobRun
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
 from headrace.jobs.order import Planner, Window
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import BATCH_LINES, InputLine
 from headrace.jobs.report import JobReport
-from headrace.jobs.run import SPARE_SEQUENCES, JobRun, run_job
+from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status_file import read_status
 from headrace.jobs.writer import ResultWriter, StreamResults

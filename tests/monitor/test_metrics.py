@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
 from headrace.engine.core import EngineStats
-from headrace.engine.settings import Settings
+from headrace.engine.fake_settings import fake_settings
 from headrace.histogram import Histogram
 from headrace.monitor import RequestTimes, ServerMetrics
 from headrace.monitor.series import token_bounds
@@ -33,7 +33,7 @@ TIMES = RequestTimes(
     num_generated=5,
     max_tokens=5,
 )
-SETTINGS = Settings(
+SETTINGS = fake_settings(
     device="cuda",
     dtype="bfloat16",
     kv_dtype="float8_e4m3fn",
@@ -42,14 +42,8 @@ SETTINGS = Settings(
     max_model_len=4096,
     max_num_seqs=256,
     max_num_batched_tokens=8192,
-    block_size=16,
     num_blocks=1234,
-    enable_chunked_prefill=True,
     enable_prefix_caching=False,
-    queue_policy="fcfs",
-    capacity_policy="max_utilization",
-    seed=0,
-    choices=(),
 )
 
 

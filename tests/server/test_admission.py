@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.admission import LONGEST_RETRY_S, WINDOW_S, Admission, AdmissionLimits, Overloaded
@@ -14,24 +15,7 @@ from tests.server.hand_timer import HandTimer
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        load_format="auto",
-        num_threads=1,
-        max_model_len=512,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        block_size=16,
-        num_blocks=100,
-        enable_chunked_prefill=True,
-        enable_prefix_caching=True,
-        queue_policy="fcfs",
-        capacity_policy="max_utilization",
-        seed=0,
-        choices=(),
-    )
+    return fake_settings(load_format="auto", num_blocks=100)
 
 
 def admission(

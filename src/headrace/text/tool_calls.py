@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
@@ -112,7 +113,7 @@ def _name_of(name_or_template: str | None) -> str:
     return LlamaParser.name if "<|start_header_id|>" in given and "tools" in given else HermesParser.name
 
 
-class ToolParser:
+class ToolParser(ABC):
     """Reads one answer: text and calls, as they come. A subclass says where calls begin, and what is between them.
 
     Its states are methods: they look at `_unread`, take what they understand, and say whether to go on; False waits for
@@ -168,8 +169,9 @@ class ToolParser:
 
     # ---- states
 
+    @abstractmethod
     def _before(self, is_end: bool) -> bool:
-        raise NotImplementedError
+        """No call has begun."""
 
     def _in_call(self, is_end: bool) -> bool:
         call = self._call
@@ -191,8 +193,9 @@ class ToolParser:
             self._announce(call)
         return False
 
+    @abstractmethod
     def _after_call(self, is_end: bool) -> bool:
-        raise NotImplementedError
+        """A call has ended."""
 
     def _after_failure(self, is_end: bool) -> bool:
         self._state = self._before

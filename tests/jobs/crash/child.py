@@ -17,7 +17,8 @@ from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
 from headrace.jobs import crash_points
-from headrace.jobs.run import SPARE_SEQUENCES, run_job
+from headrace.jobs.answering import SPARE_SEQUENCES
+from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.template import RowTemplate
 from headrace.runner.fake import FakeRunner

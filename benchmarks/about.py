@@ -1,0 +1,16 @@
+"""What a record says of where it was made."""
+
+from __future__ import annotations
+
+import subprocess
+
+from headrace.hardware import read_facts
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def cpu_name() -> str:
+    return read_facts().cpu_model
