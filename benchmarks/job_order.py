@@ -22,15 +22,14 @@ from time import process_time
 import numpy as np
 
 from headrace.engine.order import starting_order
-from headrace.engine.prompts import TokenizedPrompt
-from headrace.jobs.lines import LineRequest
 from headrace.jobs.order import Planner
+from headrace.jobs.output import LineAnswer, LineOutput
 from headrace.jobs.plain_lines import PlainReply
 from headrace.jobs.prepare import Work
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import STOPPED, StepPlan, StepResult
-from headrace.types import CompletionOutput, Request, RequestOutput, SamplingParams
+from headrace.types import Request, SamplingParams
 from headrace.version import __version__
 
 LIMITS = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=8192, num_blocks=12_288)
@@ -161,12 +160,12 @@ def run_planned(lines: list[Line]) -> Outcome:
         while planner.peek() is not None and planner.may_start(
             1, num_in_flight=simulation.num_in_flight + len(taken), max_in_flight=MAX_IN_FLIGHT
         ):
-            taken.append(planner.take().request.reply.index)
+            taken.append(planner.take().reply.index)
         planning_seconds += process_time() - started
         for index in taken:
             simulation.submit(index)
         for index in simulation.step():
-            output = output_of(lines[index], index)
+            output = output_of(lines[index])
             started = process_time()
             num_answered += 1 + len(planner.finished(index, output))
             planning_seconds += process_time() - started
@@ -183,13 +182,12 @@ def params_of(line: Line, index: int) -> SamplingParams:
 
 
 def work_of(line: Line, index: int) -> Work:
-    # The planner takes a seed that is not the job's for the line's own, and all of these differ.
-    return Work(LineRequest(PlainReply(index, {}), params_of(line, index)), TokenizedPrompt(None, line.tokens))
+    # The planner takes a seed of the parameters for the line's own, and all of these differ.
+    return Work(PlainReply(index), params_of(line, index), line.tokens.tobytes())
 
 
-def output_of(line: Line, index: int) -> RequestOutput:
-    answer = CompletionOutput(0, "", tuple([0] * line.answer_len), "stop")
-    return RequestOutput(str(index), None, tuple(line.tokens.tolist()), (answer,))
+def output_of(line: Line) -> LineOutput:
+    return LineOutput(len(line.tokens), (LineAnswer(0, "", line.answer_len, "stop"),))
 
 
 # Workloads.

@@ -124,13 +124,16 @@ class FakeClient:
 
 
 def word_tokenizer() -> Tokenizer:
-    """Whole words and single bytes, as cheap as a tokenizer can be: it is not what is measured."""
+    """Whole words, digits and single bytes, as cheap as a tokenizer can be: it is not what is measured. Prompts that
+    differ by a number have different tokens."""
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     tokens = {spelled[byte]: byte for byte in range(256)}
     for word in WORDS:
         tokens.setdefault(word, len(tokens))
     backend = Backend(models.WordLevel(tokens, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
+    )
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, special_tokens={}, chat_template=ChatTemplate(TEMPLATE))
 

@@ -37,7 +37,8 @@ def bad(line: Any, **options: Any) -> BadLine:
 
 def error_line(line: Any, index: int = 6) -> dict[str, Any]:
     parsed = bad(line, index=index)
-    return parsed.reply.error(parsed.error, FACTS)
+    written: dict[str, Any] = json.loads(parsed.reply.error(parsed.error, FACTS))
+    return written
 
 
 def chat(**body: Any) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def test_a_list_of_one_text_is_that_text() -> None:
 
 def test_other_fields_are_carried_and_clashing_ones_go_under_input() -> None:
     request = good({"prompt": "Hi", "id": 7, "text": "mine", "nested": {"a": [1]}, "max_tokens": 3})
-    assert request.reply.error(RequestError("no", param="p", code="c"), FACTS) == {
+    assert json.loads(request.reply.error(RequestError("no", param="p", code="c"), FACTS)) == {
         "index": 0,
         "line": 1,
         "id": 7,
@@ -131,7 +132,7 @@ def test_the_longest_answer_depends_on_the_kind_of_line(line: dict[str, Any], ma
 
 
 def test_the_seed_of_a_line_comes_from_its_place_alone() -> None:
-    first, again, second = (good({"prompt": "Hi"}, index=index).params.seed for index in (3, 3, 4))
+    first, again, second = (good({"prompt": "Hi"}, index=index).seed for index in (3, 3, 4))
     assert first == again != second
 
 

@@ -6,30 +6,29 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.prompts import TokenizedPrompt
 from headrace.jobs.duplicates import Duplicates, RequestKeys
 from headrace.jobs.lengths import LEAST_FINISHED, PROBE, AnswerLengths
-from headrace.jobs.lines import LineRequest
 from headrace.jobs.order import PROBED, Planner, Window
+from headrace.jobs.output import LineAnswer, LineOutput
 from headrace.jobs.plain_lines import PlainReply
 from headrace.jobs.prepare import Work
 from headrace.sched import SchedulerLimits
 from headrace.sched.sequence import sequence_seed
-from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+from headrace.types import SamplingParams
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=4096, num_blocks=4096, block_size=2)
 
 
 def work(index: int, tokens: Iterable[int], *, salt: str | None = None, **params: object) -> Work:
-    own = SamplingParams(**{"seed": sequence_seed(0, index + 1), "max_tokens": 8, **params})  # type: ignore[arg-type]
-    line = LineRequest(PlainReply(index, {}), own, cache_salt=salt)
-    return Work(line, TokenizedPrompt(None, np.array(list(tokens), np.int32)))
+    own = SamplingParams(**{"max_tokens": 8, **params})  # type: ignore[arg-type]
+    seed = sequence_seed(0, index + 1) if own.seed is None and not own.is_greedy else None
+    prompt = np.array(list(tokens), np.int32).tobytes()
+    return Work(PlainReply(index), own, prompt, cache_salt=salt, seed=seed)
 
 
-def output(answer_len: int = 3, *, prompt_len: int = 2, **fields: object) -> RequestOutput:
-    answer = CompletionOutput(0, "", (0,) * answer_len, "stop", **fields)  # type: ignore[arg-type]
-    return RequestOutput("0", None, (0,) * prompt_len, (answer,))
+def output(answer_len: int = 3, *, prompt_len: int = 2, **fields: object) -> LineOutput:
+    return LineOutput(prompt_len, (LineAnswer(0, "", answer_len, "stop", **fields),))  # type: ignore[arg-type]
 
 
 def planner(**options: object) -> Planner:
@@ -39,7 +38,7 @@ def planner(**options: object) -> Planner:
 def take_all(plan: Planner) -> list[int]:
     taken = []
     while plan.peek() is not None:
-        taken.append(plan.take().request.reply.index)
+        taken.append(plan.take().reply.index)
     return taken
 
 
@@ -73,7 +72,7 @@ def test_every_line_is_taken_or_follows_or_is_answered_exactly_once(
                 item = work(index, tokens, temperature=temperature, max_tokens=max_tokens, **own)
                 answered += [index] * (plan.add(item) is not None)
             case "take":
-                running.append(plan.take().request.reply.index)
+                running.append(plan.take().reply.index)
             case "finish":
                 index = running.pop(data.draw(st.integers(0, len(running) - 1)))
                 done = output() if data.draw(st.booleans()) else None
@@ -116,9 +115,9 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
     while plan.peek() is not None:
         rest.append(plan.take())
     for item in [*early, *rest]:
-        assert item.prompt.token_ids.tolist() == prompts[item.request.reply.index]
-        assert item.prompt.token_ids.flags.writeable  # torch makes tensors of no others
-    firsts = [tuple(t) for w in [*early, *rest] if len(t := w.prompt.token_ids.tolist()[:2]) == 2]
+        assert item.token_ids.tolist() == prompts[item.reply.index]
+        assert item.token_ids.flags.writeable  # torch makes tensors of no others
+    firsts = [tuple(t) for w in [*early, *rest] if len(t := w.token_ids.tolist()[:2]) == 2]
     runs = [first for place, first in enumerate(firsts) if place == 0 or firsts[place - 1] != first]
     assert len(runs) == len(set(runs))
 
@@ -130,7 +129,7 @@ def test_the_window_bounds_what_is_held(num_rows: int, num_tokens: int, tokens: 
     for index, token in enumerate(tokens):
         while not plan.has_room:
             taken = plan.take()
-            answered += 1 + len(plan.finished(taken.request.reply.index, None))
+            answered += 1 + len(plan.finished(taken.reply.index, None))
         plan.add(work(index, [token, token, token], temperature=float(index % 2)))
         assert plan.num_held <= num_rows
         assert plan.left().num_prompt_tokens <= num_tokens + 3
@@ -148,7 +147,7 @@ def test_long_answers_are_not_left_for_the_end() -> None:
     for index in range(40):  # forty short ones last for 80 steps
         plan.add(work(index, [1, 1, index], max_tokens=8, ignore_eos=True))
     plan.add(work(40, [2, *range(3000)], max_tokens=90, ignore_eos=True))  # a long prompt: by the tree it is last
-    assert plan.take().request.reply.index < 40
+    assert plan.take().reply.index < 40
     plan.end_input()
     assert take_all(plan)[0] == 40
 
@@ -167,10 +166,10 @@ def test_lines_that_come_later_join_their_group() -> None:
     plan = planner()
     for index in range(4):
         plan.add(work(index, [index % 2, index % 2, index]))
-    first = plan.take().prompt.token_ids[0]
+    first = plan.take().token_ids[0]
     for index in range(4, 10):
         plan.add(work(index, [index % 2, index % 2, index]))
-    beginnings = [plan.take().prompt.token_ids[0] for _ in range(4)]
+    beginnings = [plan.take().token_ids[0] for _ in range(4)]
     assert beginnings == [first] * 4
 
 
@@ -205,7 +204,7 @@ def test_a_few_of_each_large_family_start_early() -> None:
     size = PROBED * PROBE
     for index in range(2 * size):
         plan.add(work(index, [index % 2, index % 2, index]))
-    early = [plan.take().prompt.token_ids[0] for _ in range(2 * PROBE)]
+    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
     assert early.count(0) == early.count(1) == PROBE
 
 
@@ -213,7 +212,7 @@ def test_answers_of_known_length_need_no_early_start() -> None:
     plan = planner()
     for index in range(2 * PROBED * PROBE):
         plan.add(work(index, [index % 2, index % 2, index], ignore_eos=True))
-    early = [plan.take().prompt.token_ids[0] for _ in range(2 * PROBE)]
+    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
     assert len(set(early)) == 1
 
 
@@ -234,7 +233,7 @@ def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
     plan = planner()
     for index, token in enumerate([1, 1, 2, 2, 3]):
         plan.add(work(index, [token], temperature=0))
-    running = plan.take().request.reply.index
+    running = plan.take().reply.index
     plan.add(work(5, [4], temperature=0))
     plan.drop_waiting()
     assert plan.peek() is None
@@ -242,7 +241,7 @@ def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
     assert len(plan.finished(running, output())) == (running in (0, 2))
     assert (plan.num_held, plan.left().num_decode_tokens) == (0, 0)
     plan.add(work(6, [4], temperature=0))
-    assert plan.take().request.reply.index == 6
+    assert plan.take().reply.index == 6
 
 
 # Lengths.
@@ -272,18 +271,14 @@ def test_a_family_of_which_hardly_any_end_is_taken_to_be_long() -> None:
 # Duplicates.
 
 
-def key(item: Work, job_seed: int = 0) -> bytes | None:
-    return RequestKeys(job_seed).key_of(item.request, item.prompt.token_ids.tobytes())
+def key(item: Work) -> bytes | None:
+    return RequestKeys().key_of(item)
 
 
 def test_requests_are_the_same_by_tokens_parameters_seed_and_salt() -> None:
-    keys = RequestKeys(0)
-
-    def key(item: Work) -> bytes | None:
-        return keys.key_of(item.request, item.prompt.token_ids.tobytes())
-
+    key = RequestKeys().key_of
     base = key(work(0, [1, 2], temperature=0))
-    assert base is not None and len(base) == 16
+    assert base is not None
     assert key(work(9, [1, 2], temperature=0.0)) == base
     assert key(work(9, [1, 2], temperature=0, seed=4)) == base  # at temperature 0 the seed changes nothing
     others = [
@@ -324,7 +319,7 @@ def test_a_failure_is_not_kept_and_saves_nothing() -> None:
     assert [line.reply.index for line in plan.finished(0, None)] == [1]
     assert plan.add(work(2, [1, 2], temperature=0)) is None
     assert plan.savings.num_rows == 0
-    assert plan.take().request.reply.index == 2
+    assert plan.take().reply.index == 2
 
 
 def test_kept_answers_are_bounded_and_the_oldest_go_first() -> None:

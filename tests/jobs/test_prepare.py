@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.prompts import PromptReader
+from headrace.jobs.last_checks import LastChecks
 from headrace.jobs.lines import BadLine, LineParser
 from headrace.jobs.prepare import LinePreparer, Work
 from headrace.jobs.reader import InputLine
@@ -13,19 +14,16 @@ from headrace.jobs.seen import SeenIds
 from headrace.text import Tokenizer
 
 
-def preparer(tokenizer: Tokenizer | None) -> LinePreparer:
-    parser = LineParser({}, seed=0, model_name="fake")
-    return LinePreparer(parser, PromptReader(tokenizer, 258))
-
-
 def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | BadLine]:
     numbered = [InputLine(index, 0, json.dumps(line).encode()) for index, line in enumerate(lines)]
-    return preparer(tokenizer).prepare(numbered)
+    prompts = PromptReader(tokenizer, 258)
+    preparer = LinePreparer(LineParser({}, seed=0, model_name="fake"), prompts)
+    return LastChecks(prompts).take(preparer.prepare(numbered))
 
 
 def text_of(item: Work | BadLine, tokenizer: Tokenizer) -> str:
     assert isinstance(item, Work), item
-    return tokenizer.decode(item.prompt.token_ids)
+    return tokenizer.decode(item.token_ids)
 
 
 def code_of(item: Work | BadLine) -> str:

@@ -10,18 +10,17 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineStats
-from headrace.engine.prompts import TokenizedPrompt
 from headrace.errors import JobError
-from headrace.jobs.lines import LineRequest
 from headrace.jobs.meter import JobMeter, MeterFacts
 from headrace.jobs.order import Planner
+from headrace.jobs.output import LineAnswer, LineOutput
 from headrace.jobs.plain_lines import PlainReply
 from headrace.jobs.prepare import Work
 from headrace.jobs.progress import JobProgress, duration, plain_line
 from headrace.jobs.report import Tally
 from headrace.jobs.status_file import JobStatus, Saved, StatusFile, TokenRates, read_status, status_path, write_status
 from headrace.sched import SchedulerStats
-from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
 
 STATUS = JobStatus(
@@ -180,13 +179,12 @@ def planner_with(num_lines: int, *, max_tokens: int = 50) -> Planner:
     planner = Planner(settings_of(EngineConfig()).limits)
     for index in range(num_lines):
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=None)
-        line = LineRequest(PlainReply(index, {}), params)
-        planner.add(Work(line, TokenizedPrompt(None, np.arange(index, index + 10, dtype=np.int32))))
+        planner.add(Work(PlainReply(index), params, np.arange(index, index + 10, dtype=np.int32).tobytes()))
     return planner
 
 
-def output(num_tokens: int) -> RequestOutput:
-    return RequestOutput("0", None, (0,) * 10, (CompletionOutput(0, "", (0,) * num_tokens, "length"),))
+def output(num_tokens: int) -> LineOutput:
+    return LineOutput(10, (LineAnswer(0, "", num_tokens, "length"),))
 
 
 def test_rates_now_are_those_of_the_last_ten_seconds() -> None:
@@ -208,7 +206,7 @@ def test_time_left_is_that_of_the_tokens_left() -> None:
     gauge, planner = meter(clock), planner_with(10)
     planner.end_input()
     look(gauge, stats(), planner, tally, num_total=10)
-    taken = [planner.take().request for _ in range(8)]
+    taken = [planner.take() for _ in range(8)]
     for line in taken[:4]:
         planner.finished(line.reply.index, output(50))
         tally.add_answer(line, output(50))
@@ -225,7 +223,7 @@ def test_lines_that_were_not_read_are_taken_to_be_like_those_so_far() -> None:
     gauge, planner = meter(clock), planner_with(2)
     look(gauge, stats(), planner, tally, num_total=102, has_ended=False)
     for _ in range(2):
-        line = planner.take().request
+        line = planner.take()
         planner.finished(line.reply.index, output(50))
         tally.add_answer(line, output(50))
     clock.now = 1.0

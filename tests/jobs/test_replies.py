@@ -9,10 +9,11 @@ import pytest
 
 from headrace.errors import RequestError
 from headrace.jobs.openai_lines import OpenAIReply
-from headrace.jobs.plain_lines import PlainReply
+from headrace.jobs.output import LineAnswer, LineOutput
+from headrace.jobs.plain_lines import PlainReply, as_members
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
 from headrace.text import Tokenizer
-from headrace.types import CompletionOutput, RequestOutput, TokenLogprobs
+from headrace.types import TokenLogprobs
 
 LOGPROBS = (
     TokenLogprobs(72, -0.5, 1, (72, 104), (-0.5, -1.5)),
@@ -26,14 +27,14 @@ USAGE = {
 }
 
 
-def output(num_answers: int = 1, logprobs: tuple[TokenLogprobs, ...] | None = None) -> RequestOutput:
-    answers = [CompletionOutput(index, "Hi", (72, 105), "stop", logprobs=logprobs) for index in range(num_answers)]
-    return RequestOutput("0", None, (1, 2, 3), tuple(answers), num_cached_tokens=1)
+def output(num_answers: int = 1, logprobs: tuple[TokenLogprobs, ...] | None = None) -> LineOutput:
+    answers = [LineAnswer(index, "Hi", 2, "stop", logprobs) for index in range(num_answers)]
+    return LineOutput(3, tuple(answers), num_cached_tokens=1)
 
 
-def answer(reply: Reply, result: RequestOutput, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+def answer(reply: Reply, result: LineOutput, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """As a reader of the file sees it."""
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(reply.answer(result, JobFacts("m", tokenizer))))
+    decoded: dict[str, Any] = msgspec.json.decode(reply.answer(result, JobFacts("m", tokenizer)))
     return decoded
 
 
@@ -127,20 +128,20 @@ def test_completion_logprobs_are_four_lists(tokenizer: Tokenizer) -> None:
 
 
 def test_a_plain_answer_has_its_text_beside_the_carried_fields() -> None:
-    line = answer(PlainReply(4, {"id": 7}), output())
+    line = answer(PlainReply(4, as_members({"id": 7})), output())
     assert line == {"index": 4, "id": 7, "text": "Hi", "finish_reason": "stop", "usage": USAGE}
     assert list(line) == ["index", "id", "text", "finish_reason", "usage"]
 
 
 def test_several_plain_answers_are_outputs() -> None:
-    line = answer(PlainReply(4, {}), output(2))
+    line = answer(PlainReply(4), output(2))
     assert line["outputs"] == [{"text": "Hi", "finish_reason": "stop"}] * 2
     assert "text" not in line
 
 
 def test_a_failure_of_the_engine_is_a_500() -> None:
     reply = OpenAIReply(0, "one", "/v1/chat/completions")
-    line = reply.error(RequestError("broken", code=ENGINE_ERROR), JobFacts("m", None))
+    line = msgspec.json.decode(reply.error(RequestError("broken", code=ENGINE_ERROR), JobFacts("m", None)))
     assert line["response"]["status_code"] == 500
     assert line["response"]["body"]["error"]["type"] == "server_error"
 

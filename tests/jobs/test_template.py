@@ -65,7 +65,7 @@ def test_a_row_becomes_a_prompt_and_all_its_columns_are_carried() -> None:
     assert (request.prompt, request.messages) == ("Say Hi", None)
     assert request.params.max_tokens == 256
     assert request.notes == ("column 'max_tokens' is data and sets nothing",)
-    written = request.reply.error(RequestError("x"), None)  # type: ignore[arg-type]
+    written = json.loads(request.reply.error(RequestError("x"), None))  # type: ignore[arg-type]
     assert written["input"] == {"text": "Hi"} and written["id"] == 7 and written["max_tokens"] == 5
 
 
@@ -83,7 +83,7 @@ def test_a_column_may_hold_the_messages(as_text: bool) -> None:
     row = {"conversation": json.dumps(messages) if as_text else messages, "id": 1}
     request = good(row, messages_column="conversation", system="Be brief.")
     assert request.messages == [{"role": "system", "content": "Be brief."}, *messages]
-    assert "conversation" not in request.reply.error(RequestError("x"), None)  # type: ignore[arg-type]
+    assert b"conversation" not in request.reply.error(RequestError("x"), None)  # type: ignore[arg-type]
 
 
 def test_what_a_row_lacks_is_its_own_error() -> None:

@@ -11,10 +11,8 @@ finished is written before anything new is submitted, so that a crash costs no m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import Any
 
 import msgspec
 
@@ -25,10 +23,12 @@ from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError, RequestError
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
-from headrace.jobs.lines import BadLine, LineParser, LineRequest
+from headrace.jobs.last_checks import LastChecks
+from headrace.jobs.lines import BadLine, LineParser
 from headrace.jobs.meter import TICK_SECONDS, JobMeter, MeterFacts, saved_by
 from headrace.jobs.order import WINDOW, Planner, Window
-from headrace.jobs.prepare import LinePreparer, Work
+from headrace.jobs.output import LineOutput, comes_at_once, output_at_end, output_of
+from headrace.jobs.prepare import Items, LinePreparer, Work
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
@@ -37,7 +37,7 @@ from headrace.jobs.spec import JobSpec
 from headrace.jobs.status_file import STATUS_NAME, JobState, StatusFile
 from headrace.jobs.stopping import Stop
 from headrace.jobs.writer import Results
-from headrace.types import Request, RequestOutput, SequenceEvent
+from headrace.types import Request, SequenceEvent
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
 CANCEL_SECONDS = 0.5  # how often a job looks whether it was cancelled
@@ -46,10 +46,10 @@ Message = list[SequenceEvent] | Prepared | InputEnded | InputFailed | Stop
 Inbox = SimpleQueue[Message]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    line: LineRequest
-    answers: Answers
+class InFlight(msgspec.Struct, eq=False):
+    line: Work
+    request: Request
+    answers: Answers | None  # None: until its end there is nothing to tell
 
 
 class JobRun:
@@ -77,10 +77,11 @@ class JobRun:
         self._num_before = directory.num_before if directory else 0
         self._progress = progress
         self._facts = _facts(engine, directory)
-        self._encoder = msgspec.json.Encoder()
         self._tally = Tally()
-        self._feed = Feed(lines, _preparer(job, engine, directory), inbox.put)
-        self._planner = Planner(engine.settings.limits, job_seed=job.config.seed, window=window)
+        prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
+        checks = LastChecks(prompts, seen=None if directory is None else directory.seen_ids)
+        self._feed = Feed(lines, LinePreparer(_parser(job, engine, directory), prompts), inbox.put, checks=checks)
+        self._planner = Planner(engine.settings.limits, window=window)
         self._num_batches_owed = 0  # that the feed may read once the planner has room
         self._in_flight: dict[str, InFlight] = {}
         self._num_sequences = 0
@@ -194,11 +195,16 @@ class JobRun:
             entry = self._in_flight.get(event.request_id)
             if entry is None:
                 continue
+            if entry.answers is None:
+                if event.finish_reason is not None and event.error is None:
+                    self._finish(entry, output_at_end(entry.request, event, self._engine.tokenizer))
+                    continue
+                entry.answers = self._answers(entry.request)
             progress = entry.answers.take(event)
             if progress.stopped_index is not None:
                 self._abort(event.request_id, progress.stopped_index)
             if progress.is_finished:
-                self._finish(entry)
+                self._finish_answers(entry, entry.answers)
 
     def _take_last_events(self) -> None:
         """What the engine had finished before it died."""
@@ -209,12 +215,12 @@ class JobRun:
 
     # What goes to the engine.
 
-    def _take_prepared(self, items: list[Work | BadLine]) -> None:
+    def _take_prepared(self, items: Items) -> None:
         for item in items:
             if isinstance(item, BadLine):
                 self._fail(item.reply, item.error)
             elif (output := self._planner.add(item)) is not None:  # of the same request, earlier
-                self._answer(item.request, output, is_copy=True)
+                self._answer(item, output, is_copy=True)
         self._num_batches_owed += 1
 
     def _submit_ready(self) -> None:
@@ -224,7 +230,7 @@ class JobRun:
             self._num_batches_owed -= 1
             self._feed.take_more()
 
-    def _has_room(self, line: LineRequest) -> bool:
+    def _has_room(self, line: Work) -> bool:
         return self._planner.may_start(
             line.params.num_sequences, num_in_flight=self._num_sequences, max_in_flight=self._max_sequences
         )
@@ -237,23 +243,22 @@ class JobRun:
         if (num_seqs := level_of(round(num_tokens), round(longest), self._engine.settings)) is not None:
             self._engine.client.limit_running(num_seqs)
 
-    def _start(self, item: Work) -> None:
-        line = item.request
+    def _start(self, line: Work) -> None:
+        params = line.seeded_params
         request = Request(
-            str(line.reply.index),
-            item.prompt.token_ids,
-            line.params,
-            cache_salt=line.cache_salt,
-            watched=bool(line.params.stop),
+            str(line.reply.index), line.token_ids, params, cache_salt=line.cache_salt, watched=bool(params.stop)
         )
         try:
             self._engine.client.submit(request)
         except RequestError as error:
             self._fail_all(line, error)
             return
-        answers = Answers(request, None, self._engine.tokenizer, self._engine.eos_token_ids)
-        self._in_flight[request.request_id] = InFlight(line, answers)
-        self._num_sequences += line.params.num_sequences
+        answers = None if comes_at_once(params) else self._answers(request)
+        self._in_flight[request.request_id] = InFlight(line, request, answers)
+        self._num_sequences += params.num_sequences
+
+    def _answers(self, request: Request) -> Answers:
+        return Answers(request, None, self._engine.tokenizer, self._engine.eos_token_ids)
 
     def _abort(self, request_id: str, index: int | None = None) -> None:
         if self._engine.client.failure is None:
@@ -261,35 +266,37 @@ class JobRun:
 
     # What goes to the output: every line comes here once.
 
-    def _finish(self, entry: InFlight) -> None:
-        line, answers = entry.line, entry.answers
-        del self._in_flight[answers.request.request_id]
-        self._num_sequences -= line.params.num_sequences
-        if answers.error is not None:
-            self._abort(answers.request.request_id)  # its other sequences, if any still run
-            self._fail_all(line, RequestError(answers.error, code=ENGINE_ERROR))
+    def _finish_answers(self, entry: InFlight, answers: Answers) -> None:
+        if answers.error is None:
+            self._finish(entry, output_of(answers.output()))
             return
-        output = answers.output()
-        self._answer(line, output)
-        for follower in self._planner.finished(line.reply.index, output):
+        self._leave_flight(entry)
+        self._abort(entry.request.request_id)  # its other sequences, if any still run
+        self._fail_all(entry.line, RequestError(answers.error, code=ENGINE_ERROR))
+
+    def _finish(self, entry: InFlight, output: LineOutput) -> None:
+        self._leave_flight(entry)
+        self._answer(entry.line, output)
+        for follower in self._planner.finished(entry.line.reply.index, output):
             self._answer(follower, output, is_copy=True)
 
-    def _answer(self, line: LineRequest, output: RequestOutput, *, is_copy: bool = False) -> None:
-        self._write(line.reply.index, line.reply.answer(output, self._facts))
+    def _leave_flight(self, entry: InFlight) -> None:
+        del self._in_flight[entry.request.request_id]
+        self._num_sequences -= entry.request.params.num_sequences
+
+    def _answer(self, line: Work, output: LineOutput, *, is_copy: bool = False) -> None:
+        self._results.append(line.reply.index, line.reply.answer(output, self._facts))
         self._tally.add_answer(line, output, is_copy=is_copy)
 
-    def _fail_all(self, line: LineRequest, error: RequestError) -> None:
+    def _fail_all(self, line: Work, error: RequestError) -> None:
         """The line, and those of the same request."""
         for each in (line, *self._planner.finished(line.reply.index, None)):
             self._fail(each.reply, error)
 
     def _fail(self, reply: Reply, error: RequestError) -> None:
-        self._write(reply.index, reply.error(error, self._facts), error=error.code)
+        self._results.append(reply.index, reply.error(error, self._facts), error=error.code)
         self._tally.add_error(reply.index, error)
         self._tally.refuse_too_many_errors(self._job.max_error_rate, is_resumable=self._job.is_resumable)
-
-    def _write(self, index: int, result: dict[str, Any], *, error: str | None = None) -> None:
-        self._results.append(index, self._encoder.encode(result), error=error)
 
     # What the user sees.
 
@@ -346,8 +353,8 @@ def _facts(engine: Engine, directory: JobDirectory | None) -> JobFacts:
     return JobFacts(engine.model_name, engine.tokenizer, directory.job_id)
 
 
-def _preparer(job: JobSpec, engine: Engine, directory: JobDirectory | None) -> LinePreparer:
-    parser = LineParser(
+def _parser(job: JobSpec, engine: Engine, directory: JobDirectory | None) -> LineParser:
+    return LineParser(
         job.defaults,
         seed=job.config.seed,
         model_name=engine.model_name,
@@ -355,5 +362,3 @@ def _preparer(job: JobSpec, engine: Engine, directory: JobDirectory | None) -> L
         overrides=job.overrides,
         is_redone=directory.redone.__contains__ if directory is not None else lambda index: False,
     )
-    prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
-    return LinePreparer(parser, prompts, seen=None if directory is None else directory.seen_ids)

@@ -1,23 +1,22 @@
 """Nothing twice: which requests are the same, which lines wait for another's answer, which answers are kept for later.
 
 Two requests are the same when their tokens and all that shapes the answer are, and the answer depends on nothing else:
-at temperature 0, or with a `seed` that the lines give themselves. Memory is bounded: 128 bits of hash for each request
-that is unfinished or whose answer is kept, and as many answers as `max_kept_tokens` allows.
+at temperature 0, or with a `seed` that the lines give themselves. Memory is bounded: the tokens of each request that is
+unfinished or whose answer is kept, and as many answers as `max_kept_tokens` allows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from headrace.jobs.lines import LineRequest
-from headrace.sched.sequence import sequence_seed
-from headrace.types import RequestOutput, SamplingParams
+from headrace.jobs.output import LineOutput
+from headrace.jobs.prepare import Work
+from headrace.types import SamplingParams
 
-KEPT_TOKENS = 2_000_000  # prompts included: about 70 MB
+KEPT_TOKENS = 2_000_000  # prompts included: some 50 MB where both are short
 MAX_KINDS = 65_536
 
 _shaping_values = attrgetter(
@@ -26,31 +25,33 @@ _shaping_values = attrgetter(
 
 
 class RequestKeys:
-    """Knows the job's seed: a line's seed that was made from it is the line's alone."""
+    """A key is the request's tokens and what else shapes its answer, as bytes: no hash has to be trusted."""
 
-    def __init__(self, job_seed: int) -> None:
-        self._job_seed = job_seed
+    def __init__(self) -> None:
         self._kinds: dict[Any, int] = {}  # sampling parameters to a number never used twice
         self._num_kinds = 0
+        self._last: tuple[SamplingParams, str | None, bytes] | None = None  # most lines are like the one before
 
-    def key_of(self, line: LineRequest, tokens: bytes) -> bytes | None:
+    def key_of(self, work: Work) -> bytes | None:
         """Equal for equal requests; None if the answer is a draw of its own."""
-        seed = None if line.params.is_greedy else line.params.seed
-        if not line.params.is_greedy and (seed is None or seed == sequence_seed(self._job_seed, line.reply.index + 1)):
+        if work.seed is not None:
             return None
-        digest = blake2b(tokens, digest_size=16)
-        digest.update(b"|%d|%r|%r" % (self._kind(line.params), seed, line.cache_salt))
-        return digest.digest()
+        last = self._last
+        if last is None or last[0] is not work.params or last[1] != work.cache_salt:
+            last = self._last = (work.params, work.cache_salt, self._ending(work.params, work.cache_salt))
+        return work.tokens + last[2]
 
-    def _kind(self, params: SamplingParams) -> int:
-        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())))
+    def _ending(self, params: SamplingParams, salt: str | None) -> bytes:
+        """It has a fixed length, so that no tokens can be taken for a part of it."""
+        seed = None if params.is_greedy else params.seed
+        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt)
         kind = self._kinds.get(values)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:  # what comes again is then new, never taken for another
                 self._kinds.clear()
             kind = self._kinds[values] = self._num_kinds
             self._num_kinds += 1
-        return kind
+        return kind.to_bytes(8, "little")
 
 
 class Duplicates:
@@ -60,8 +61,8 @@ class Duplicates:
         self._max_kept_tokens = max_kept_tokens
         self._leaders: dict[bytes, int] = {}  # to their indexes
         self._keys: dict[int, bytes] = {}  # of leaders
-        self._followers: dict[int, list[LineRequest]] = {}
-        self._kept: OrderedDict[bytes, RequestOutput] = OrderedDict()  # the least recently used first
+        self._followers: dict[int, list[Work]] = {}
+        self._kept: OrderedDict[bytes, LineOutput] = OrderedDict()  # the least recently used first
         self._num_kept_tokens = 0
         self.num_waiting = 0  # followers
 
@@ -69,13 +70,13 @@ class Duplicates:
     def num_keys(self) -> int:
         return len(self._leaders) + len(self._kept)
 
-    def kept_answer(self, key: bytes) -> RequestOutput | None:
+    def kept_answer(self, key: bytes) -> LineOutput | None:
         output = self._kept.get(key)
         if output is not None:
             self._kept.move_to_end(key)
         return output
 
-    def follow(self, key: bytes, line: LineRequest) -> bool:
+    def follow(self, key: bytes, line: Work) -> bool:
         """Let the line wait for the answer of the same request, if one is unfinished."""
         leader = self._leaders.get(key)
         if leader is None:
@@ -88,7 +89,7 @@ class Duplicates:
         self._leaders[key] = index
         self._keys[index] = key
 
-    def finished(self, index: int, output: RequestOutput | None) -> list[LineRequest]:
+    def finished(self, index: int, output: LineOutput | None) -> list[Work]:
         """The lines that waited for this one; its answer, if it is one, is kept for later ones."""
         key = self._keys.pop(index, None)
         if key is None:
@@ -100,15 +101,16 @@ class Duplicates:
             self._keep(key, output)
         return followers
 
-    def _keep(self, key: bytes, output: RequestOutput) -> None:
-        if _num_tokens(output) > self._max_kept_tokens or any(each.logprobs is not None for each in output.outputs):
+    def _keep(self, key: bytes, output: LineOutput) -> None:
+        num_tokens = _num_tokens(output)
+        if num_tokens > self._max_kept_tokens or output.answers[0].logprobs is not None:
             return  # log-probabilities are many times the size of the text
         self._kept[key] = output
-        self._num_kept_tokens += _num_tokens(output)
+        self._num_kept_tokens += num_tokens
         while self._num_kept_tokens > self._max_kept_tokens:
             _, oldest = self._kept.popitem(last=False)
             self._num_kept_tokens -= _num_tokens(oldest)
 
 
-def _num_tokens(output: RequestOutput) -> int:
-    return 1 + len(output.prompt_token_ids) + sum(len(answer.token_ids) for answer in output.outputs)
+def _num_tokens(output: LineOutput) -> int:
+    return 1 + output.num_prompt_tokens + output.num_generated_tokens

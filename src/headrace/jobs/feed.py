@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from headrace.jobs.lines import BadLine
-from headrace.jobs.prepare import LinePreparer, Work
+from headrace.jobs.last_checks import LastChecks
+from headrace.jobs.prepare import Items
 from headrace.jobs.reader import InputLine
 
 MAX_BATCHES_AHEAD = 2
@@ -15,7 +16,7 @@ MAX_BATCHES_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    items: list[Work | BadLine]
+    items: Items
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,24 @@ class InputFailed:
     error: BaseException
 
 
+class Preparer(Protocol):
+    def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
+        """A list of items for each batch, in order. Another process may work ahead of who takes them, by a few."""
+        ...
+
+
 Send = Callable[[Prepared | InputEnded | InputFailed], None]
 
 
 class Feed:
     """Sends each batch as soon as it is prepared, then waits until `take_more` when enough are out."""
 
-    def __init__(self, batches: Iterable[list[InputLine]], preparer: LinePreparer, send: Send) -> None:
+    def __init__(
+        self, batches: Iterable[list[InputLine]], preparer: Preparer, send: Send, *, checks: LastChecks
+    ) -> None:
         self._batches = batches
         self._preparer = preparer
+        self._checks = checks
         self._send = send
         self._slots = threading.Semaphore(MAX_BATCHES_AHEAD)
         self._is_stopped = False
@@ -64,10 +74,14 @@ class Feed:
 
     def _send_all(self) -> int:
         num_lines = 0
+        for items in self._preparer.prepare_all(self._batches_until_stopped()):
+            self._send(Prepared(self._checks.take(items)))
+            num_lines += len(items)
+        return num_lines
+
+    def _batches_until_stopped(self) -> Iterator[list[InputLine]]:
         for batch in self._batches:
             self._slots.acquire()
             if self._is_stopped:
-                break
-            self._send(Prepared(self._preparer.prepare(batch)))
-            num_lines += len(batch)
-        return num_lines
+                return
+            yield batch

@@ -6,7 +6,7 @@ Nothing is ignored in silence: a parameter that would change the answer and that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from headrace.engine.response_format import read_response_format
@@ -18,7 +18,6 @@ UNTIL_CONTEXT_ENDS = None
 
 MAX_REMEMBERED = 1024
 
-_SCALARS = frozenset({int, float, bool, str})
 _ALIASES = ("max_completion_tokens", "response_format", "top_logprobs")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
@@ -112,45 +111,47 @@ def refuse_unknown(given: Collection[str], known: frozenset[str]) -> None:
 
 class ParamsReader:
     """A line's own values over the job's defaults. Most lines of a file have the same few values, and what was checked
-    once is not checked again: only the seed is each line's own."""
+    once is not checked or made again."""
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self._defaults = defaults
         self._checked: dict[object, SamplingParams] = {}
 
-    def read(self, given: Mapping[str, Any], *, seed: int) -> SamplingParams:
-        """`seed` is for lines that bring none, where the job has none either."""
-        own = {name: value for name, value in given.items() if value is not None and name in SAMPLING_FIELDS}
-        own_seed = own.pop("seed", None) if own else None
-        if own_seed is not None:  # rare, and refused where it is no number
-            return self._check({**own, "seed": own_seed})
-        key = _key(own)
-        params = self._checked.get(key) if key is not None else None
+    def read(self, given: Mapping[str, Any], names: tuple[str, ...] | None = None) -> SamplingParams:
+        """`names` are those of them that are sampling, where somebody knows. Without a seed each line draws its own:
+        only where nothing is drawn there is one for all."""
+        if names is None:
+            names = sampling_names(given)
+        values = [given[name] for name in names]
+        # Equal only for equal values of equal kinds: 1, 1.0 and true are three things.
+        key = (names, *values, *map(type, values))
+        try:
+            params = self._checked.get(key)
+        except TypeError:  # one is a list
+            return self._check(given, names)
         if params is None:
-            params = self._check(own)
-            if key is not None and len(self._checked) < MAX_REMEMBERED:
+            params = self._check(given, names)
+            if given.get("seed") is None and len(self._checked) < MAX_REMEMBERED:
                 self._checked[key] = params
-        return params if params.seed is not None else params.with_seed(seed)
+        return params
 
-    def _check(self, own: dict[str, Any]) -> SamplingParams:
+    def _check(self, given: Mapping[str, Any], names: tuple[str, ...]) -> SamplingParams:
+        own = {name: given[name] for name in names if given[name] is not None}
         _check_kinds(own)
         _join_max_tokens(own)
         _join_logprobs(own)
         _join_structure(own)
-        return SamplingParams(**{**self._defaults, **own})
+        params = SamplingParams(**{**self._defaults, **own})
+        return params.with_seed(0) if params.is_greedy and params.seed is None else params
 
 
-def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any], *, seed: int) -> SamplingParams:
+def sampling_names(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple([name for name in given if name in SAMPLING_FIELDS])
+
+
+def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
     """The same for one request."""
-    return ParamsReader(defaults).read(given, seed=seed)
-
-
-def _key(own: Mapping[str, Any]) -> object | None:
-    """Equal only for equal values of equal kinds: 1, 1.0 and true are three things. None where one is a list."""
-    for value in own.values():
-        if type(value) not in _SCALARS:
-            return None
-    return (*own, *own.values(), *map(type, own.values()))
+    return ParamsReader(defaults).read(given)
 
 
 def with_overrides(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from headrace.engine.prompts import Messages
 from headrace.errors import RequestError
 from headrace.jobs.fields import UNTIL_CONTEXT_ENDS, ParamsReader, with_overrides
+from headrace.jobs.names import BodyNames, PlainNames
 from headrace.jobs.openai_lines import (
     CHAT,
     DEFAULT_COMPLETION_TOKENS,
     Endpoint,
     OpenAIReply,
-    check_body,
     is_openai,
     read_endpoint,
 )
 from headrace.jobs.plain_lines import (
     DEFAULT_PROMPT_TOKENS,
     PlainReply,
+    as_members,
     carried_columns,
-    carried_fields,
-    check_plain,
     idle_columns,
     is_plain,
-    misspelt_fields,
 )
 from headrace.jobs.reader import MAX_LINE_BYTES, InputLine
-from headrace.jobs.reply import Reply, UnknownReply
+from headrace.jobs.reply import UnknownReply
 from headrace.jobs.template import RowTemplate
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
+
+AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
 
 
 class LineRequest(msgspec.Struct, frozen=True, gc=False):
     """A good line. Either `prompt` or `messages` is there."""
 
-    reply: Reply
-    params: SamplingParams
+    reply: AnyReply
+    params: SamplingParams  # shared by all lines that give the same values
     prompt: str | list[int] | None = None
     messages: Messages | None = None
     template_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     cache_salt: str | None = None
+    seed: int | None = None  # where `params` has none: what the line draws is its own
     notes: tuple[str, ...] = ()  # what the user should hear of, though it is no error
 
     @property
@@ -57,7 +58,7 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class BadLine(msgspec.Struct, frozen=True, gc=False):
-    reply: Reply
+    reply: AnyReply
     error: RequestError
 
 
@@ -86,13 +87,15 @@ class LineParser:
         self._overrides = overrides or {}
         self._is_redone = is_redone
         self._decoder = msgspec.json.Decoder()
+        self._plain_names = PlainNames()
+        self._body_names = BodyNames()
 
     def parse(self, line: InputLine) -> LineRequest | BadLine:
         try:
             decoded = self._decode(line)
         except RequestError as error:
             is_row = self._template is not None or line.problem is not None
-            return BadLine(PlainReply(line.index, {}) if is_row else UnknownReply(line.index), error)
+            return BadLine(PlainReply(line.index) if is_row else UnknownReply(line.index), error)
         if self._template is not None:
             return self._parse_row(line, decoded, self._template)
         if is_plain(decoded):
@@ -104,7 +107,7 @@ class LineParser:
             param="prompt",
             code="missing_prompt",
         )
-        return BadLine(PlainReply(line.index, carried_fields(decoded)), missing)
+        return BadLine(PlainReply(line.index, self._plain_names.of(decoded).carried_of(decoded)), missing)
 
     def _decode(self, line: InputLine) -> dict[str, Any]:
         if line.problem is not None:
@@ -120,35 +123,40 @@ class LineParser:
         return decoded
 
     def _parse_row(self, line: InputLine, row: dict[str, Any], template: RowTemplate) -> LineRequest | BadLine:
-        reply = PlainReply(line.index, carried_columns(row, template.messages_column))
+        reply = PlainReply(line.index, as_members(carried_columns(row, template.messages_column)))
         try:
             fields = template.fields(row)
             messages = _read_messages(fields) if "messages" in fields else None
             default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
+            params = self._params(line, {}, default_max_tokens=default)
             return LineRequest(
                 reply,
-                self._params(line, {}, default_max_tokens=default),
+                params,
                 fields.get("prompt"),
                 messages,
+                seed=self._seed_of(line, params),
                 notes=idle_columns(row),
             )
         except RequestError as error:
             return BadLine(reply, error)
 
     def _parse_plain(self, line: InputLine, fields: dict[str, Any]) -> LineRequest | BadLine:
-        carried = carried_fields(fields)
-        reply = PlainReply(line.index, carried)
+        names = self._plain_names.of(fields)
+        reply = PlainReply(line.index, names.carried_of(fields))
         try:
-            check_plain(fields)
+            names.check(fields)
             messages = _plain_messages(fields)
             default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
+            params = self._params(line, fields, names.sampling, default_max_tokens=default)
             return LineRequest(
                 reply,
-                self._params(line, fields, default_max_tokens=default),
+                params,
                 _read_prompt(fields) if messages is None else None,
                 messages,
                 _template_options(fields),
-                notes=tuple(misspelt_fields(carried)),
+                None,
+                self._seed_of(line, params),
+                names.notes,
             )
         except RequestError as error:
             return BadLine(reply, error)
@@ -167,25 +175,37 @@ class LineParser:
             return BadLine(reply, error)
 
     def _parse_body(self, line: InputLine, body: dict[str, Any], endpoint: Endpoint, reply: OpenAIReply) -> LineRequest:
-        check_body(body, endpoint)
+        names = self._body_names.of(body, endpoint)
+        names.check(body)
         is_chat = endpoint == CHAT
         default = UNTIL_CONTEXT_ENDS if is_chat else DEFAULT_COMPLETION_TOKENS
+        params = self._params(line, body, names.sampling, default_max_tokens=default)
         return LineRequest(
             reply,
-            self._params(line, body, default_max_tokens=default),
+            params,
             None if is_chat else _read_prompt(body),
             _read_messages(body) if is_chat else None,
             _template_options(body),
-            cache_salt=body.get("cache_salt"),
-            notes=self._notes_on_model(body.get("model")),
+            body.get("cache_salt"),
+            self._seed_of(line, params),
+            self._notes_on_model(body.get("model")),
         )
 
-    def _params(self, line: InputLine, fields: Mapping[str, Any], *, default_max_tokens: int | None) -> SamplingParams:
-        # From the line's place, not from a generator: the answer does not depend on what ran before.
-        seed = sequence_seed(self._seed, line.index + 1)
+    def _params(
+        self,
+        line: InputLine,
+        fields: Mapping[str, Any],
+        names: tuple[str, ...] | None = None,
+        *,
+        default_max_tokens: int | None,
+    ) -> SamplingParams:
         if self._overrides and self._is_redone(line.index):
-            fields = with_overrides(fields, self._overrides)
-        return self._readers[default_max_tokens].read(fields, seed=seed)
+            fields, names = with_overrides(fields, self._overrides), None
+        return self._readers[default_max_tokens].read(fields, names)
+
+    def _seed_of(self, line: InputLine, params: SamplingParams) -> int | None:
+        """From the line's place, not from a generator: the answer does not depend on what ran before."""
+        return None if params.seed is not None else sequence_seed(self._seed, line.index + 1)
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:
         if asked is None or asked == self._model_name:
@@ -206,7 +226,7 @@ def _read_messages(fields: Mapping[str, Any]) -> Messages:
     messages = fields.get("messages")
     if messages is None:
         raise RequestError("messages are missing", param="messages", code="missing_prompt")
-    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+    if not isinstance(messages, list) or set(map(type, messages)) != {dict}:
         raise RequestError("messages must be a list of at least one message, each an object", param="messages")
     return messages
 

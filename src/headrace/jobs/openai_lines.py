@@ -10,8 +10,9 @@ import msgspec
 from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries, completion_lists
-from headrace.jobs.reply import ENGINE_ERROR, JobFacts, message_of, usage
-from headrace.types import CompletionOutput, RequestOutput
+from headrace.jobs.output import LineAnswer, LineOutput
+from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Usage, encode, message_of, usage
+from headrace.types import FinishReason
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -25,7 +26,7 @@ RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _EXTRAS = frozenset({"cache_salt"})
 _OWN_FIELDS = {CHAT: frozenset({"messages", "chat_template_kwargs"}), COMPLETIONS: frozenset({"prompt"})}
-_KNOWN_FIELDS = {
+KNOWN_FIELDS = {
     endpoint: own | SAMPLING_FIELDS | LABELS | UNSUPPORTED.keys() | _EXTRAS for endpoint, own in _OWN_FIELDS.items()
 }
 
@@ -36,6 +37,9 @@ def is_openai(line: Mapping[str, Any]) -> bool:
 
 def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
     """The url of a well-formed envelope."""
+    is_plain_chat = len(line) == len(_ENVELOPE) and line.get("method") == "POST" and line.get("url") == CHAT
+    if is_plain_chat and type(line.get("body")) is dict and type(line.get("custom_id")) is str and line["custom_id"]:
+        return CHAT  # most lines
     for name in line:
         if name not in _ENVELOPE:
             raise _bad_envelope(f"unknown field {name!r} beside custom_id, method, url and body", name)
@@ -54,7 +58,7 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
 
 def check_body(body: Mapping[str, Any], endpoint: Endpoint) -> None:
     refuse_unsupported(body, UNSUPPORTED)
-    refuse_unknown(body, _KNOWN_FIELDS[endpoint])
+    refuse_unknown(body, KNOWN_FIELDS[endpoint])
     if not isinstance(body.get("cache_salt", ""), (str, type(None))):
         raise RequestError(f"cache_salt must be text, got {body['cache_salt']!r}", param="cache_salt")
 
@@ -63,16 +67,25 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-class OpenAIReply(msgspec.Struct, frozen=True, gc=False):
+class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     index: int
     custom_id: str | None
     endpoint: Endpoint | None  # None: not even a request, so its error is the line's and has no response
 
-    def answer(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
-        body = self._chat(output, facts) if self.endpoint == CHAT else self._completion(output, facts)
+    def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
+        is_chat = self.endpoint == CHAT
+        read = _chat_choice if is_chat else _text_choice
+        body = _Completion(
+            id=facts.id_of("chatcmpl-" if is_chat else "cmpl-", self.index),
+            object="chat.completion" if is_chat else "text_completion",
+            created=facts.now(),
+            model=facts.model_name,
+            choices=[read(answer, facts) for answer in output.answers],
+            usage=usage(output),
+        )
         return self._line(facts, response=self._response(200, body, facts))
 
-    def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]:
+    def error(self, error: RequestError, facts: JobFacts) -> bytes:
         message = message_of(error, self.index)
         if self.endpoint is None:
             return self._line(facts, error={"code": error.code, "message": message})
@@ -82,57 +95,67 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False):
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
 
     def _line(
-        self, facts: JobFacts, *, response: dict[str, Any] | None = None, error: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        return {
-            "id": facts.id_of(ID_PREFIX, self.index),
-            "custom_id": self.custom_id,
-            "response": response,
-            "error": error,
-        }
+        self, facts: JobFacts, *, response: _Response | None = None, error: dict[str, Any] | None = None
+    ) -> bytes:
+        return encode(_Line(facts.id_of(ID_PREFIX, self.index), self.custom_id, response, error))
 
-    def _response(self, status_code: int, body: dict[str, Any], facts: JobFacts) -> dict[str, Any]:
-        return {"status_code": status_code, "request_id": facts.id_of("req_", self.index), "body": body}
-
-    def _chat(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
-        choices = [
-            {
-                "index": answer.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": _chat_logprobs(answer, facts),
-                "finish_reason": answer.finish_reason,
-            }
-            for answer in output.outputs
-        ]
-        return self._completion_object("chatcmpl-", "chat.completion", choices, output, facts)
-
-    def _completion(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
-        choices = [
-            {
-                "index": answer.index,
-                "text": answer.text,
-                "logprobs": None if answer.logprobs is None else completion_lists(answer.logprobs, facts.tokenizer),
-                "finish_reason": answer.finish_reason,
-            }
-            for answer in output.outputs
-        ]
-        return self._completion_object("cmpl-", "text_completion", choices, output, facts)
-
-    def _completion_object(
-        self, prefix: str, kind: str, choices: list[dict[str, Any]], output: RequestOutput, facts: JobFacts
-    ) -> dict[str, Any]:
-        return {
-            "id": facts.id_of(prefix, self.index),
-            "object": kind,
-            "created": facts.now(),
-            "model": facts.model_name,
-            "choices": choices,
-            "usage": usage(output),
-            "system_fingerprint": None,
-        }
+    def _response(self, status_code: int, body: _Completion | dict[str, Any], facts: JobFacts) -> _Response:
+        return _Response(status_code, facts.id_of("req_", self.index), body)
 
 
-def _chat_logprobs(answer: CompletionOutput, facts: JobFacts) -> dict[str, Any] | None:
-    if answer.logprobs is None:
-        return None
-    return {"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None}
+# The objects of an output line, their fields in the order in which they are written.
+
+
+class _Line(msgspec.Struct, gc=False):
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: dict[str, Any] | None
+
+
+class _Response(msgspec.Struct, gc=False):
+    status_code: int
+    request_id: str
+    body: _Completion | dict[str, Any]
+
+
+class _Completion(msgspec.Struct, gc=False):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_ChatChoice | _TextChoice]
+    usage: Usage
+    system_fingerprint: None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class _ChatChoice(msgspec.Struct, gc=False):
+    index: int
+    message: _Message
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishReason | None
+
+
+class _TextChoice(msgspec.Struct, gc=False):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishReason | None
+
+
+def _chat_choice(answer: LineAnswer, facts: JobFacts) -> _ChatChoice:
+    logprobs = None
+    if answer.logprobs is not None:
+        logprobs = {"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None}
+    return _ChatChoice(answer.index, _Message("assistant", answer.text), logprobs, answer.finish_reason)
+
+
+def _text_choice(answer: LineAnswer, facts: JobFacts) -> _TextChoice:
+    logprobs = None if answer.logprobs is None else completion_lists(answer.logprobs, facts.tokenizer)
+    return _TextChoice(answer.index, answer.text, logprobs, answer.finish_reason)

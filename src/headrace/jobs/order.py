@@ -14,16 +14,12 @@ import heapq
 from collections import Counter, deque
 from dataclasses import dataclass
 
-import numpy as np
-
-from headrace.engine.prompts import TokenizedPrompt
 from headrace.jobs.duplicates import Duplicates, RequestKeys
 from headrace.jobs.lengths import LEAST_FINISHED, PROBE, AnswerLengths
-from headrace.jobs.lines import LineRequest
+from headrace.jobs.output import LineOutput
 from headrace.jobs.prefix_tree import TOKEN_BYTES, Leaf, arrange
 from headrace.jobs.prepare import Work
 from headrace.sched import SchedulerLimits
-from headrace.types import RequestOutput
 
 MARGIN = 1.25  # by so much longer than others, or closer to the end, before the tree's order is left
 PROBED = 4  # times as many as are started early, before that is worth it
@@ -41,11 +37,10 @@ class Window:
 WINDOW = Window()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Pending(Leaf):
+class Pending(Leaf, eq=False, gc=False, kw_only=True):
     """A line that waits to be executed. Owned by the planner."""
 
-    line: LineRequest
+    line: Work
     limit: int  # tokens of an answer, at most
     is_exact: bool  # it cannot end before its limit
     expected_len: float = 0.0
@@ -73,10 +68,10 @@ class Savings:
     num_prompt_tokens: int = 0
     num_decode_tokens: int = 0
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: LineOutput) -> None:
         self.num_rows += 1
-        self.num_prompt_tokens += len(output.prompt_token_ids)
-        self.num_decode_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        self.num_prompt_tokens += output.num_prompt_tokens
+        self.num_decode_tokens += output.num_generated_tokens
 
 
 @dataclass(slots=True)
@@ -92,12 +87,13 @@ class _Sums:
 class Planner:
     """Used by one thread."""
 
-    def __init__(self, limits: SchedulerLimits, *, job_seed: int = 0, window: Window = WINDOW) -> None:
+    def __init__(self, limits: SchedulerLimits, *, window: Window = WINDOW) -> None:
         self._limits = limits
         self._window = window
-        self._keys = RequestKeys(job_seed)
+        self._keys = RequestKeys()
         self._duplicates = Duplicates()
         self._lengths = AnswerLengths()
+        self._expected: dict[tuple[int, int | None, int], float] = {}  # lengths of answers; since the last plan
         self._arrived: list[Pending] = []
         self._num_arrived_tokens = 0
         self._planned: deque[Pending] = deque()
@@ -114,10 +110,9 @@ class Planner:
 
     # What comes in.
 
-    def add(self, work: Work) -> RequestOutput | None:
+    def add(self, line: Work) -> LineOutput | None:
         """Take a line in. What is returned is its answer, if the same request was answered before."""
-        line, tokens = work.request, work.prompt.token_ids.tobytes()
-        key = self._keys.key_of(line, tokens)
+        key = self._keys.key_of(line)
         if key is not None:
             kept = self._duplicates.kept_answer(key)
             if kept is not None:
@@ -126,9 +121,8 @@ class Planner:
             if self._duplicates.follow(key, line):
                 return None
             self._duplicates.lead(key, line.reply.index)
-        item = self._pending(line, tokens)
-        self._arrived.append(item)
-        self._num_arrived_tokens += item.prompt_len
+        self._arrived.append(self._pending(line))
+        self._num_arrived_tokens += len(line.tokens) // TOKEN_BYTES
         return None
 
     def end_input(self) -> None:
@@ -165,7 +159,7 @@ class Planner:
             return False
         return num_in_flight + num_sequences <= max_in_flight
 
-    def peek(self) -> LineRequest | None:
+    def peek(self) -> Work | None:
         """The line that `take` would give."""
         if self._chosen is None and self.num_waiting:
             if self._is_plan_old:
@@ -182,22 +176,20 @@ class Planner:
         self._num_taken += 1
         self._count_out(item)
         self._running[item.line.reply.index] = item
-        self._num_running_tokens += item.prompt_len
+        self._num_running_tokens += len(item.tokens) // TOKEN_BYTES
         if not item.is_exact:
             self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
         self._last = item
-        return Work(
-            item.line, TokenizedPrompt(None, np.frombuffer(item.tokens, np.int32).copy())
-        )  # torch wants it writable
+        return item.line
 
-    def finished(self, index: int, output: RequestOutput | None) -> list[LineRequest]:
+    def finished(self, index: int, output: LineOutput | None) -> list[Work]:
         """The lines that are to be answered like this one; None: it failed, and so do they."""
         item = self._running.pop(index, None)
-        self._num_running_tokens -= item.prompt_len if item is not None else 0
+        self._num_running_tokens -= len(item.tokens) // TOKEN_BYTES if item is not None else 0
         if item is not None and output is not None and not item.is_exact:
-            for answer in output.outputs:
+            for answer in output.answers:
                 self._lengths.learn(
-                    len(answer.token_ids),
+                    answer.num_tokens,
                     family=item.family,
                     max_tokens=item.line.params.max_tokens,
                     limit=item.limit,
@@ -220,6 +212,7 @@ class Planner:
     def left(self) -> WorkLeft:
         if self._is_plan_old:
             self._plan()
+        self._expected.clear()  # more is known by now
         sums, running, longest = self._sums, self._running.values(), self._longest()
         return WorkLeft(
             num_rows=self.num_waiting,
@@ -249,6 +242,7 @@ class Planner:
         items += self._arrived
         if self._last is not None:
             items.append(Leaf(self._last.tokens, self._last.salt, is_current=True))
+        self._expected.clear()
         arrangement = arrange(items, block_size=self._limits.block_size, decode_tokens=self._decode_tokens)
         self._planned = deque(self._probes_first([leaf for leaf in arrangement.leaves if isinstance(leaf, Pending)]))
         self._arrived = []
@@ -257,7 +251,7 @@ class Planner:
         self._sums = _Sums(
             num_rows=len(self._planned),
             num_tokens=arrangement.num_prompt_tokens,
-            decode=sum(item.num_decode_tokens for item in self._planned),
+            decode=sum([item.num_decode_tokens for item in self._planned]),
             new_share=arrangement.num_new_tokens / max(1, arrangement.num_prompt_tokens),
         )
         if self._has_ended:
@@ -266,12 +260,15 @@ class Planner:
 
     def _probes_first(self, items: list[Pending]) -> list[Pending]:
         """A few of each large family of which none has started: a family of long answers must not be found out last."""
-        sizes = Counter(_kind(item) for item in items if item.family and not item.is_exact)
-        wanted = {
-            kind: PROBE
-            for kind, size in sizes.items()
-            if size >= PROBED * PROBE and not self._lengths.has_started(family=kind[0], max_tokens=kind[1])
+        new_kinds = {
+            (family, max_tokens)
+            for family, max_tokens, _ in self._expected
+            if family and not self._lengths.has_started(family=family, max_tokens=max_tokens)
         }
+        if not new_kinds:
+            return items
+        sizes = Counter(kind for item in items if (kind := _kind(item)) in new_kinds and not item.is_exact)
+        wanted = {kind: PROBE for kind, size in sizes.items() if size >= PROBED * PROBE}
         if not wanted:
             return items
         probes: list[Pending] = []
@@ -309,15 +306,16 @@ class Planner:
         return max(1.0, min(limits.max_num_seqs, limits.num_blocks * limits.block_size / max(1.0, mean_len)))
 
     def _count_out(self, item: Pending) -> None:
-        self._sums.num_rows -= 1
-        self._sums.num_tokens -= item.prompt_len
-        self._sums.decode = max(0.0, self._sums.decode - item.num_decode_tokens)
+        sums = self._sums
+        sums.num_rows -= 1
+        sums.num_tokens -= len(item.tokens) // TOKEN_BYTES
+        sums.decode = max(0.0, sums.decode - item.num_decode_tokens)
 
-    def _pending(self, line: LineRequest, tokens: bytes) -> Pending:
+    def _pending(self, line: Work) -> Pending:
         params = line.params
-        room = max(1, self._limits.max_model_len - len(tokens) // TOKEN_BYTES)
+        room = max(1, self._limits.max_model_len - len(line.tokens) // TOKEN_BYTES)
         return Pending(
-            tokens=tokens,
+            tokens=line.tokens,
             salt=line.cache_salt,
             line=line,
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
@@ -327,12 +325,18 @@ class Planner:
     def _decode_tokens(self, item: Leaf) -> float:
         """Of all its answers. The length of one is noted with the item."""
         assert isinstance(item, Pending)
-        item.expected_len = (
-            float(item.limit)
-            if item.is_exact
-            else self._lengths.expected(family=item.family, max_tokens=item.line.params.max_tokens, limit=item.limit)
-        )
-        return item.expected_len * item.line.params.num_sequences
+        params = item.line.params
+        if item.is_exact:
+            item.expected_len = float(item.limit)
+        else:
+            kind = (item.family, params.max_tokens, item.limit)
+            expected = self._expected.get(kind)
+            if expected is None:
+                family, max_tokens, limit = kind
+                expected = self._lengths.expected(family=family, max_tokens=max_tokens, limit=limit)
+                self._expected[kind] = expected
+            item.expected_len = expected
+        return item.expected_len * params.num_sequences
 
 
 def _kind(item: Pending) -> tuple[int, int | None]:

@@ -12,8 +12,9 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.jobs.fields import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries
-from headrace.jobs.reply import JobFacts, error_body, usage
-from headrace.types import CompletionOutput, RequestOutput
+from headrace.jobs.output import LineAnswer, LineOutput
+from headrace.jobs.reply import JobFacts, encode, error_body, usage
+from headrace.types import FinishReason
 
 DEFAULT_PROMPT_TOKENS = 256  # for a bare prompt, which need not come to an end by itself
 
@@ -74,26 +75,35 @@ def _misspelt(name: str) -> str | None:
     return f"field {name!r} sets nothing and is carried to the output, did you mean {matches[0]!r}?"
 
 
-class PlainReply(msgspec.Struct, frozen=True, gc=False):
+def as_members(carried: Mapping[str, Any]) -> bytes:
+    """The members of an object as JSON, each followed by a comma: in this form they are kept and sent."""
+    return encode(carried)[1:-1] + b"," if carried else b""
+
+
+class PlainReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     index: int
-    carried: Mapping[str, Any]
+    carried: bytes = b""  # see `as_members`
 
-    def answer(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
-        answers = [_answer(answer, facts) for answer in output.outputs]
-        body = answers[0] if len(answers) == 1 else {"outputs": answers}
-        return {"index": self.index, **self.carried, **body, "usage": usage(output)}
+    def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
+        answers = output.answers
+        if len(answers) == 1:
+            body = encode(_answer(answers[0], facts))[1:-1]
+        else:
+            body = b'"outputs":' + encode([_answer(answer, facts) for answer in answers])
+        return b'{"index":%d,%b%b,"usage":%b}' % (self.index, self.carried, body, encode(usage(output)))
 
-    def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "line": self.index + 1,
-            **self.carried,
-            "error": error_body(error, self.index),
-        }
+    def error(self, error: RequestError, facts: JobFacts) -> bytes:
+        body = encode(error_body(error, self.index))
+        return b'{"index":%d,"line":%d,%b"error":%b}' % (self.index, self.index + 1, self.carried, body)
 
 
-def _answer(answer: CompletionOutput, facts: JobFacts) -> dict[str, Any]:
-    body: dict[str, Any] = {"text": answer.text, "finish_reason": answer.finish_reason}
-    if answer.logprobs is not None:
-        body["logprobs"] = chat_entries(answer.logprobs, facts.tokenizer)
-    return body
+class _Answer(msgspec.Struct, gc=False):
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _answer(answer: LineAnswer, facts: JobFacts) -> _Answer:
+    if answer.logprobs is None:
+        return _Answer(answer.text, answer.finish_reason)
+    return _Answer(answer.text, answer.finish_reason, chat_entries(answer.logprobs, facts.tokenizer))

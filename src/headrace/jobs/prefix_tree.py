@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from math import inf
+from operator import attrgetter
+
+import msgspec
 
 TOKEN_BYTES = 4
 LEAST_FAMILY = 32  # prompts under a node, before their answers are counted apart from others
 
 
-@dataclass(slots=True, eq=False)
-class Leaf:
+class Leaf(msgspec.Struct, eq=False, gc=False):
     """A prompt. Owned by the planner; `arrange` fills in what its place in the tree says."""
 
     tokens: bytes  # of int32
@@ -30,10 +33,10 @@ class Leaf:
     family: int = 0
     num_new_tokens: float = 0.0  # to compute below its parent
     num_decode_tokens: float = 0.0
-    prompt_len: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.prompt_len = len(self.tokens) // TOKEN_BYTES
+    @property
+    def prompt_len(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +49,14 @@ class _Node:
     num_new_tokens: float = 0.0  # to compute below its parent, its own included
     num_decode_tokens: float = 0.0
 
-    def adopt(self, child: _Node | Leaf) -> None:
-        self.children.append(child)
-        self.num_leaves += 1 if isinstance(child, Leaf) else child.num_leaves
-        self.first = self.first or (child if isinstance(child, Leaf) else child.first)
-        self.is_current |= child.is_current
+    def close(self) -> None:
+        """All its children are there."""
+        first = self.children[0]
+        self.first = first if isinstance(first, Leaf) else first.first
+        for child in self.children:
+            self.num_leaves += 1 if isinstance(child, Leaf) else child.num_leaves
+            if child.is_current:
+                self.is_current = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +82,33 @@ def arrange(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[
 
 
 def _side_by_side(leaves: Sequence[Leaf]) -> list[Leaf]:
-    ordered = sorted(leaves, key=lambda leaf: leaf.tokens)
-    if any(leaf.salt is not None for leaf in leaves):  # only prompts of the same salt share blocks
+    ordered = sorted(leaves, key=attrgetter("tokens"))
+    if {leaf.salt for leaf in leaves} != {None}:  # only prompts of the same salt share blocks
         ordered.sort(key=lambda leaf: leaf.salt or "")
     return ordered
 
 
 def _grow(ordered: list[Leaf], block_size: int) -> _Node:
     """The tree of sorted prompts, from what neighbours have in common."""
-    path = [_Node(0)]  # from the root to where the next leaf may hang
+    top = _Node(0)
+    path = [top]  # from the root to where the next leaf may hang
     done: _Node | Leaf = ordered[0]
-    for before, leaf in pairwise(ordered):
+    before = ordered[0]
+    for leaf in islice(ordered, 1, None):
         depth = shared_len(before, leaf, block_size)
-        while path[-1].depth > depth:
-            path[-1].adopt(done)
+        while top.depth > depth:
+            top.children.append(done)
+            top.close()
             done = path.pop()
-        if path[-1].depth < depth:
-            path.append(_Node(depth))
-        path[-1].adopt(done)
-        done = leaf
+            top = path[-1]
+        if top.depth < depth:
+            top = _Node(depth)
+            path.append(top)
+        top.children.append(done)
+        done = before = leaf
     while path:
-        path[-1].adopt(done)
+        path[-1].children.append(done)
+        path[-1].close()
         done = path.pop()
     assert isinstance(done, _Node)
     return done
@@ -108,6 +120,8 @@ def shared_len(one: Leaf, other: Leaf, block_size: int) -> int:
         return 0
     block_bytes = block_size * TOKEN_BYTES
     a, b = one.tokens, other.tokens
+    if a[:block_bytes] != b[:block_bytes]:
+        return 0  # most neighbours, where prompts have no beginning in common
     least, most = 0, min(len(a), len(b)) // block_bytes
     while least < most:  # of blocks: `least` are known to be shared, more than `most` cannot be
         middle = (least + most + 1) // 2
@@ -138,12 +152,16 @@ def _with_families(root: _Node) -> list[_Node]:
 
 def _sum_up(node: _Node) -> None:
     """Its children's sums are there. Until its parent is summed up, its tokens count from the very beginning."""
-    num_new = float(node.depth)
+    depth = node.depth
+    num_new = float(depth)
     num_decode = 0.0
     for child in node.children:
-        own = child.prompt_len if isinstance(child, Leaf) else child.num_new_tokens
-        child.num_new_tokens = 0 if isinstance(child, Leaf) and child.is_current else own - node.depth
-        num_new += child.num_new_tokens
+        if not isinstance(child, Leaf):
+            own = child.num_new_tokens - depth
+        else:
+            own = 0 if child.is_current else len(child.tokens) // TOKEN_BYTES - depth
+        child.num_new_tokens = own
+        num_new += own
         num_decode += child.num_decode_tokens
     node.num_new_tokens, node.num_decode_tokens = num_new, num_decode
 
@@ -162,5 +180,5 @@ def _depth_first(root: _Node) -> list[Leaf]:
     return ordered
 
 
-def _urgency(part: _Node | Leaf) -> tuple[bool, float]:
-    return part.is_current, part.num_decode_tokens / max(1.0, part.num_new_tokens)
+def _urgency(part: _Node | Leaf) -> float:
+    return inf if part.is_current else part.num_decode_tokens / max(1.0, part.num_new_tokens)

@@ -23,14 +23,16 @@ from headrace.engine.resolve import resolve
 from headrace.engine.start import open_model, tokenizer_of
 from headrace.errors import JobError, RequestError
 from headrace.hardware import read_facts, read_gpu
+from headrace.jobs.last_checks import LastChecks
 from headrace.jobs.lines import BadLine, LineParser
+from headrace.jobs.output import LineAnswer, LineOutput
 from headrace.jobs.prepare import LinePreparer, Work
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import JobFacts
 from headrace.jobs.report import ALL_ANSWERED, SOME_FAILED
 from headrace.jobs.spec import STANDARD_STREAM, JobSpec
 from headrace.text import Tokenizer
-from headrace.types import CompletionOutput, Request, RequestOutput
+from headrace.types import Request
 
 SAMPLED_LINES = 1_000  # whose answers' size without text is looked at
 BYTES_PER_TOKEN = 4.0  # of text, where the prompts do not tell
@@ -229,7 +231,9 @@ def check_job(
 class _Check:
     def __init__(self, job: JobSpec, front: Front, report: CheckReport, tell: Callable[[Problem], None]) -> None:
         parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
-        self._preparer = LinePreparer(parser, PromptReader(front.tokenizer, front.vocab_size, front.grammars))
+        prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars)
+        self._preparer = LinePreparer(parser, prompts)
+        self._last_checks = LastChecks(prompts)
         self._checks = front.checks
         self._facts = JobFacts(front.model_name, front.tokenizer)
         self._report = report
@@ -237,16 +241,14 @@ class _Check:
 
     def take(self, lines: list[InputLine]) -> None:
         self._report.num_lines += len(lines)
-        for line, item in zip(lines, self._preparer.prepare(lines), strict=True):
+        for line, item in zip(lines, self._last_checks.take(self._preparer.prepare(lines)), strict=True):
             if isinstance(item, BadLine):
                 self._refuse(line, item.error)
             else:
                 self._take_work(line, item)
 
     def _take_work(self, line: InputLine, work: Work) -> None:
-        request = Request(
-            str(line.index), work.prompt.token_ids, work.request.params, cache_salt=work.request.cache_salt
-        )
+        request = Request(str(line.index), work.token_ids, work.params, cache_salt=work.cache_salt)
         try:
             self._checks.check(request)
         except RequestError as error:
@@ -257,18 +259,18 @@ class _Check:
         report.longest_prompt = max(report.longest_prompt, prompt_len)
         num_most = self._checks.limits.end_len(request) - prompt_len
         report.most_completion_tokens += num_most * request.params.num_sequences
-        report.notes.update(work.request.notes)
-        if work.prompt.text is not None:
+        report.notes.update(work.notes)
+        if work.num_text_bytes:
             report.num_text_tokens += prompt_len
-            report.num_prompt_bytes += len(work.prompt.text.encode())
+            report.num_prompt_bytes += work.num_text_bytes
         if report.num_sampled < SAMPLED_LINES:
             report.num_sampled += 1
             report.num_sampled_bytes += self._len_without_text(work, request)
 
     def _len_without_text(self, work: Work, request: Request) -> int:
-        empty = tuple(CompletionOutput(i, "", (), "length") for i in range(request.params.n))
-        output = RequestOutput(request.request_id, None, tuple(request.prompt_token_ids.tolist()), empty)
-        return len(msgspec.json.encode(work.request.reply.answer(output, self._facts))) + 1
+        empty = tuple(LineAnswer(i, "", 0, "length") for i in range(request.params.n))
+        output = LineOutput(len(request.prompt_token_ids), empty)
+        return len(work.reply.answer(output, self._facts)) + 1
 
     def _refuse(self, line: InputLine, error: RequestError) -> None:
         self._report.errors[error.code] += 1

@@ -1,118 +1,140 @@
-"""Lines made ready for the engine ahead of it: parsed, ids checked, templates rendered, tokenized in batches."""
+"""Lines made ready for the engine ahead of it: parsed, templates rendered, tokenized in batches.
+
+Nothing here depends on other lines, so it can be done in another process (`prepare_process`); what does is in
+`last_checks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 
-from headrace.engine.prompts import PromptReader, TokenizedPrompt
+from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
-from headrace.jobs.lines import BadLine, LineParser, LineRequest
-from headrace.jobs.openai_lines import DUPLICATE_ID, OpenAIReply
+from headrace.jobs.lines import AnyReply, BadLine, LineParser, LineRequest
 from headrace.jobs.reader import InputLine
-from headrace.jobs.seen import SeenIds
+from headrace.types import SamplingParams, TokenIds
+
+NUM_QUESTIONS = 64  # first lines, of which one will be shown beside its answer
+QUESTION_LEN = 1_000
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A request that can be submitted."""
+    """A request that can be submitted. Many wait, so that of the line itself only what its reply needs is kept."""
 
-    request: LineRequest
-    prompt: TokenizedPrompt
+    reply: AnyReply
+    params: SamplingParams  # shared by all lines that give the same values
+    tokens: bytes  # the prompt, as int32
+    cache_salt: str | None = None
+    seed: int | None = None  # where `params` has none: what the line draws is its own
+    notes: tuple[str, ...] = ()
+    question: str | None = None  # to show beside an answer; only first lines have it
+    num_text_bytes: int = 0  # of the prompt, where it was text
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """An array of its own: torch wants it writable."""
+        return np.frombuffer(bytearray(self.tokens), np.int32)
+
+    @property
+    def seeded_params(self) -> SamplingParams:
+        return self.params if self.seed is None else self.params.with_seed(self.seed)
 
 
-class _Rendered(msgspec.Struct, frozen=True, gc=False):
-    """A request whose prompt is text or token ids, and whether the tokenizer adds its special tokens."""
-
-    request: LineRequest
-    prompt: str | list[int]
-    add_special_tokens: bool
+Items = list[Work | BadLine]
+_Rendered = tuple[int, LineRequest, str]  # the place in the batch, and the prompt as text
 
 
 class LinePreparer:
-    """Used by one thread. Remembers the ids it has seen, and nothing else of a line."""
+    """Used by one thread."""
 
-    def __init__(self, parser: LineParser, prompts: PromptReader, *, seen: SeenIds | None = None) -> None:
-        """`seen` are the ids of lines that were done before."""
+    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
         self._parser = parser
         self._prompts = prompts
-        self._seen = SeenIds() if seen is None else seen
+        self._num_questions = 0
 
-    def prepare(self, lines: Sequence[InputLine]) -> list[Work | BadLine]:
+    def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
+        return map(self.prepare, batches)
+
+    def prepare(self, lines: Sequence[InputLine]) -> Items:
         """One item for each line, in their order."""
-        parsed = self._without_duplicates([self._parser.parse(line) for line in lines])
-        rendered = [item if isinstance(item, BadLine) else self._render(item) for item in parsed]
-        works = {
-            **self._tokenize(rendered, add_special_tokens=True),
-            **self._tokenize(rendered, add_special_tokens=False),
-        }
-        return [item if isinstance(item, BadLine) else works[place] for place, item in enumerate(rendered)]
+        parse = self._parser.parse
+        items: list[Work | BadLine | None] = [None] * len(lines)
+        with_special: list[_Rendered] = []
+        without: list[_Rendered] = []
+        for place, line in enumerate(lines):
+            request = parse(line)
+            if isinstance(request, BadLine):
+                items[place] = request
+            elif request.messages is not None:
+                text = self._render(request)
+                if isinstance(text, BadLine):
+                    items[place] = text
+                else:
+                    without.append((place, request, text))
+            elif isinstance(request.prompt, str):
+                with_special.append((place, request, request.prompt))
+            else:
+                items[place] = self._read_ids(request)
+        self._tokenize(with_special, items, add_special_tokens=True)
+        self._tokenize(without, items, add_special_tokens=False)
+        return [item for item in items if item is not None]
 
-    def _without_duplicates(self, parsed: list[LineRequest | BadLine]) -> list[LineRequest | BadLine]:
-        named = [(place, custom_id) for place, item in enumerate(parsed) if (custom_id := _custom_id(item))]
-        if not named:
-            return parsed
-        numbers = [parsed[place].reply.index + 1 for place, _ in named]
-        for (place, custom_id), first in zip(named, self._seen.add([name for _, name in named], numbers), strict=True):
-            if first is not None:
-                parsed[place] = _duplicate(parsed[place].reply.index, custom_id, first)
-        return parsed
-
-    def _render(self, request: LineRequest) -> _Rendered | BadLine:
+    def _render(self, request: LineRequest) -> str | BadLine:
+        assert request.messages is not None
         try:
-            if request.messages is not None:
-                return _Rendered(request, self._prompts.render(request.messages, **request.template_options), False)
+            return self._prompts.render(request.messages, **request.template_options)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
-        assert request.prompt is not None
-        return _Rendered(request, request.prompt, True)
+
+    def _read_ids(self, request: LineRequest) -> Work | BadLine:
+        assert isinstance(request.prompt, list)
+        try:
+            (prompt,) = self._prompts.read([request.prompt])
+        except (RequestError, ConfigError) as error:
+            return BadLine(request.reply, _as_request_error(error))
+        return self._work(request, prompt.token_ids.tobytes(), None)
 
     def _tokenize(
-        self, rendered: Sequence[_Rendered | BadLine], *, add_special_tokens: bool
-    ) -> dict[int, Work | BadLine]:
-        """By their places in `rendered`, those that want special tokens or those that do not."""
-        chosen = {
-            place: item
-            for place, item in enumerate(rendered)
-            if isinstance(item, _Rendered) and item.add_special_tokens == add_special_tokens
-        }
+        self, rendered: list[_Rendered], items: list[Work | BadLine | None], *, add_special_tokens: bool
+    ) -> None:
+        if not rendered:
+            return
+        texts = [text for _, _, text in rendered]
         try:
-            prompts = self._prompts.read(
-                [item.prompt for item in chosen.values()], add_special_tokens=add_special_tokens
-            )
-        except (RequestError, ConfigError):  # one is bad: find out which
-            return {place: self._tokenize_one(item) for place, item in chosen.items()}
-        return {
-            place: self._work(item.request, prompt)
-            for (place, item), prompt in zip(chosen.items(), prompts, strict=True)
-        }
-
-    def _tokenize_one(self, item: _Rendered) -> Work | BadLine:
-        try:
-            (prompt,) = self._prompts.read([item.prompt], add_special_tokens=item.add_special_tokens)
+            encoded = self._prompts.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
         except (RequestError, ConfigError) as error:
-            return BadLine(item.request.reply, _as_request_error(error))
-        return self._work(item.request, prompt)
+            if len(rendered) == 1:
+                ((place, request, _),) = rendered
+                items[place] = BadLine(request.reply, _as_request_error(error))
+                return
+            for one in rendered:  # find out which is bad
+                self._tokenize([one], items, add_special_tokens=add_special_tokens)
+            return
+        for (place, request, text), ids in zip(rendered, encoded, strict=True):
+            items[place] = self._work(request, array("i", ids).tobytes(), text)
 
-    def _work(self, request: LineRequest, prompt: TokenizedPrompt) -> Work | BadLine:
-        try:
-            params = self._prompts.with_tokens(request.params)
-        except (RequestError, ConfigError) as error:
-            return BadLine(request.reply, _as_request_error(error))
-        return Work(request if params is request.params else msgspec.structs.replace(request, params=params), prompt)
-
-
-def _custom_id(item: LineRequest | BadLine) -> str | None:
-    return item.reply.custom_id if isinstance(item.reply, OpenAIReply) else None
-
-
-def _duplicate(index: int, custom_id: str, first: int) -> BadLine:
-    error = RequestError(
-        f"custom_id {custom_id!r} is already that of line {first}; ids must be unique in a file",
-        param="custom_id",
-        code=DUPLICATE_ID,
-    )
-    return BadLine(OpenAIReply(index, custom_id, None), error)
+    def _work(self, request: LineRequest, tokens: bytes, text: str | None) -> Work:
+        question = None
+        if self._num_questions < NUM_QUESTIONS:
+            self._num_questions += 1
+            question = request.question[:QUESTION_LEN]
+        num_text_bytes = 0
+        if text is not None:
+            num_text_bytes = len(text) if text.isascii() else len(text.encode())
+        return Work(
+            request.reply,
+            request.params,
+            tokens,
+            request.cache_salt,
+            request.seed,
+            request.notes,
+            question,
+            num_text_bytes,
+        )
 
 
 def _as_request_error(error: RequestError | ConfigError) -> RequestError:

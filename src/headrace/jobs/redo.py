@@ -86,7 +86,7 @@ def read_overrides(given: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {text!r}: unknown parameter {name!r}{nearest(name, SAMPLING_FIELDS)}")
         overrides[name] = _read_value(value)
     try:
-        sampling_params(overrides, {}, seed=0)
+        sampling_params(overrides, {})
     except RequestError as error:
         raise ConfigError(f"--set: {error}") from error
     return overrides

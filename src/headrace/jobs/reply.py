@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from headrace.errors import RequestError
+from headrace.jobs.output import LineOutput
 from headrace.text import Tokenizer
-from headrace.types import RequestOutput
 
 ENGINE_ERROR = "engine_error"  # the code of a failure that is not the request's fault
 
@@ -32,34 +32,51 @@ class JobFacts:
         return int(time())
 
 
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+class Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CachedTokens(msgspec.Struct, gc=False):
+    cached_tokens: int
+
+
 class Reply(Protocol):
-    """Made from a line, kept until its answer comes; gives the object that becomes the output line."""
+    """Made from a line, kept until its answer comes; gives the output line as JSON, without its line break."""
 
     @property
     def index(self) -> int: ...
 
-    def answer(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]: ...
+    def answer(self, output: LineOutput, facts: JobFacts) -> bytes: ...
 
-    def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]: ...
+    def error(self, error: RequestError, facts: JobFacts) -> bytes: ...
 
 
-class UnknownReply(msgspec.Struct, frozen=True, gc=False):
+class UnknownReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     """For a line whose format cannot be told; readers of either format find their own keys."""
 
     index: int
 
-    def answer(self, output: RequestOutput, facts: JobFacts) -> dict[str, Any]:
+    def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         raise AssertionError("a line without a format has no answer")
 
-    def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "line": self.index + 1,
-            "id": facts.id_of("batch_req_", self.index),
-            "custom_id": None,
-            "response": None,
-            "error": error_body(error, self.index),
-        }
+    def error(self, error: RequestError, facts: JobFacts) -> bytes:
+        return encode(
+            {
+                "index": self.index,
+                "line": self.index + 1,
+                "id": facts.id_of("batch_req_", self.index),
+                "custom_id": None,
+                "response": None,
+                "error": error_body(error, self.index),
+            }
+        )
 
 
 def error_body(error: RequestError, index: int) -> dict[str, Any]:
@@ -70,13 +87,6 @@ def message_of(error: RequestError, index: int) -> str:
     return f"line {index + 1}: {error}"
 
 
-def usage(output: RequestOutput) -> dict[str, Any]:
-    num_read, num_generated = len(output.prompt_token_ids), 0
-    for answer in output.outputs:
-        num_generated += len(answer.token_ids)
-    return {
-        "prompt_tokens": num_read,
-        "completion_tokens": num_generated,
-        "total_tokens": num_read + num_generated,
-        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
-    }
+def usage(output: LineOutput) -> Usage:
+    num_read, num_generated = output.num_prompt_tokens, output.num_generated_tokens
+    return Usage(num_read, num_generated, num_read + num_generated, CachedTokens(output.num_cached_tokens))

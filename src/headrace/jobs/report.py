@@ -9,10 +9,10 @@ from typing import Any
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Choice
 from headrace.errors import JobError, RequestError
-from headrace.jobs.lines import LineRequest
+from headrace.jobs.output import LineOutput
+from headrace.jobs.prepare import Work
 from headrace.jobs.reply import message_of
 from headrace.jobs.status_file import Saved
-from headrace.types import RequestOutput
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
@@ -53,19 +53,20 @@ class Tally:
     def num_done(self) -> int:
         return self.num_answered + self.num_failed
 
-    def add_answer(self, line: LineRequest, output: RequestOutput, *, is_copy: bool = False) -> None:
+    def add_answer(self, line: Work, output: LineOutput, *, is_copy: bool = False) -> None:
         """`is_copy`: another line's answer was computed and is this one's too."""
         self.num_answered += 1
-        self.num_prompt_tokens += len(output.prompt_token_ids)
-        self.num_cached_tokens += 0 if is_copy else output.num_cached_tokens
-        for answer in output.outputs:
-            self.num_generated_tokens += len(answer.token_ids)
+        self.num_prompt_tokens += output.num_prompt_tokens
+        if not is_copy:
+            self.num_cached_tokens += output.num_cached_tokens
+        for answer in output.answers:
+            self.num_generated_tokens += answer.num_tokens
             self.finish_reasons[answer.finish_reason or "none"] += 1
         for note in line.notes:
             if note in self.notes or len(self.notes) < MAX_NOTES:
                 self.notes[note] += 1
-        if self.sample is None or line.reply.index < self.sample.index:
-            self.sample = Sample(line.reply.index, line.question, output.outputs[0].text)
+        if line.question is not None and (self.sample is None or line.reply.index < self.sample.index):
+            self.sample = Sample(line.reply.index, line.question, output.answers[0].text)
 
     def add_error(self, index: int, error: RequestError) -> None:
         self.errors[error.code] += 1

@@ -67,7 +67,9 @@ class _ByteStream:
         self._waiting = b""
 
     def follow(self, token_ids: list[int]) -> None:
-        self.push(token_ids)
+        last = self._pieces[token_ids[-1]] if token_ids else b""
+        if not last or last[-1] >= 0x80:  # else no character is unfinished
+            self.push(token_ids)
 
     def push(self, token_ids: list[int]) -> str:
         data = self._waiting + b"".join(map(self._pieces.__getitem__, token_ids))

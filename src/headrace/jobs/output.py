@@ -1,0 +1,63 @@
+"""What a line was answered with: as much of an engine's output as its reply tells, and no token ids.
+
+There is one for each line, and many are kept for lines that ask for the same, so these are Structs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.text import Detokenizer, Tokenizer
+from headrace.types import FinishReason, Request, RequestOutput, SamplingParams, SequenceEvent, TokenLogprobs
+
+NUM_TAIL = 8  # of a prompt's tokens, after which an answer's text goes on
+
+
+class LineAnswer(msgspec.Struct, frozen=True, gc=False):
+    """One of a line's `n` answers."""
+
+    index: int
+    text: str
+    num_tokens: int
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class LineOutput(msgspec.Struct, frozen=True, gc=False):
+    num_prompt_tokens: int
+    answers: tuple[LineAnswer, ...]
+    num_cached_tokens: int = 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        answers = self.answers
+        return answers[0].num_tokens if len(answers) == 1 else sum([answer.num_tokens for answer in answers])
+
+
+def output_of(output: RequestOutput) -> LineOutput:
+    return LineOutput(
+        len(output.prompt_token_ids),
+        tuple(
+            LineAnswer(answer.index, answer.text, len(answer.token_ids), answer.finish_reason, answer.logprobs)
+            for answer in output.outputs
+        ),
+        output.num_cached_tokens,
+    )
+
+
+def comes_at_once(params: SamplingParams) -> bool:
+    """Whether one event at the end is all that an unwatched request brings, and `output_at_end` can read it."""
+    return not params.stop and params.detokenize and params.num_sequences == 1 and not params.uses_logprobs
+
+
+def output_at_end(request: Request, event: SequenceEvent, tokenizer: Tokenizer | None) -> LineOutput:
+    """What `Answers` would make of its only event, in a fraction of the time."""
+    prompt, params, tokens = request.prompt_token_ids, request.params, event.token_ids.tolist()
+    num_tokens = len(tokens)
+    if event.stop_token_id is not None and not params.include_stop_str_in_output:
+        tokens.pop()
+    text = ""
+    if tokenizer is not None:
+        detokenizer = Detokenizer(tokenizer, prompt[-NUM_TAIL:].tolist(), params.skip_special_tokens)
+        text = detokenizer.push(tokens) + detokenizer.flush()
+    return LineOutput(len(prompt), (LineAnswer(0, text, num_tokens, event.finish_reason),), event.num_cached_tokens)
