@@ -1,11 +1,13 @@
-"""What a job costs without a model: reader, parser, tokenizer, a fake engine, writer. Lines a second, and memory.
+"""What a whole job costs without a model: lines read, parsed, rendered, tokenized, planned, submitted, answered,
+journaled with group syncs, published. Lines a second, CPU time, memory and disk.
 
-The fake engine answers every request with a few tokens at once, and refuses what the real one would; the tokenizer
-knows whole words. Lines are made on the fly by a second process and come through a pipe, so that no disk is measured on
-the way in; the time of that process is the machine's too.
+The fake engine takes requests as the real one does and refuses what that would; a step takes five milliseconds and
+answers all that was submitted with a few tokens. The tokenizer knows whole words, all prompts differ. The input is
+written to a temporary file first, which is not measured; each kind of line is measured in a process of its own, with
+all that it starts. The room on the disk is looked at before anything is written, and given back at the end.
 
     python benchmarks/jobs_throughput.py --lines 1000000 --json benchmarks/results/jobs-throughput.json
-    python benchmarks/jobs_throughput.py --lines 20000000 --kind chat --json ... --plot docs/jobs-memory.svg
+    python benchmarks/jobs_throughput.py --lines 20000000 --json ... --plot docs/jobs-memory.svg
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +26,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -50,10 +53,20 @@ from headrace.types import Request, SequenceEvent
 from headrace.version import __version__
 
 KINDS = ("plain", "chat")
-ANSWER_LEN = 8
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[reply]"
+STEP_SECONDS = 0.005
+MAX_SAMPLES = 100
+BYTES_OF_RESULT = {"plain": 240, "chat": 520}  # in the journal
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[reply]"
 TEXT = "the quick brown fox jumps over a lazy dog and runs along the river bank until night falls"
 WORDS = TEXT.split()
+
+
+@dataclass
+class Sample:
+    num_answered: int
+    rss_mb: float  # of the job's process
+    children_rss_mb: float
+    disk_mb: float  # the journal, and the output while it is merged
 
 
 @dataclass
@@ -62,16 +75,21 @@ class Record:
     num_lines: int
     num_errors: int
     bytes_in: int
-    seconds: float
+    bytes_out: int
+    seconds: float  # from the command to the published output
+    answering_seconds: float  # of these, until the last result was written
     lines_per_second: float
-    cpu_seconds: float  # of the job's process; the generator's is not in it
+    cpu_seconds: float
+    children_cpu_seconds: float
+    cpu_us_per_line: float  # of all processes
     rss_mb_at_start: float
-    rss_mb_peak: float
-    samples: list[tuple[int, float]] = field(default_factory=list)  # lines written, MB
+    rss_mb_peak: float  # with children
+    disk_mb_peak: float  # the input not counted
+    samples: list[Sample] = field(default_factory=list)
 
 
 class FakeClient:
-    """Answers on a thread of its own, all that has been submitted at once."""
+    """Answers on a thread of its own, in each step all that has been submitted."""
 
     def __init__(self, deliver: Deliver, checks: RequestChecks) -> None:
         self._deliver = deliver
@@ -116,6 +134,8 @@ class FakeClient:
             with self._news:
                 while not self._submitted and not self._is_closed:
                     self._news.wait()
+            sleep(STEP_SECONDS)
+            with self._news:
                 requests, self._submitted = self._submitted, []
             if self._is_closed:
                 return
@@ -124,16 +144,14 @@ class FakeClient:
 
 
 def word_tokenizer() -> Tokenizer:
-    """Whole words, digits and single bytes, as cheap as a tokenizer can be: it is not what is measured. Prompts that
-    differ by a number have different tokens."""
+    """Whole words, numbers of three digits and single bytes, as cheap as a tokenizer can be: it is not what is
+    measured."""
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     tokens = {spelled[byte]: byte for byte in range(256)}
-    for word in WORDS:
+    for word in [*WORDS, *(f"{number:03}" for number in range(1000))]:
         tokens.setdefault(word, len(tokens))
     backend = Backend(models.WordLevel(tokens, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
-    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, special_tokens={}, chat_template=ChatTemplate(TEMPLATE))
 
@@ -159,68 +177,139 @@ def lines(kind: str, num_lines: int) -> Iterator[bytes]:
     texts = [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(24)) for i in range(len(WORDS))]
     for begin in range(0, num_lines, 1000):
         numbers = range(begin, min(begin + 1000, num_lines))
+        prompts = [f"{texts[i % len(texts)]} {i // 1_000_000:03} {i // 1000 % 1000:03} {i % 1000:03}" for i in numbers]
         if kind == "plain":
-            rows = [f'{{"prompt": "{texts[i % len(texts)]} {i}", "max_tokens": 8, "id": {i}}}\n' for i in numbers]
+            rows = [f'{{"prompt": "{prompts[i - begin]}", "max_tokens": 8, "id": {i}}}\n' for i in numbers]
         else:
             rows = [
                 f'{{"custom_id": "row-{i}", "method": "POST", "url": "/v1/chat/completions", "body": {{"model": "fake",'
                 f' "messages": [{{"role": "system", "content": "Answer in one word."}}, {{"role": "user", "content": '
-                f'"{texts[i % len(texts)]} {i}"}}], "max_tokens": 8, "temperature": 0}}}}\n'
+                f'"{prompts[i - begin]}"}}], "max_tokens": 8, "temperature": 0}}}}\n'
                 for i in numbers
             ]
         yield "".join(rows).encode()
 
 
-def measure(kind: str, num_lines: int, output: str, every: float) -> Record:
-    process = psutil.Process()
-    receiver, sender = os.pipe()
-    command = [sys.executable, __file__, "--generate", kind, "--lines", str(num_lines)]
-    generator = subprocess.Popen(command, stdout=sender)
-    os.close(sender)
-    samples: list[tuple[int, float]] = []
-    engines: list[Engine] = []
-    is_over = threading.Event()
+class Sampler:
+    """Looks at memory and disk on a thread of its own; with too many samples, every second one goes."""
+
+    def __init__(self, output: Path, every: float) -> None:
+        self._output = output
+        self._every = every
+        self._process = psutil.Process()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self.engine: Engine | None = None
+        self.samples: list[Sample] = []
+        self.rss_mb_peak = self.disk_mb_peak = 0.0
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._every):
+            self._look()
+            if len(self.samples) > MAX_SAMPLES:
+                del self.samples[1::2]
+                self._every *= 2
+
+    def _look(self) -> None:
+        num_answered = 0 if self.engine is None else cast(Any, self.engine.client).num_answered
+        own, children = _rss_mb(self._process), sum(map(_rss_mb, self._process.children(recursive=True)))
+        files = [self._output, *(self._output.parent / f"{self._output.name}.job").glob("*")]
+        disk = sum(map(_size_mb, files))
+        self.rss_mb_peak = max(self.rss_mb_peak, own + children)
+        self.disk_mb_peak = max(self.disk_mb_peak, disk)
+        self.samples.append(Sample(num_answered, round(own, 1), round(children, 1), round(disk, 1)))
+
+
+def _rss_mb(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss / 1e6)
+    except psutil.Error:
+        return 0.0  # it has just ended
+
+
+def _size_mb(path: Path) -> float:
+    try:
+        return path.stat().st_size / 1e6
+    except OSError:
+        return 0.0  # it has just been renamed
+
+
+def measure(kind: str, num_lines: int, source: Path, every: float) -> Record:
+    output = source.parent / "answers.jsonl"
+    at_start, cpu, children = _rss_mb(psutil.Process()), process_time(), _children_seconds()
+    sampler = Sampler(output, every)
 
     def started(config: EngineConfig, deliver: Deliver) -> Engine:
-        engines.append(start(config, deliver))
-        return engines[-1]
+        sampler.engine = start(config, deliver)
+        return sampler.engine
 
-    def sample() -> None:
-        while not is_over.wait(every):
-            if engines:
-                samples.append((cast(Any, engines[0].client).num_answered, process.memory_info().rss / 1e6))
-
-    beside = threading.Thread(target=sample, daemon=True)
-    at_start, cpu = process.memory_info().rss / 1e6, process_time()
     began = perf_counter()
-    beside.start()
-    job = JobSpec(input=f"/dev/fd/{receiver}", output=output, overwrite=True)
-    report = run_job(job, start=started, quiet=True)
+    report = run_job(JobSpec(input=str(source), output=str(output)), start=started, quiet=True)
     seconds = perf_counter() - began
-    is_over.set()
-    beside.join()
-    os.close(receiver)
-    generator.wait()
-    assert report.tally.num_done == num_lines, report.tally
+    cpu, children = process_time() - cpu, _children_seconds() - children
+    sampler.stop()
+    assert report.tally.num_done == num_lines and not report.saved.duplicate_lines, report.tally
     return Record(
         kind=kind,
         num_lines=num_lines,
         num_errors=report.tally.num_failed,
-        bytes_in=sum(map(len, lines(kind, 1000))) * num_lines // 1000,
+        bytes_in=source.stat().st_size,
+        bytes_out=output.stat().st_size,
         seconds=round(seconds, 2),
+        answering_seconds=round(report.seconds, 2),
         lines_per_second=round(num_lines / seconds),
-        cpu_seconds=round(process_time() - cpu, 2),
+        cpu_seconds=round(cpu, 2),
+        children_cpu_seconds=round(children, 2),
+        cpu_us_per_line=round(1e6 * (cpu + children) / num_lines, 1),
         rss_mb_at_start=round(at_start, 1),
-        rss_mb_peak=round(max([at_start, *(mb for _, mb in samples)]), 1),
-        samples=[(count, round(mb, 1)) for count, mb in samples],
+        rss_mb_peak=round(sampler.rss_mb_peak, 1),
+        disk_mb_peak=round(sampler.disk_mb_peak, 1),
+        samples=sampler.samples[1:][-MAX_SAMPLES:],
     )
+
+
+def _children_seconds() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def measure_apart(kind: str, num_lines: int, every: float, where: str | None) -> dict[str, Any]:
+    """In a process of its own: what another kind has left in memory is not this one's."""
+    check_room(kind, num_lines, where)
+    with tempfile.TemporaryDirectory(dir=where) as directory:
+        source = Path(directory) / "in.jsonl"
+        with open(source, "wb") as file:
+            for piece in lines(kind, num_lines):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        command = [sys.executable, __file__, "--measure", kind, "--lines", str(num_lines), "--every", str(every)]
+        found = subprocess.run([*command, "--input", str(source)], stdout=subprocess.PIPE, check=True)
+        record: dict[str, Any] = json.loads(found.stdout)
+    return record
+
+
+def check_room(kind: str, num_lines: int, where: str | None) -> None:
+    """Input, journal and output lie on the disk at once."""
+    input_bytes = sum(map(len, lines(kind, 1000))) // 1000
+    needed = num_lines * (input_bytes + 2 * BYTES_OF_RESULT[kind])
+    free = shutil.disk_usage(where or tempfile.gettempdir()).free
+    print(f"{kind}: {needed / 1e9:.1f} GB of disk will be needed, {free / 1e9:.1f} GB are free", flush=True)
+    if needed > 0.9 * free:
+        sys.exit("that is too little room: give another --directory, or fewer --lines")
 
 
 def plot(records: list[dict[str, Any]]) -> str:
     """Memory against lines, as SVG."""
     width, height, left, top, right, bottom = 720, 320, 64, 24, 16, 48
     most_lines = max(record["num_lines"] for record in records)
-    most_mb = max(100, 50 * -(-max(mb for record in records for _, mb in record["samples"]) // 50))
+    most_mb = max(100, 50 * -(-max(record["rss_mb_peak"] for record in records) // 50))
     colours = ("#1f6feb", "#d1570b")
 
     def x(count: float) -> float:
@@ -244,7 +333,10 @@ def plot(records: list[dict[str, Any]]) -> str:
         )
     parts.append(f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">lines answered</text>')
     for place, record in enumerate(records):
-        points = " ".join(f"{x(count):.1f},{y(mb):.1f}" for count, mb in record["samples"])
+        points = " ".join(
+            f"{x(sample['num_answered']):.1f},{y(sample['rss_mb'] + sample['children_rss_mb']):.1f}"
+            for sample in record["samples"]
+        )
         colour = colours[place % len(colours)]
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         text = f"{record['kind']} lines: {record['lines_per_second']:,} a second"
@@ -280,29 +372,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--kind", choices=[*KINDS, "all"], default="all")
-    parser.add_argument("--output", default="/dev/null", help="where the answers go")
+    parser.add_argument("--directory", help="where input, journal and output are; the default is for temporary files")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two looks at the memory")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="draw the memory against the lines, as SVG")
-    parser.add_argument("--generate", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--input", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.generate:
-        for piece in lines(given.generate, given.lines):
-            sys.stdout.buffer.write(piece)
+    if given.measure:
+        print(json.dumps(asdict(measure(given.measure, given.lines, given.input, given.every))))
         return
     load = os.getloadavg()
     skipping = measure_skipping(min(given.lines, 1_000_000))
     print(f"done lines passed over: {skipping['skipped_lines_per_second']:,} lines/s", flush=True)
     records = []
     for kind in KINDS if given.kind == "all" else [given.kind]:
-        record = measure(kind, given.lines, given.output, given.every)
+        record = measure_apart(kind, given.lines, given.every, given.directory)
         print(
-            f"{kind}: {record.num_lines:,} lines in {record.seconds} s, {record.lines_per_second:,} lines/s, "
-            f"{record.cpu_seconds} s of CPU, "
-            f"memory {record.rss_mb_at_start} MB at start, {record.rss_mb_peak} MB at most",
+            f"{kind}: {record['num_lines']:,} lines in {record['seconds']} s, {record['lines_per_second']:,} lines/s, "
+            f"{record['cpu_us_per_line']} us of CPU a line ({record['children_cpu_seconds']:g} of "
+            f"{record['cpu_seconds'] + record['children_cpu_seconds']:.4g} s by children), memory "
+            f"{record['rss_mb_at_start']} MB at start, {record['rss_mb_peak']} MB at most, "
+            f"disk {record['disk_mb_peak']} MB",
             flush=True,
         )
-        records.append(asdict(record))
+        records.append(record)
     if given.plot:
         given.plot.write_text(plot(records))
     if given.json:

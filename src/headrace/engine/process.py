@@ -180,7 +180,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what is written there is for people, not for those who read the front's output
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=child_environment(),
             )
 
     def _take(self, frames: list[bytes]) -> None:
@@ -221,7 +221,7 @@ class EngineProcess:
             self._process.kill()
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours, in which the process finds the same package as we did."""
     root = str(Path(headrace.__file__).resolve().parents[1])
     if os.path.basename(root) in ("site-packages", "dist-packages"):

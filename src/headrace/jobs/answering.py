@@ -22,13 +22,15 @@ from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError, RequestError
 from headrace.jobs.directory import JobDirectory
-from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
+from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared, Preparer
 from headrace.jobs.last_checks import LastChecks
 from headrace.jobs.lines import BadLine, LineParser
 from headrace.jobs.meter import TICK_SECONDS, JobMeter, MeterFacts, saved_by
 from headrace.jobs.order import WINDOW, Planner, Window
 from headrace.jobs.output import LineOutput, comes_at_once, output_at_end, output_of
 from headrace.jobs.prepare import Items, LinePreparer, Work
+from headrace.jobs.prepare_process import PreparingProcess, is_worth_a_process
+from headrace.jobs.prepare_wire import SentTokenizer, Setup
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
@@ -80,7 +82,8 @@ class JobRun:
         self._tally = Tally()
         prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
         checks = LastChecks(prompts, seen=None if directory is None else directory.seen_ids)
-        self._feed = Feed(lines, LinePreparer(_parser(job, engine, directory), prompts), inbox.put, checks=checks)
+        local = LinePreparer(_parser(job, engine, directory), prompts)
+        self._feed = Feed(lines, _preparer(job, engine, local, num_expected), inbox.put, checks=checks)
         self._planner = Planner(engine.settings.limits, window=window)
         self._num_batches_owed = 0  # that the feed may read once the planner has room
         self._in_flight: dict[str, InFlight] = {}
@@ -351,6 +354,23 @@ def _facts(engine: Engine, directory: JobDirectory | None) -> JobFacts:
     if directory is None:
         return JobFacts(engine.model_name, engine.tokenizer)
     return JobFacts(engine.model_name, engine.tokenizer, directory.job_id)
+
+
+def _preparer(job: JobSpec, engine: Engine, local: LinePreparer, num_lines: int | None) -> Preparer:
+    """A process of its own for many lines; but rows that are done again are known here only."""
+    if job.overrides or not is_worth_a_process(num_lines):
+        return local
+    return PreparingProcess(
+        lambda: Setup(
+            defaults=job.defaults,
+            seed=job.config.seed,
+            model_name=engine.model_name,
+            template=job.template,
+            vocab_size=engine.spec.vocab_size,
+            tokenizer=None if engine.tokenizer is None else SentTokenizer.of(engine.tokenizer),
+        ),
+        local,
+    )
 
 
 def _parser(job: JobSpec, engine: Engine, directory: JobDirectory | None) -> LineParser:

@@ -30,8 +30,10 @@ class InputFailed:
 
 
 class Preparer(Protocol):
+    num_ahead: int  # batches that it takes before it gives back the first
+
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
-        """A list of items for each batch, in order. Another process may work ahead of who takes them, by a few."""
+        """A list of items for each batch, in order."""
         ...
 
 
@@ -48,7 +50,7 @@ class Feed:
         self._preparer = preparer
         self._checks = checks
         self._send = send
-        self._slots = threading.Semaphore(MAX_BATCHES_AHEAD)
+        self._slots = threading.Semaphore(MAX_BATCHES_AHEAD + preparer.num_ahead)
         self._is_stopped = False
         # A daemon: it may be waiting for a pipe that never ends.
         self._thread = threading.Thread(target=self._run, name="headrace-reader", daemon=True)

@@ -51,6 +51,8 @@ _Rendered = tuple[int, LineRequest, str]  # the place in the batch, and the prom
 class LinePreparer:
     """Used by one thread."""
 
+    num_ahead = 0  # batches that are taken before the first is given back
+
     def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
         self._parser = parser
         self._prompts = prompts

@@ -26,7 +26,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str] | str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` ('bos_token' and the like) are variables of the template."""
         self.templates = {_DEFAULT: templates} if isinstance(templates, str) else dict(templates)
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self._sandbox: Sandbox | None = None
 
     def render(
@@ -41,7 +41,7 @@ class ChatTemplate:
         try:
             variables = {
                 "documents": None,
-                **self._special_tokens,
+                **self.special_tokens,
                 **{name: plain(value, name) for name, value in extra.items()},
                 "messages": read_messages(messages),
                 "tools": plain(tools, "tools"),

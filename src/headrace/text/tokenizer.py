@@ -6,6 +6,7 @@ A model's vocabulary may be larger than its tokenizer's: ids that the tokenizer 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,18 @@ class Tokenizer:
         ends = [self.eos_token_id, *eos_token_ids]
         self.eos_token_ids = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
         self._pieces = {False: read_pieces(backend, frozenset()), True: read_pieces(backend, self.special_ids)}
+
+    @classmethod
+    def of_serialized(cls, backend: str, **others: Any) -> Tokenizer:
+        """What `serialized` gave, with the other arguments of a tokenizer."""
+        return cls(Backend.from_str(backend), **others)
+
+    def serialized(self) -> str:
+        """The Rust tokenizer as text. ValueError: a part of it is written in Python."""
+        try:
+            return self._backend.to_str()
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"the tokenizer cannot be sent to another process: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: what the tokenizer puts around a prompt; False for a rendered chat template."""
