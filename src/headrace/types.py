@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
@@ -251,14 +250,6 @@ class SamplingParams:
             )
         object.__setattr__(self, "bad_words_token_ids", sequences)
 
-    def with_seed(self, seed: int) -> SamplingParams:
-        """A copy that is not checked again."""
-        copy = object.__new__(SamplingParams)
-        for put, value in zip(_PARAM_SETTERS, _param_values(self)):  # noqa: B905  strict costs, and they are as many
-            put(copy, value)
-        _PUT_SEED(copy, seed)
-        return copy
-
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have."""
         if not (self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids):
@@ -292,12 +283,6 @@ class SamplingParams:
     def uses_logprobs(self) -> bool:
         """Whether the log-probabilities of drawn tokens are needed, though perhaps not given."""
         return self.logprobs is not None or self.picks_best
-
-
-_PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
-_PARAM_SETTERS = tuple(getattr(SamplingParams, name).__set__ for name in _PARAM_NAMES)  # of its slots
-_PUT_SEED = _PARAM_SETTERS[_PARAM_NAMES.index("seed")]
-_param_values = operator.attrgetter(*_PARAM_NAMES)
 
 
 def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:
@@ -370,6 +355,7 @@ class Request:
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
     watched: bool = False  # deliver tokens as they come, not once at the end
     readout: Readout | None = None  # nothing is drawn; `params` is not looked at
+    seed: int | None = None  # for `params` without one: many requests may share them
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.

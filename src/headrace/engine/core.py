@@ -129,7 +129,9 @@ class EngineCore:
         self.check(request)
         grammar = grammar or self.grammar_of(request)
         params = request.params
-        seed = int(self._random.integers(2**63)) if params.seed is None else params.seed
+        seed = request.seed if params.seed is None else params.seed
+        if seed is None:
+            seed = int(self._random.integers(2**63))
         seeds = tuple(sequence_seed(seed, index) for index in range(params.num_sequences))
         self._scheduler.add(request, seeds=seeds, stop_token_ids=self.checks.stop_token_ids(request))
         if grammar is not None:

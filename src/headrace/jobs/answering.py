@@ -247,9 +247,14 @@ class JobRun:
             self._engine.client.limit_running(num_seqs)
 
     def _start(self, line: Work) -> None:
-        params = line.seeded_params
+        params = line.params
         request = Request(
-            str(line.reply.index), line.token_ids, params, cache_salt=line.cache_salt, watched=bool(params.stop)
+            str(line.reply.index),
+            line.token_ids,
+            params,
+            cache_salt=line.cache_salt,
+            watched=bool(params.stop),
+            seed=line.seed,
         )
         try:
             self._engine.client.submit(request)

@@ -142,7 +142,7 @@ class ParamsReader:
         _join_logprobs(own)
         _join_structure(own)
         params = SamplingParams(**{**self._defaults, **own})
-        return params.with_seed(0) if params.is_greedy and params.seed is None else params
+        return dataclasses.replace(params, seed=0) if params.is_greedy and params.seed is None else params
 
 
 def sampling_names(given: Iterable[str]) -> tuple[str, ...]:

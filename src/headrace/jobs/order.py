@@ -105,7 +105,7 @@ class Planner:
         self._chosen: Pending | None = None  # that `peek` has shown
         self._last: Pending | None = None
         self._has_ended = False
-        self._num_learned_at_plan = 0
+        self._num_learned_when_old = LEAST_FINISHED
         self.savings = Savings()
 
     # What comes in.
@@ -161,15 +161,19 @@ class Planner:
 
     def peek(self) -> Work | None:
         """The line that `take` would give."""
-        if self._chosen is None and self.num_waiting:
+        chosen = self._chosen
+        if chosen is None:
+            if not self.num_waiting:
+                return None
             if self._is_plan_old:
                 self._plan()
-            self._chosen = self._choose()
-        return None if self._chosen is None else self._chosen.line
+            chosen = self._chosen = self._choose()
+        return chosen.line
 
     def take(self) -> Work:
         """The line to execute next."""
-        self.peek()
+        if self._chosen is None:
+            self.peek()
         item, self._chosen = self._chosen, None
         assert item is not None, "nothing is waiting"
         item.is_taken = True
@@ -233,9 +237,9 @@ class Planner:
 
     @property
     def _is_plan_old(self) -> bool:
-        if len(self._arrived) >= max(1, self._sums.num_rows):
+        if self._arrived and len(self._arrived) >= self._sums.num_rows:
             return True
-        return self._lengths.num_learned >= max(LEAST_FINISHED, LEARNED_ANEW * self._num_learned_at_plan)
+        return self._lengths.num_learned >= self._num_learned_when_old
 
     def _plan(self) -> None:
         items: list[Leaf] = [item for item in self._planned if not item.is_taken]
@@ -247,7 +251,7 @@ class Planner:
         self._planned = deque(self._probes_first([leaf for leaf in arrangement.leaves if isinstance(leaf, Pending)]))
         self._arrived = []
         self._num_arrived_tokens = 0
-        self._num_learned_at_plan = self._lengths.num_learned
+        self._num_learned_when_old = max(LEAST_FINISHED, LEARNED_ANEW * self._lengths.num_learned)
         self._sums = _Sums(
             num_rows=len(self._planned),
             num_tokens=arrangement.num_prompt_tokens,
@@ -282,9 +286,10 @@ class Planner:
         return probes + rest
 
     def _choose(self) -> Pending:
-        while self._planned[0].is_taken:
-            self._planned.popleft()
-        return self._overdue(self._planned[0]) or self._planned[0]
+        planned = self._planned
+        while planned[0].is_taken:
+            planned.popleft()
+        return (self._by_length and self._overdue(planned[0])) or planned[0]
 
     def _overdue(self, planned: Pending) -> Pending | None:
         """The longest answer, if the rest will not last as long as it does and the planned one is shorter."""

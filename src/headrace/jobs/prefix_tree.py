@@ -77,7 +77,7 @@ def arrange(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[
     for node in reversed(nodes):
         _sum_up(node)
     ordered = _depth_first(root)
-    num_prompt_tokens = sum(leaf.prompt_len for leaf in ordered)
+    num_prompt_tokens = sum([len(leaf.tokens) for leaf in ordered]) // TOKEN_BYTES
     return Arrangement(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
 
 
@@ -120,9 +120,9 @@ def shared_len(one: Leaf, other: Leaf, block_size: int) -> int:
         return 0
     block_bytes = block_size * TOKEN_BYTES
     a, b = one.tokens, other.tokens
-    if a[:block_bytes] != b[:block_bytes]:
+    least, most = 1, min(len(a), len(b)) // block_bytes
+    if not most or a[:block_bytes] != b[:block_bytes]:
         return 0  # most neighbours, where prompts have no beginning in common
-    least, most = 0, min(len(a), len(b)) // block_bytes
     while least < most:  # of blocks: `least` are known to be shared, more than `most` cannot be
         middle = (least + most + 1) // 2
         start, end = least * block_bytes, middle * block_bytes

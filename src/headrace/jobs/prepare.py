@@ -39,10 +39,6 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         """An array of its own: torch wants it writable."""
         return np.frombuffer(bytearray(self.tokens), np.int32)
 
-    @property
-    def seeded_params(self) -> SamplingParams:
-        return self.params if self.seed is None else self.params.with_seed(self.seed)
-
 
 Items = list[Work | BadLine]
 _Rendered = tuple[int, LineRequest, str]  # the place in the batch, and the prompt as text

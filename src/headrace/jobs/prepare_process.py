@@ -36,6 +36,7 @@ class PreparingProcess:
     def __init__(self, setup: Callable[[], Setup], local: LinePreparer) -> None:
         self._setup = setup
         self._local = local
+        self.process: subprocess.Popen[bytes] | None = None
 
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
         left = iter(batches)
@@ -54,10 +55,9 @@ class PreparingProcess:
             return
         ours, theirs = socket.socketpair()
         channel, reader = Channel(ours), ItemReader()
-        process = None
         try:
             with theirs:
-                process = _spawn(theirs)
+                self.process = _spawn(theirs)
             channel.send(frame)
             frames = _frames(channel)
             for batch in left:
@@ -71,8 +71,8 @@ class PreparingProcess:
             _log.warning("the process that prepares lines has ended; the job goes on without it (%r)", error)
         finally:
             channel.close()
-            if process is not None:
-                _end(process)
+            if self.process is not None:
+                _end(self.process)
 
     def _received(self, frame: bytes, reader: ItemReader, waiting: deque[list[InputLine]]) -> Items:
         items = reader.items(frame)

@@ -25,6 +25,7 @@ from headrace.errors import RequestError
 MAX_TURNS = 1_000_000  # of all loops of one rendering together
 MAX_SIZE = 2**24  # characters of output, or items of a value that an operator makes
 _MAX_BITS = 4096  # of a whole number
+_DICT_NAMES = frozenset(dir(dict))
 
 # What foreign template code can raise, besides Jinja's own errors.
 _PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
@@ -80,6 +81,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals.update(
             raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_PlainNamespace
         )
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`message.role`: Jinja asks an object for attributes first, which a dictionary of messages never has."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
