@@ -1,12 +1,15 @@
 """What it costs a batch job to survive: the same job with its journal, and with results plainly written to a file.
 
 The engine is fake and takes no time, so that everything measured is the host's; beside a real one the share is smaller.
-The two ways take turns, and which of them comes first. Whole jobs differ by more than this from round to round on a
-busy machine, so the calls that take, write, sync and publish results are timed as well, in both ways: `share_of_cpu` is
-what the journal's calls take beyond the plain writer's, of the plain job's CPU time (`share_of_sync` that of the thread
-that syncs, which holds nobody up), and `share_alone` the time in which nothing else goes on: opening and publishing.
+Both ways have the same settings of threads and garbage, prepare lines in the same way and know how many there are. They
+take turns, and which of them comes first, until the time is up. `loss` is of throughput: `medians` compares the median
+of all rounds, `pairs` each round with its neighbour; by wall time, which says something on a machine with nothing else
+to do, and by CPU time, with children. Whole jobs differ by more than this from round to round on a busy machine, so the
+calls that take, write, sync and publish results are timed as well, in both ways: `share_of_cpu` is what the journal's
+calls take beyond the plain writer's, of the plain job's CPU time (`share_of_sync` that of the thread that syncs, which
+holds nobody up), and `share_alone` the time in which nothing else goes on: opening and publishing.
 
-    python benchmarks/durability.py --json benchmarks/results/durability.json
+    python benchmarks/durability.py --json benchmarks/results/durability.json        # four minutes
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, process_time, thread_time
@@ -54,6 +58,7 @@ from headrace.text.pieces import BYTE_OF_CHARACTER
 from headrace.version import __version__
 
 ASCII = 128
+LEAST_ROUNDS = 3
 SETTINGS = fake_settings(max_model_len=4096, max_num_seqs=512, max_num_batched_tokens=8192, num_blocks=100_000)
 
 
@@ -155,8 +160,15 @@ def run_plainly(job: JobSpec) -> None:
             ResultWriter.open(job.output) as writer,
             JobProgress(enabled=False) as progress,
         ):
-            results = StreamResults(writer)
-            JobRun(job, engine, inbox, lines=source.read_batches(), results=results, progress=progress).run()
+            JobRun(
+                job,
+                engine,
+                inbox,
+                lines=source.read_batches(),
+                results=StreamResults(writer),
+                progress=progress,
+                num_expected=source.estimate_num_lines(),
+            ).run()
     finally:
         engine.close()
 
@@ -171,9 +183,9 @@ def measure(run: Callable[[JobSpec], None], source: Path) -> Cost:
     meter, sync_meter, own = Meter(), Meter(), own_seconds_a_call()
     os.sync()  # what earlier rounds left to be written is not this one's
     with metered(meter, sync_meter):
-        wall, cpu = perf_counter(), process_time()
+        wall, cpu = perf_counter(), cpu_seconds()
         run(job)
-        wall, cpu = perf_counter() - wall, process_time() - cpu
+        wall, cpu = perf_counter() - wall, cpu_seconds() - cpu
     in_results = meter.cpu_s - own * meter.num_calls
     cost = Cost(
         wall_s=wall,
@@ -185,6 +197,12 @@ def measure(run: Callable[[JobSpec], None], source: Path) -> Cost:
     )
     shutil.rmtree(directory)
     return cost
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has started and that have ended."""
+    times = os.times()
+    return process_time() + times.children_user + times.children_system
 
 
 def append_rate(directory: Path, num_rows: int, row_bytes: int) -> float:
@@ -204,9 +222,9 @@ def append_rate(directory: Path, num_rows: int, row_bytes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=20_000, help="fewer than are worth a process to prepare them")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=4.0, help="no round begins after these, but for the first")
     parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp())
@@ -217,7 +235,10 @@ def main() -> None:
             file.write(json.dumps({"prompt": prompt, "max_tokens": args.tokens, "number": number}) + "\n")
     ways = {"plain": run_plainly, "journal": run_durably}
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
-    for number in range(args.rounds + 1):
+    load, end = os.getloadavg(), perf_counter() + 60 * args.minutes
+    for number in count():
+        if number > LEAST_ROUNDS and perf_counter() >= end:
+            break
         for name in list(ways)[:: 1 if number % 2 else -1]:
             cost = measure(ways[name], source)
             if number:  # the first round warms up
@@ -228,7 +249,10 @@ def main() -> None:
     alone.mkdir()
     rate = append_rate(alone, 200_000, 1_400)
     shutil.rmtree(root)
-    losses = {kind: loss(costs, kind) for kind in ("wall_s", "cpu_s")}
+    losses: dict[str, Any] = {
+        "medians": {kind: loss_of_medians(costs, kind) for kind in ("wall_s", "cpu_s")},
+        "pairs": {kind: loss(costs, kind) for kind in ("wall_s", "cpu_s")},
+    }
     pairs = list(zip(costs["plain"], costs["journal"], strict=True))
     losses["share_of_cpu"] = spread([(b.results_cpu_s - a.results_cpu_s) / a.cpu_s for a, b in pairs])
     losses["share_of_sync"] = spread([b.sync_cpu_s / a.cpu_s for a, b in pairs])
@@ -240,6 +264,7 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]),
             "versions": {"headrace": __version__, "python": platform.python_version()},
             "cpu": cpu_name(),
+            "load": {"before": load, "after": os.getloadavg()},  # more than one: others ran beside it
             "rows": args.rows,
             "tokens_per_answer": args.tokens,
             "max_num_seqs": SETTINGS.max_num_seqs,
@@ -248,6 +273,11 @@ def main() -> None:
             "journal_alone_rows_per_s": rate,
         }
         args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def loss_of_medians(costs: dict[str, list[Cost]], kind: str) -> float:
+    plain, durable = (statistics.median(getattr(cost, kind) for cost in costs[way]) for way in ("plain", "journal"))
+    return 1 - plain / durable
 
 
 def loss(costs: dict[str, list[Cost]], kind: str) -> dict[str, float]:

@@ -74,6 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         redo=redo,
         overrides=read_overrides(given.set),
         grace_s=given.grace,
+        metrics_port=given.metrics_port,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
@@ -127,6 +128,12 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument(
         "--gpu-price", type=_price, metavar="X", help="price of an hour of the GPU: the summary then has the job's cost"
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="serve the job's counters for Prometheus at http://127.0.0.1:N/metrics while it runs; 0: any free port",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")

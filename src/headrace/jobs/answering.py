@@ -10,7 +10,8 @@ finished is written before anything new is submitted, so that a crash costs no m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 
@@ -36,7 +37,7 @@ from headrace.jobs.reader import InputLine
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
 from headrace.jobs.report import JobReport, Tally
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status_file import STATUS_NAME, JobState, StatusFile
+from headrace.jobs.status_file import STATUS_NAME, JobState, JobStatus, StatusFile
 from headrace.jobs.stopping import Stop
 from headrace.jobs.writer import Results
 from headrace.types import Request, SequenceEvent
@@ -69,6 +70,7 @@ class JobRun:
         num_expected: int | None = None,
         window: Window = WINDOW,
         directory: JobDirectory | None = None,
+        watch: Callable[[JobStatus], None] = lambda status: None,
     ) -> None:
         """`num_expected` lines are left to do. Without a `directory` nothing is done yet, and nothing is kept."""
         self._job = job
@@ -78,6 +80,7 @@ class JobRun:
         self._directory = directory
         self._num_before = directory.num_before if directory else 0
         self._progress = progress
+        self._watch = watch
         self._facts = _facts(engine, directory)
         self._tally = Tally()
         prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
@@ -324,7 +327,10 @@ class JobRun:
             writing_seconds=self._writing_seconds,
             state=state,
         )
+        if self._directory is not None:
+            status = replace(status, **self._directory.marks(self._tally.errors))
         self._progress.update(status)
+        self._watch(status)
         if self._directory is None or self._directory.is_ours():
             self._status_file.write(status, now=state != "running")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from headrace.jobs.journal import Journal
 from headrace.jobs.lock import JobLock
 from headrace.jobs.manifest import Manifest, Pass, State, manifest_path, read_manifest, write_manifest
 from headrace.jobs.publish import publish
+from headrace.jobs.record import Record
 from headrace.jobs.redo import Where
 from headrace.jobs.segments import remove_segments
 from headrace.jobs.sources import Source, SourceIdentity, what_changed
@@ -52,16 +54,17 @@ class JobDirectory:
         last = self._earlier or self._given_up
         self._epoch = last.epoch + 1 if last else 1
         self._first_epoch = self._earlier.first_epoch if self._earlier else self._epoch
-        ids = DoneIds()
+        replayed = _Replayed()
         self.journal = Journal.open(
             self.path,
             epoch=self._epoch,
             first_epoch=self._first_epoch,
             sealed=self._earlier.sealed if self._earlier else {},
-            watch=ids.add,
+            watch=replayed.add,
         )
-        self.seen_ids = ids.seen()
+        self.seen_ids = replayed.ids.seen()
         self.redone = self._choose_rows()
+        self._errors_before = None if self.redone or self.journal.has_several else replayed.errors
         self.num_before = self.journal.num_done - len(self.redone)
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest: Manifest | None = None  # once it has begun
@@ -149,6 +152,14 @@ class JobDirectory:
     @property
     def seconds_to_flush(self) -> float | None:
         return self.journal.seconds_to_flush
+
+    def marks(self, errors: Counter[str]) -> dict[str, Any]:
+        """What a status says of the journal, so that it can be told later whether it is still right."""
+        return {
+            "epoch": self._epoch,
+            "journal_bytes": self.journal.num_bytes,
+            "error_lines": None if self._errors_before is None else dict(self._errors_before + errors),
+        }
 
     @property
     def _output_format(self) -> str:
@@ -283,6 +294,19 @@ class JobDirectory:
             return True
         found = read_manifest(self.path)
         return found is not None and found.epoch == self._epoch
+
+
+class _Replayed:
+    """What is learnt of the records of a journal as it is opened."""
+
+    def __init__(self) -> None:
+        self.ids = DoneIds()
+        self.errors: Counter[str] = Counter()  # by code; of rows with several results, all
+
+    def add(self, record: Record) -> None:
+        self.ids.add(record)
+        if record.error is not None:
+            self.errors[record.error] += 1
 
 
 def _read_earlier(path: Path, job: JobSpec) -> Manifest | None:

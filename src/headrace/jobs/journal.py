@@ -94,6 +94,11 @@ class Journal:
         return self._committed.num_duplicates
 
     @property
+    def has_several(self) -> bool:
+        """Results of one row."""
+        return self._committed.has_several
+
+    @property
     def num_unpromised(self) -> int:
         return len(self._gathered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
 

@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.jobs.answering import Inbox, JobRun
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.fingerprint import digest_of_template
+from headrace.jobs.metrics_server import MetricsServer
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.report import JobReport, Tally
 from headrace.jobs.sources import Source, open_sink
@@ -88,6 +89,23 @@ def _answer(
     quiet: bool,
     stream: TextIO,
 ) -> JobReport:
+    with MetricsServer(job.metrics_port) as metrics:
+        if metrics.url is not None:
+            _tell(f"metrics at {metrics.url}", quiet, stream)
+        return _answer_all(job, source, results, directory, start, metrics, quiet=quiet, stream=stream)
+
+
+def _answer_all(
+    job: JobSpec,
+    source: Source,
+    results: Results,
+    directory: JobDirectory | None,
+    start: Start,
+    metrics: MetricsServer,
+    *,
+    quiet: bool,
+    stream: TextIO,
+) -> JobReport:
     inbox: Inbox = SimpleQueue()
     num_expected = _num_expected(job, source)
     _tell(f"loading {job.config.model} ...", quiet, stream)
@@ -114,6 +132,7 @@ def _answer(
                 progress=progress,
                 num_expected=num_left,
                 directory=directory,
+                watch=metrics.update,
             )
             return run.run()
     finally:

@@ -38,6 +38,7 @@ class JobSpec:
     keep_order: bool = False  # publish in the input's order, not as answers finished
     redo: str | None = None  # do these rows again, see `jobs.redo`
     overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
+    metrics_port: int | None = None  # serve the job's counters there, to this machine; 0: on any that is free
     grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
 
     def __post_init__(self) -> None:
@@ -47,6 +48,8 @@ class JobSpec:
             raise ConfigError(f"max_error_rate must be between 0 and 1, got {self.max_error_rate}")
         if self.gpu_price is not None and not 0 < self.gpu_price < math.inf:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
+            raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
         if self.grace_s < 0:
             raise ConfigError(f"grace must not be negative, got {self.grace_s}")
         if self.overrides and self.redo is None:

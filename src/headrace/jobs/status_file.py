@@ -57,6 +57,9 @@ class JobStatus:
     lines_in_flight: int
     lines_ready: int  # read, and waiting to be submitted
     errors: dict[str, int] = field(default_factory=dict)  # by code
+    error_lines: dict[str, int] | None = None  # the same of all runs; None where rows are done again
+    epoch: int | None = None  # of the journal, and its size when these counts were right
+    journal_bytes: int | None = None
     prompt_tokens: int = 0  # of answered lines
     completion_tokens: int = 0
     rates_now: TokenRates = field(default_factory=TokenRates)
@@ -72,6 +75,11 @@ class JobStatus:
     limited_because: str | None = None
     gpu_seconds: float | None = None
     cost: float | None = None  # in the currency of --gpu-price
+    retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next four are of all runs
+    engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
+    poison_rows: int = 0
+    memory_rungs: list[str] = field(default_factory=list)  # of the ladder for a device without memory, as climbed
+    suspects: int = 0  # lines that run apart, as one of them may kill the engine
 
 
 def status_path(output: str) -> Path | None:

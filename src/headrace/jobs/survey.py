@@ -6,7 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from time import time
 from typing import Any
 
 import msgspec
@@ -18,7 +20,10 @@ from headrace.jobs.manifest import Manifest, manifest_path, read_manifest
 from headrace.jobs.record import Record
 from headrace.jobs.segments import Segment, find_segments
 from headrace.jobs.spec import job_directory
-from headrace.jobs.status_file import STATUS_NAME, JobStatus, read_status
+from headrace.jobs.status_file import STATUS_NAME, JobState, JobStatus, read_status
+
+FRESH_SECONDS = 10.0  # a job that runs says every second how it stands
+ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped")  # all that it had counted was written
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,34 @@ class Survey:
     manifest: Manifest
     holder: Holder | None
     segments: list[Segment]
-    committed: Committed
-    status: JobStatus | None = None  # where a process runs the job and has said how it stands
+    last_status: JobStatus | None = None  # what its process said last, if it said anything
+
+    @cached_property
+    def committed(self) -> Committed:
+        """Replays the whole journal, which of millions of rows takes minutes."""
+        return replay(self.segments)
+
+    @property
+    def status(self) -> JobStatus | None:
+        """Where a process runs the job and has said how it stands; that of an earlier one says nothing of it."""
+        status = self.last_status
+        return status if status is not None and self.holder is not None and status.pid == self.holder.pid else None
+
+    @property
+    def told(self) -> JobStatus | None:
+        """The last status, if its counts are right: the job runs and has told them just now, or its journal is as long
+        as it was then."""
+        status = self.last_status
+        if status is None or status.epoch != self.manifest.epoch or status.error_lines is None:
+            return None
+        if status.state == "running":
+            return status if self.status is not None and time() - status.updated_at <= FRESH_SECONDS else None
+        return status if status.state in ENDED_WELL and status.journal_bytes == self.num_bytes else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the journal, as far as it counts."""
+        return sum(s.path.stat().st_size if s.end is None else s.end for s in self.segments)
 
     @property
     def state(self) -> str:
@@ -42,8 +73,12 @@ class Survey:
         return reading(self.segments)
 
     def as_json(self) -> dict[str, Any]:
-        errors = Counter(record.error for record in self.records() if record.error is not None)
-        manifest = self.manifest
+        manifest, told = self.manifest, self.told
+        if told is not None and told.error_lines is not None:
+            num_lines, errors = told.lines_done, Counter(told.error_lines)
+        else:
+            num_lines = self.committed.num_done
+            errors = Counter(record.error for record in self.records() if record.error is not None)
         return {
             "state": self.state,
             "reason": manifest.reason,
@@ -52,11 +87,12 @@ class Survey:
             "output": manifest.output,
             "directory": str(self.directory),
             "created": manifest.created,
-            "lines": self.committed.num_done,
+            "lines": num_lines,
             "expected": manifest.num_expected,
-            "errors": self.committed.num_errors,
+            "errors": errors.total(),
             "errors_by_code": dict(errors.most_common()),
             "bytes": sum(os.stat(segment.path).st_size for segment in self.segments),
+            "counted": "journal" if told is None else "status",
             "epoch": manifest.epoch,
             "pass": manifest.current.number,
             "redo": manifest.current.where,
@@ -80,13 +116,11 @@ def survey(directory: Path) -> Survey:
     holder = holder_of(directory / "lock")
     epochs = range(manifest.first_epoch, manifest.epoch + 1)
     segments = find_segments(directory, epochs=epochs, sealed=manifest.sealed)
-    return Survey(directory, manifest, holder, segments, replay(segments), _status_of(holder, directory))
+    return Survey(directory, manifest, holder, segments, _last_status(directory / STATUS_NAME))
 
 
-def _status_of(holder: Holder | None, directory: Path) -> JobStatus | None:
-    """That of an earlier process says nothing of this one."""
-    path = directory / STATUS_NAME
-    if holder is None or not path.exists():
+def _last_status(path: Path) -> JobStatus | None:
+    try:
+        return read_status(path)
+    except JobError:  # there is none, or one of another version
         return None
-    status = read_status(path)
-    return status if status.pid == holder.pid else None
