@@ -51,8 +51,8 @@ class AnswerLengths:
 
     def learn(self, num_tokens: int, *, family: int, max_tokens: int | None, limit: int) -> None:
         self._share.add(num_tokens / max(1, limit))
-        for kind in ((family, max_tokens), max_tokens):
-            self._mean(kind).add(num_tokens)
+        self._mean((family, max_tokens)).add(num_tokens)
+        self._mean(max_tokens).add(num_tokens)
 
     def expected(self, *, family: int, max_tokens: int | None, limit: int) -> float:
         """Tokens of one answer that cannot become longer than `limit`."""

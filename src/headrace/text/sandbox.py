@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -25,6 +26,7 @@ from headrace.errors import RequestError
 MAX_TURNS = 1_000_000  # of all loops of one rendering together
 MAX_SIZE = 2**24  # characters of output, or items of a value that an operator makes
 _MAX_BITS = 4096  # of a whole number
+_CHUNKS_AT_ONCE = 16  # of output, before its size is looked at
 _DICT_NAMES = frozenset(dir(dict))
 
 # What foreign template code can raise, besides Jinja's own errors.
@@ -51,7 +53,8 @@ class Sandbox:
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         turns = _turns_left.set([MAX_TURNS])
         try:
-            return _collect(self._compile(source).generate(variables))
+            template = self._compile(source)
+            return _collect(template.root_render_func(template.new_context(dict(variables))))
         except _Refusal as error:
             raise _failed(f"refuses these messages: {error.message}") from error
         except jinja2.TemplateSyntaxError as error:
@@ -181,14 +184,14 @@ def _check_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
 
-def _collect(chunks: Iterable[str]) -> str:
+def _collect(chunks: Iterator[str]) -> str:
     parts: list[str] = []
     size = 0
-    for chunk in chunks:
-        size += len(chunk)
+    while some := list(islice(chunks, _CHUNKS_AT_ONCE)):
+        size += sum(map(len, some))
         if size > MAX_SIZE:
             raise _BoundError(f"its output is longer than {MAX_SIZE:,} characters")
-        parts.append(chunk)
+        parts += some
     return "".join(parts)
 
 
