@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,10 +77,11 @@ def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
     assert [code_of(item) for item in items[1:]] == ["no_tokenizer"] * 2
 
 
+@pytest.mark.parametrize("filter_bits", [3, 12])
 @pytest.mark.parametrize("max_run", [4, 20, 1000])
 @pytest.mark.parametrize("recent", [1, 3, 8, 1000])
-def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int) -> None:
-    seen, expected = SeenIds(recent, max_run=max_run), {}
+def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int, filter_bits: int, tmp_path: Path) -> None:
+    seen, expected = SeenIds(recent, max_run=max_run, filter_bits=filter_bits, directory=tmp_path), {}
     for start in range(1, 200, 5):
         numbers = list(range(start, start + 5))
         ids = [str(number * 7919 % 61) for number in numbers]
@@ -87,3 +89,11 @@ def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int) -> None:
         for custom_id, number, first in zip(ids, numbers, found, strict=True):
             assert first == expected.get(custom_id)
             expected.setdefault(custom_id, number)
+    assert not list(tmp_path.iterdir())  # its files have no names
+
+
+def test_seen_ids_stay_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
+    seen = SeenIds(2, max_run=4, directory=tmp_path / "missing")
+    for number in range(1, 20):
+        assert seen.add([str(number)], [number]) == [None]
+    assert seen.add(["1", "19", "20"], [21, 22, 23]) == [1, 19, None]

@@ -54,7 +54,7 @@ class JobDirectory:
         last = self._earlier or self._given_up
         self._epoch = last.epoch + 1 if last else 1
         self._first_epoch = self._earlier.first_epoch if self._earlier else self._epoch
-        replayed = _Replayed()
+        replayed = _Replayed(self.path)
         self.journal = Journal.open(
             self.path,
             epoch=self._epoch,
@@ -299,8 +299,8 @@ class JobDirectory:
 class _Replayed:
     """What is learnt of the records of a journal as it is opened."""
 
-    def __init__(self) -> None:
-        self.ids = DoneIds()
+    def __init__(self, directory: Path) -> None:
+        self.ids = DoneIds(directory)
         self.errors: Counter[str] = Counter()  # by code; of rows with several results, all
 
     def add(self, record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +23,8 @@ class _Result(msgspec.Struct):
 class DoneIds:
     """Told of each record as a journal is replayed. `seen` is asked for once, at the end."""
 
-    def __init__(self) -> None:
-        self._seen = SeenIds()
+    def __init__(self, directory: Path | None = None) -> None:
+        self._seen = SeenIds(directory=directory)
         self._ids: list[str] = []
         self._numbers: list[int] = []
         self._decode = msgspec.json.Decoder(_Result).decode
