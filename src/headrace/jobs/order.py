@@ -30,7 +30,7 @@ LEARNED_ANEW = 8  # plan again when so many times as many answers have finished
 class Window:
     """How much of the input is held, lines that wait for another's answer included."""
 
-    num_rows: int = 65_536  # some 4 kB each
+    num_rows: int = 65_536  # some 1 kB each where prompts are short
     num_tokens: int = 16_777_216
 
 
