@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 STATS_S = 0.1  # a snapshot of the counters at most so often, and whenever the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of news; an engine whose front reads nothing stops there
 LAST_WORDS_S = 5.0  # for the front to read them
+GATHER_S = 0.0005  # a front passes requests that come together on at shorter intervals than this
 PREFIX = "engine: "
 
 _STDERR = 2
@@ -70,7 +71,7 @@ class EngineChild:
             self._report(error)
             return 1
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
-        loop = EngineLoop(loaded.core, self._after_turn, self._report)
+        loop = EngineLoop(loaded.core, self._after_turn, self._report, gather_s=GATHER_S)
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 
@@ -17,18 +18,31 @@ from headrace.types import Request, SequenceEvent, TokenIds
 AfterTurn = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
 
+MAX_GATHERS = 16  # that a first request waits for others
+
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
 
 
 class EngineLoop:
     """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
-    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes."""
+    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes.
 
-    def __init__(self, core: EngineCore, after_turn: AfterTurn, on_failure: Callable[[BaseException], None]) -> None:
+    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last: started
+    alone, it would have its first token early and its second after all of their prompts."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        after_turn: AfterTurn,
+        on_failure: Callable[[BaseException], None],
+        *,
+        gather_s: float = 0.0,
+    ) -> None:
         self._core = core
         self._after_turn = after_turn
         self._on_failure = on_failure
+        self._gather_s = gather_s
         self._inbox: deque[Command] = deque()
         self._has_news = threading.Condition()
         self._is_stopping = False
@@ -110,9 +124,17 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         with self._has_news:
-            while not (self._inbox or self._core.has_work or self._is_stopping):
-                self._has_news.wait()
+            if not (self.has_work or self._is_stopping):
+                while not (self._inbox or self._is_stopping):
+                    self._has_news.wait()
+                self._wait_for_others()
             return not self._is_stopping
+
+    def _wait_for_others(self) -> None:
+        num_seen, until = 0, monotonic() + MAX_GATHERS * self._gather_s
+        while num_seen < len(self._inbox) and not self._is_stopping and monotonic() < until:
+            num_seen = len(self._inbox)
+            self._has_news.wait(self._gather_s)
 
     def _take_inbox(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
