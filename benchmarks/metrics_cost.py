@@ -136,7 +136,7 @@ def request_seconds(metrics: ServerMetrics) -> float:
         meter = RequestMeter(metrics, request, arrived=1.0)
         meter.take(first)
         meter.take(last)
-        meter.finish("stop")
+        meter.finish("stop", [TOKENS_PER_REQUEST])
 
     return seconds_a_call(count, NUM_CALLS // 10)
 

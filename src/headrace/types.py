@@ -369,6 +369,7 @@ class Request:
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
     watched: bool = False  # deliver tokens as they come, not once at the end
+    announced: bool = False  # deliver the first token when it comes, even if nobody watches
     readout: Readout | None = None  # nothing is drawn; `params` is not looked at
 
     def __post_init__(self) -> None:

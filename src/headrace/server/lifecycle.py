@@ -69,7 +69,7 @@ class Lifecycle:
         self._reload_keys = reload_keys
         self._has_given_up = has_given_up
         self._tell = tell
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, options, on_refused))
+        self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._is_hurried = False
@@ -179,7 +179,7 @@ def run_on_uvloop(main: Awaitable[int]) -> int:
         return runner.run(body())
 
 
-def _uvicorn_config(app: Application, options: ServerOptions, on_refused: Callable[[str], None]) -> uvicorn.Config:
+def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callable[[str], None]) -> uvicorn.Config:
     limits = ConnectionLimits(
         max_header_bytes=options.max_header_bytes,
         max_num_headers=options.max_num_headers,
