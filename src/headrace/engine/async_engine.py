@@ -291,6 +291,10 @@ class AsyncEngine:
         for request_id in list(self._readers):
             self._engine.client.abort(request_id)
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, but for what running requests hold."""
+        self._engine.client.forget_prefixes()
+
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
 

@@ -58,7 +58,7 @@ class Lifecycle:
         state: ServerState,
         *,
         abort_all: Callable[[], Awaitable[None]],
-        reload_keys: Callable[[], None],
+        reload_keys: Callable[[], bool],
         has_given_up: Callable[[], bool] = lambda: False,
         on_refused: Callable[[str], None] = lambda reason: None,
         tell: Tell,
@@ -104,6 +104,14 @@ class Lifecycle:
         self._is_hurried = True
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def drain(self) -> None:
+        """What the first signal does; later ones nothing."""
+        if self._stopping is None:
+            self.stop()
+
+    def reload_keys(self) -> bool:
+        return self._reload_keys()
 
     async def _stop(self) -> None:
         num_running = self.num_in_flight

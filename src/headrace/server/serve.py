@@ -80,6 +80,7 @@ class Server:
             on_refused=self.metrics.refused,
             tell=tell,
         )
+        self.services.control = self.lifecycle
 
     def tell_settings(self) -> None:
         """Each automatic value with its reason."""

@@ -58,6 +58,13 @@ class Turns(Protocol):
     ) -> AbstractAsyncContextManager[None]: ...
 
 
+class Control(Protocol):
+    """What an admin may do to the server as a whole."""
+
+    def drain(self) -> None: ...
+    def reload_keys(self) -> bool: ...
+
+
 @dataclass
 class Services:
     engine: AsyncEngine
@@ -68,6 +75,7 @@ class Services:
     state: State
     turns: Turns | None = None
     deadline_s: Callable[[Mapping[str, Any]], float | None] | None = None  # of a request's scope; else the options'
+    control: Control | None = None
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests that are being answered
     num_restarts: int = 0  # of the engine, as far as they are counted
