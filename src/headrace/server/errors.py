@@ -10,6 +10,9 @@ from headrace.engine.answer_stream import FailedRequestError
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, RequestError
 
 
+MAX_MESSAGE = 1000  # characters
+
+
 class ApiError(HeadraceError):
     """What one request is answered with. Its message goes to the client as it is."""
 
@@ -37,7 +40,9 @@ class ClientGoneError(HeadraceError):
 
 
 def error_object(error: ApiError) -> dict[str, object]:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    """In which a value of the request may be repeated, but not all of it."""
+    message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]}…"
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def error_body(error: ApiError) -> bytes:

@@ -109,7 +109,7 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> None:
             raise bad_request(f"chat_template_kwargs cannot have {name!r}", f"chat_template_kwargs.{name}")
         if not name.isidentifier():
             raise bad_request("the names in chat_template_kwargs must be identifiers", "chat_template_kwargs")
-        if template is None or not any(name in text for text in template.templates.values()):
+        if template is None or name not in template.variables:
             raise bad_request(
                 f"the model's chat template has no variable {name!r}; leave it out", f"chat_template_kwargs.{name}"
             )
@@ -117,7 +117,7 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> None:
 
 def reads_variable(tokenizer: Tokenizer | None, name: str) -> bool:
     template = None if tokenizer is None else tokenizer.chat_template
-    return template is not None and any(name in text for text in template.templates.values())
+    return template is not None and name in template.variables
 
 
 def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
