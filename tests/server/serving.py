@@ -67,6 +67,7 @@ class FakeReservation:
 class FakeAdmission:
     is_full: bool = False
     reservations: list[FakeReservation] = field(default_factory=list)
+    oldest_wait_s: float = 0.0
 
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> FakeReservation:
         if self.is_full:
@@ -103,6 +104,9 @@ class FakeMetrics:
 
     def answered(self, handler: str, method: str, status: int) -> None:
         self.statuses.append((handler, method, status))
+
+    def oldest_wait(self, seconds: float) -> None:
+        pass
 
     def restarted(self) -> None:
         self.num_restarts += 1

@@ -148,8 +148,8 @@ def test_no_number_in_any_field_is_too_large_for_the_server(server: Server, path
     body: dict[str, Any] = good.get(path, {"input": "hi", "max_output_tokens": 2})
     for name in names(path, only_fields=True):
         for value in EXTREMES:
-            for given in (value, [value], {f"{value}": 1}, {"1": value}):
-                answer = server.post(path, body | {name: given})
+            for form in (value, [value], {f"{value}": 1}, {"1": value}):
+                answer = server.post(path, body | {name: form})
                 assert answer.status_code in (200, 400, 404), (name, answer.text)
     assert server.post(path, body).status_code == 200
 

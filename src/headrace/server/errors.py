@@ -9,7 +9,6 @@ import msgspec
 from headrace.engine.answer_stream import FailedRequestError
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, RequestError
 
-
 MAX_MESSAGE = 1000  # characters
 
 
@@ -69,7 +68,13 @@ def from_headrace(error: HeadraceError) -> ApiError:
         case FailedRequestError():
             return ApiError(500, str(error), type="server_error", code="engine_error")
         case EngineDeadError():
-            return ApiError(503, "the engine has stopped; try again later", type="server_error", code="engine_dead")
+            return ApiError(
+                503,
+                "the engine has stopped; try again later",
+                type="server_error",
+                code="engine_dead",
+                headers={"Retry-After": "1"},
+            )
     if (overload := _overload(error)) is not None:
         return overload
     return internal_error()

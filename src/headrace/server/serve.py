@@ -78,6 +78,7 @@ class Server:
             reload_keys=keys.reload,
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
+            on_lag=self.metrics.loop_lag,
             tell=tell,
         )
         self.services.control = self.lifecycle
