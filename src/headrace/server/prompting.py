@@ -46,14 +46,15 @@ def as_prompts(given: str | list[Any] | None) -> list[Prompt]:
         return [given]
     if not given:
         raise bad_request("prompt is an empty list", "prompt", "empty_prompt")
-    if all(type(item) is int for item in given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
         return [given]
     if len(given) > MAX_PROMPTS:
         raise bad_request(f"prompt has {len(given):,} prompts; at most {MAX_PROMPTS:,} are taken at once", "prompt")
-    if all(isinstance(item, str) for item in given):
+    if kinds == {str}:
         return given
     for index, item in enumerate(given):
-        if not isinstance(item, list) or not all(type(token) is int for token in item):
+        if not isinstance(item, list) or set(map(type, item)) - {int}:
             raise bad_request(
                 f"prompt[{index}]: prompt must be text, a list of texts, a list of token ids, or a list of such lists",
                 "prompt",
