@@ -27,6 +27,7 @@ from bad_connections import Server, State, settled
 from headrace.version import __version__
 
 ANSWER_LEN = 48
+MEMORY_SLACK = 0.01  # what allocators may keep
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Type: application/json\r\n"
 
 
@@ -108,6 +109,7 @@ def main() -> int:
 
 def is_back(state: State, before: State) -> bool:
     has_let_go = state.num_files <= before.num_files and state.num_threads <= before.num_threads
+    has_let_go = has_let_go and state.memory_mib <= (1 + MEMORY_SLACK) * before.memory_mib
     return has_let_go and state.num_running == state.num_waiting == state.kv_use == 0
 
 

@@ -324,7 +324,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
-    parser.add_argument("--whole", action="store_true", help="answers that are not streamed; only their CPU time counts")
+    parser.add_argument(
+        "--whole", action="store_true", help="answers that are not streamed; only their CPU time counts"
+    )
     parser.add_argument("--realtime", action="store_true", help="schedule both processes before all neighbours")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
