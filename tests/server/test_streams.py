@@ -295,6 +295,18 @@ def test_a_fault_of_ours_is_a_500_without_details_and_harms_no_other(
     assert b'"content":"fine"' in wire.read_until(b"[DONE]")
 
 
+def test_the_log_of_a_fault_has_no_word_of_the_request(
+    slow: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(given: str) -> None:
+        raise ValueError(f"cannot read {given}")
+
+    monkeypatch.setattr("headrace.server.completions.as_prompts", fail)
+    slow.error(TEXT, {"prompt": "Cinnamon"}, status=500)
+    assert "ValueError in /v1/completions" in caplog.text and "in fail" in caplog.text
+    assert "Cinnamon" not in caplog.text
+
+
 def test_a_fault_of_ours_in_the_middle_of_a_stream_ends_it_and_no_other(
     slow: Server, pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
