@@ -146,12 +146,10 @@ class Connection(asyncio.Protocol):
         if b'"text"' in data:
             self._text_at = monotonic()
             self._first_at = self._first_at or self._text_at
-        if data.endswith(END):
-            self._tail = (self._tail + data)[-200:]
+        self._tail = (self._tail + data)[-200:]
+        if self._tail.endswith(END):
             assert DONE in self._tail, self._tail
             self._ended.set_result(None)
-        else:
-            self._tail = data[-160:]
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._ended is not None and not self._ended.done():
