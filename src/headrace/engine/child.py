@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine import wire
 from headrace.engine.channel import Channel
-from headrace.engine.loop import EngineLoop
+from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import LOAD_CORE
 from headrace.errors import EngineDeadError, RequestError
 from headrace.types import SequenceEvent
@@ -148,7 +148,7 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
                 raise
             except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
                 _log.exception("a request could not be submitted")
-                loop.refuse(command.request_id, f"the engine could not take the request: {error!r}")
+                loop.refuse(command.request_id, could_not_take(error))
         case wire.Abort():
             loop.abort(command.request_id, command.index)
         case wire.LimitRunning():

@@ -119,7 +119,7 @@ class EngineLoop:
             return [_refusal(request.request_id, str(error))]
         except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
             _log.exception("a request could not be added")
-            return [_refusal(request.request_id, f"the engine could not take the request: {error!r}")]
+            return [_refusal(request.request_id, could_not_take(error))]
         return []
 
     def _wait_for_work(self) -> bool:
@@ -151,3 +151,8 @@ class EngineLoop:
 
 def _refusal(request_id: str, reason: str) -> SequenceEvent:
     return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)
+
+
+def could_not_take(error: Exception) -> str:
+    """Goes to whoever asked, perhaps a stranger: of what went wrong inside only its name."""
+    return f"the engine could not take the request ({type(error).__name__}); its log says more"

@@ -412,6 +412,8 @@ class Scheduler:
                 events.append(self._end(sequence, int(finished[position])))
             else:
                 events.append(self._events.news(sequence))
+                if not sequence.request.watched:  # only its first token was news
+                    self.rows.is_watched[sequence.row] = False
         for reading in result.readings:
             if self.rows.since[reading.row] <= result.step:
                 events += self._take_reading(reading)
