@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.start import Engine
-from headrace.errors import EngineDeadError, JobError
+from headrace.errors import JobError, ResumableJobError
 from headrace.jobs.report import JobReport
 from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec, job_directory
@@ -37,7 +37,7 @@ class Breaking(FakeRunner):
 
     def submit(self, plan: StepPlan) -> StepResult:
         if self.num_steps == self._step:
-            raise RuntimeError("the device is gone")
+            raise RuntimeError("CUDA error: the device is gone")
         return super().submit(plan)
 
 
@@ -166,7 +166,7 @@ def test_a_line_refused_for_its_id_does_not_own_it_in_a_later_run(
     body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True}
     line = {"custom_id": "same", "method": "POST", "url": "/v1/completions", "body": body}
     source, output = write_lines(line, line), tmp_path / "out.jsonl"
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(ResumableJobError):
         run(source, output, functools.partial(start, runner=Breaking(10)), template=None)
     assert [record.index for record in survey(find_job(str(output))).records()] == [1]
     report = run(source, output, start, template=None)
@@ -181,7 +181,7 @@ def test_a_job_into_a_store_goes_on_and_is_published_whole(
     write_lines: WriteLines, start: Start, store: str, name: str
 ) -> None:
     source, output = write_lines(*lengths(20)), f"{store}/{name}"
-    with pytest.raises(EngineDeadError, match="the same command goes on"):
+    with pytest.raises(ResumableJobError, match="the same command goes on"):
         run(source, output, functools.partial(start, runner=Breaking(18)), template=None, keep_order=True)
     files = fsspec.filesystem("memory")
     assert not files.exists(output)

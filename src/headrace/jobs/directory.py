@@ -18,6 +18,7 @@ from headrace.jobs.committed import MAX_ATTEMPT
 from headrace.jobs.done_ids import DoneIds
 from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.fingerprint import fingerprint_of, first_difference
+from headrace.jobs.in_flight_file import IN_FLIGHT_NAME, rows_in_flight
 from headrace.jobs.index import Bitmap
 from headrace.jobs.journal import Journal
 from headrace.jobs.lock import JobLock
@@ -30,6 +31,7 @@ from headrace.jobs.sources.files import exists, is_url, local_path, num_bytes
 from headrace.jobs.sources.formats import format_of
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status_file import STATUS_NAME
+from headrace.jobs.trouble import TROUBLE_NAME, TroubleLog
 
 TEMPLATE = "template"
 CANCEL = "cancel"  # a file: somebody wants the job to stop
@@ -63,6 +65,7 @@ class JobDirectory:
         self.seen_ids = ids.seen()
         self.redone = self._choose_rows()
         self.num_before = self.journal.num_done - len(self.redone)
+        self.lost_rows = self._find_lost_rows()
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest: Manifest | None = None  # once it has begun
         self._manifest_name = str(manifest_path(self.path))
@@ -104,6 +107,29 @@ class JobDirectory:
     def is_done(self, index: int) -> bool:
         """Whether the row is to be skipped."""
         return self.journal.is_done(index) and index not in self.redone
+
+    def has_result(self, index: int) -> bool:
+        """Whether the row is done, and has been done again if it is to be."""
+        return self.journal.is_done(index) and (
+            index not in self.redone or self.journal.last_attempt(index) >= self.current.number
+        )
+
+    def _find_lost_rows(self) -> list[int]:
+        """That were in flight when the process before this one ended without a word."""
+        earlier = self._earlier
+        if earlier is None or earlier.state != "running":
+            return []
+        rows = rows_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
+        return [row for row in rows or () if not self.has_result(row)]
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def trouble_log(self) -> TroubleLog:
+        return TroubleLog(
+            self.path / TROUBLE_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
+        )
 
     @property
     def is_cancelled(self) -> bool:

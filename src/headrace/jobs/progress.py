@@ -45,6 +45,14 @@ class JobProgress:
         if self._live is not None:
             self._live.stop()
 
+    def tell(self, line: str) -> None:
+        """Something that is not to be missed."""
+        if self._live is not None:
+            self._live.console.print(f"headrace: {line}", markup=False)
+        elif self._enabled:
+            self._stream.write(f"headrace: {line}\n")
+            self._stream.flush()
+
     def update(self, status: JobStatus) -> None:
         if self._live is not None:
             self._live.update(_rich_view(status), refresh=True)
@@ -77,9 +85,24 @@ def details(status: JobStatus) -> list[str]:
         parts.append(f"saved {saved}")
     if status.errors:
         parts.append("errors " + ", ".join(f"{code} {count:,}" for code, count in sorted(status.errors.items())))
+    if trouble := troubles(status):
+        parts.append(trouble)
     if status.limited_by is not None:
         parts.append(f"limited by {status.limited_by}: {status.limited_because}")
     return parts
+
+
+def troubles(status: JobStatus) -> str:
+    """What went wrong and was helped; nothing if all went well."""
+    parts = [f"{cause} {count:,}" for cause, count in sorted(status.retries.items())]
+    text = [f"retries {', '.join(parts)}"] if parts else []
+    if status.engine_deaths:
+        text.append("deaths of the " + ", ".join(f"{loss} {n:,}" for loss, n in sorted(status.engine_deaths.items())))
+    if status.memory_rungs:
+        text.append(f"out of memory {len(status.memory_rungs):,} times, now: {status.memory_rungs[-1]}")
+    if status.suspects:
+        text.append(f"looking for a line that kills the engine among {status.suspects:,}")
+    return " · ".join(text)
 
 
 def savings(status: JobStatus) -> str:

@@ -72,6 +72,11 @@ class JobStatus:
     limited_because: str | None = None
     gpu_seconds: float | None = None
     cost: float | None = None  # in the currency of --gpu-price
+    retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next four are of all runs
+    engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
+    poison_rows: int = 0
+    memory_rungs: list[str] = field(default_factory=list)  # of the ladder for a device without memory, as climbed
+    suspects: int = 0  # lines that run apart, as one of them may kill the engine
 
 
 def status_path(output: str) -> Path | None:

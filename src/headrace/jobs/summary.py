@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from headrace.engine.settings import Choice
 from headrace.jobs.report import JobReport
 from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.trouble import TroubleCounts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +56,20 @@ def result_rows(report: JobReport) -> list[Row]:
         rows.append(("GPU-hours", f"{report.gpu_hours:,.3f}{_cost(report)}"))
     if tally.num_failed:
         rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in tally.errors.most_common())))
+    rows += trouble_rows(report.trouble)
+    return rows
+
+
+def trouble_rows(trouble: TroubleCounts) -> list[Row]:
+    """What went wrong and was helped, in all runs of the job; none if nothing did."""
+    rows = []
+    if trouble.retries:
+        rows.append(("retries", ", ".join(f"{cause} {count:,}" for cause, count in sorted(trouble.retries.items()))))
+    if trouble.deaths:
+        deaths = ", ".join(f"{loss} {count:,}" for loss, count in sorted(trouble.deaths.items()))
+        rows.append(("deaths", f"{deaths}; lines that killed the engine: {trouble.poison_rows:,}"))
+    if trouble.memory_rungs:
+        rows.append(("memory", f"ran out {len(trouble.memory_rungs):,} times: {', '.join(trouble.memory_rungs)}"))
     return rows
 
 
