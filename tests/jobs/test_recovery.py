@@ -177,9 +177,9 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
     assert (report.tally.num_answered, dict(report.tally.errors)) == (19, {"poison_request": 1})
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert sorted(line["index"] for line in lines) == list(range(20))
+    always = FaultyStart(start, FaultyRunner(always=True))
     with pytest.raises(JobError, match="not this job: its input or output is a stream") as raised:
-        always = FaultyRunner(always=True)
-        run_job(job, start=FaultyStart(start, always), rules=AT_ONCE, quiet=True)
+        run_job(job, start=always, rules=AT_ONCE, quiet=True)
     assert not isinstance(raised.value, ResumableJobError)
 
 
@@ -223,7 +223,7 @@ def test_lines_that_ask_for_the_same_as_a_poison_row_fail_with_it(write_lines: W
 
 def test_an_engine_that_dies_with_every_row_is_not_blamed_on_the_rows(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
-    with pytest.raises(ResumableJobError, match="dies with every line that it is given alone .* none between"):
+    with pytest.raises(ResumableJobError, match=r"dies with every line that it is given alone .* none between"):
         run(source, FaultyStart(start, FaultyRunner(always=True)))
     with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more rows each time
         run(source, FaultyStart(start, FaultyRunner(always=True)))

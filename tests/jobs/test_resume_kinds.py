@@ -214,7 +214,7 @@ def test_a_publication_that_breaks_off_leaves_no_object(
     source, output = write_lines({"text": "a"}, {"text": "b"}), f"local://{tmp_path}/{name}"
     monkeypatch.setattr(publish, "_fill", broken)
     with pytest.raises(JobError, match="cannot be written: No space left on device; its results are safe in"):
-        run(source, output, start)
+        run(source, output, start, disk_wait_s=0.0)
     assert not (tmp_path / name).exists()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

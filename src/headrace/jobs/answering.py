@@ -28,6 +28,7 @@ from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError, JobError, RequestError, ResumableJobError
 from headrace.jobs.directory import JobDirectory
+from headrace.jobs.disk_full import DiskWait
 from headrace.jobs.engine_keeper import EngineKeeper, GoneClient, joined
 from headrace.jobs.feed import Feed, InputEnded, InputFailed, Prepared
 from headrace.jobs.in_flight_file import InFlightFile
@@ -103,6 +104,7 @@ class JobRun:
         self._recovery = recovery or Recovery(TroubleLog(None), job.config)
         self._in_flight_file = in_flight_file or InFlightFile(None)
         self._again = Waiting()
+        self._disk = DiskWait(job.disk_wait_s, directory=directory.path if directory else None, tell=progress.tell)
         self._kept: deque[Message] = deque()  # taken out of the inbox, and still to be looked at
         self._stats_before: EngineStats | None = None  # of the engines that have died
         self._in_flight: dict[str, InFlight] = {}
@@ -139,6 +141,7 @@ class JobRun:
             self._feed.stop()
             for request_id in self._in_flight:
                 self._abort(request_id)
+            self._in_flight_file.write(())
             self._show(self._state)
         return self._report()
 
@@ -176,7 +179,8 @@ class JobRun:
         if self._kept:
             self._take(self._kept.popleft())
             return
-        limits = [TICK_SECONDS, self._results.seconds_to_flush, self._again.seconds_to_next, at_most_s]
+        to_flush_s = self._disk.seconds_to_try if self._disk.is_full else self._results.seconds_to_flush
+        limits = [TICK_SECONDS, to_flush_s, self._again.seconds_to_next, at_most_s]
         if self._stop is not None:
             limits.append(self._leave_at - monotonic())
         if self._directory is not None:
@@ -256,6 +260,8 @@ class JobRun:
         self._num_batches_owed += 1
 
     def _submit_ready(self) -> None:
+        if self._disk.is_full:
+            return
         works = [] if self._stop is not None else self._choose()
         if works:
             for work in works:
@@ -456,7 +462,7 @@ class JobRun:
 
     def _flush(self) -> None:
         started = perf_counter()
-        self._results.flush()
+        self._disk.flush(self._results)
         self._writing_seconds += perf_counter() - started
 
     def _show(self, state: JobState) -> None:
@@ -471,9 +477,11 @@ class JobRun:
             state=state,
         )
         status = replace(status, **self._recovery.status_fields)
+        if state == "running" and self._disk.is_full:
+            status = replace(status, state="paused", paused_because=self._disk.reason)
         self._progress.update(status)
         if self._directory is None or self._directory.is_ours():
-            self._status_file.write(status, now=state != "running")
+            self._status_file.write(status, now=status.state != "running")
 
     @property
     def _stats(self) -> EngineStats:

@@ -173,6 +173,10 @@ class JobDirectory:
         self.journal.flush()
 
     @property
+    def num_gathered_bytes(self) -> int:
+        return self.journal.num_gathered_bytes
+
+    @property
     def seconds_to_flush(self) -> float | None:
         return self.journal.seconds_to_flush
 

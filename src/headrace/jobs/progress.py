@@ -67,9 +67,15 @@ def plain_line(status: JobStatus) -> str:
 
 
 def headline(status: JobStatus) -> str:
-    total = "?" if status.lines_total is None else f"{status.lines_total:,}"
-    done = f"{status.lines_done:,}/{total} lines"
+    if status.paused_because is not None:
+        return f"paused, {status.paused_because} · {_done(status)}"
+    done = _done(status)
     return done if status.seconds_left is None else f"{done}, {duration(status.seconds_left)} left"
+
+
+def _done(status: JobStatus) -> str:
+    total = "?" if status.lines_total is None else f"{status.lines_total:,}"
+    return f"{status.lines_done:,}/{total} lines"
 
 
 def details(status: JobStatus) -> list[str]:

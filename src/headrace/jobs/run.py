@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
@@ -15,6 +15,7 @@ from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.answering import Inbox, JobRun
 from headrace.jobs.directory import JobDirectory
+from headrace.jobs.disk_full import wait_for_room
 from headrace.jobs.engine_keeper import EngineKeeper, Start
 from headrace.jobs.fingerprint import digest_of_template
 from headrace.jobs.in_flight_file import IN_FLIGHT_NAME, InFlightFile
@@ -70,13 +71,14 @@ def _run_durable(
         _tell(_resume_line(directory), quiet, stream)
     if not directory.is_fresh and not _has_more(job, source, directory):
         if not directory.is_published:
-            directory.begin(num_expected=directory.journal.num_done)
-            directory.publish()
+            patiently = _Patience(job, quiet, stream)
+            patiently(lambda: directory.begin(num_expected=directory.journal.num_done))
+            patiently(directory.publish)
         return report_of_nothing(job, directory)
     try:
         report = _answer(job, source, directory, directory, start, rules, quiet=quiet, stream=stream)
         if not report.was_stopped:
-            directory.publish()
+            _Patience(job, quiet, stream)(directory.publish)
     except BaseException as error:
         _note_failure(directory, error)
         raise
@@ -117,7 +119,8 @@ def _answer(
         num_left = _num_left(num_expected, directory)
         _tell(_ready_line(engine, num_left), quiet, stream)
         if directory is not None:
-            directory.begin(template=_template_of(engine), num_expected=num_expected)
+            template, begin = _template_of(engine), directory.begin
+            _Patience(job, quiet, stream)(lambda: begin(template=template, num_expected=num_expected))
             in_flight_file = InFlightFile(directory.path / IN_FLIGHT_NAME, epoch=directory.epoch)
         with (
             taking_turns(),
@@ -156,6 +159,18 @@ def _recovery(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | 
         progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
         recovery.process_was_lost(directory.epoch - 1, directory.lost_rows, progress)
     return recovery
+
+
+class _Patience:
+    """For what is written once, while no signal is waited for."""
+
+    def __init__(self, job: JobSpec, quiet: bool, stream: TextIO) -> None:
+        self._job = job
+        self._tell = lambda line: _tell(line, quiet, stream)
+
+    def __call__(self, action: Callable[[], None]) -> None:
+        with term_raises(self._job):
+            wait_for_room(action, wait_s=self._job.disk_wait_s, tell=self._tell)
 
 
 def _has_more(job: JobSpec, source: Source, directory: JobDirectory) -> bool:

@@ -38,6 +38,7 @@ class JobSpec:
     keep_order: bool = False  # publish in the input's order, not as answers finished
     redo: str | None = None  # do these rows again, see `jobs.redo`
     overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
+    disk_wait_s: float = 3600.0  # for room on a full disk
     grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
 
     def __post_init__(self) -> None:
@@ -49,6 +50,8 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.grace_s < 0:
             raise ConfigError(f"grace must not be negative, got {self.grace_s}")
+        if not 0 <= self.disk_wait_s < math.inf:
+            raise ConfigError(f"disk_wait must be a time of 0 s or more, got {self.disk_wait_s}")
         if self.overrides and self.redo is None:
             raise ConfigError("set changes rows that are done again: say which with redo (or retry-errors)")
         if self.redo is not None and self.overwrite:

@@ -35,7 +35,7 @@ class Survey:
     def state(self) -> str:
         """As the manifest says, but a job whose process has gone without a word is interrupted."""
         if self.holder is not None:
-            return "running"
+            return "paused" if self.status is not None and self.status.state == "paused" else "running"
         return "interrupted" if self.manifest.state == "running" else self.manifest.state
 
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
