@@ -27,6 +27,7 @@ from headrace.engine.process import EngineProcess
 from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError, JobError, RequestError, ResumableJobError
+from headrace.jobs.deadline import Deadline
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.disk_full import DiskWait
 from headrace.jobs.engine_keeper import EngineKeeper, GoneClient, joined
@@ -84,6 +85,7 @@ class JobRun:
         keeper: EngineKeeper | None = None,
         recovery: Recovery | None = None,
         in_flight_file: InFlightFile | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """`num_expected` lines are left to do. Without a `directory` nothing is done yet, and nothing is kept; without
         a `keeper` of the engine its death is the end."""
@@ -100,6 +102,7 @@ class JobRun:
         self._feed = Feed(lines, _preparer(job, engine, directory), inbox.put)
         self._planner = Planner(engine.settings.limits, job_seed=job.config.seed, window=window)
         self._num_batches_owed = 0  # that the feed may read once the planner has room
+        self._deadline = deadline
         self._keeper = keeper
         self._recovery = recovery or Recovery(TroubleLog(None), job.config)
         self._in_flight_file = in_flight_file or InFlightFile(None)
@@ -151,7 +154,7 @@ class JobRun:
             self._take_next()
             self._flush()
             self._submit_ready()
-            self._look_for_cancel()
+            self._look_for_end()
             if self._meter.is_due:
                 self._show("running")
         except EngineDeadError as error:
@@ -169,7 +172,9 @@ class JobRun:
         """In which it has ended."""
         if not self._is_over:
             return "failed"
-        return "finished" if self._stop is None else "stopped"
+        if self._stop is not None:
+            return "expired" if self._stop.is_expired else "stopped"
+        return "finished"
 
     # What the inbox brings.
 
@@ -185,11 +190,19 @@ class JobRun:
             limits.append(self._leave_at - monotonic())
         if self._directory is not None:
             limits.append(CANCEL_SECONDS)
+        if self._deadline is not None:
+            limits.append(self._deadline.seconds_left)
         try:
             message = self._inbox.get(timeout=min(max(0.0, seconds) for seconds in limits if seconds is not None))
         except Empty:
             return
         self._take(message)
+
+    def _look_for_end(self) -> None:
+        if self._deadline is not None and self._stop is None and self._deadline.is_over and not self._is_over:
+            self._begin_to_stop(Stop(is_expired=True))
+            self._leave_at = monotonic()
+        self._look_for_cancel()
 
     def _look_for_cancel(self) -> None:
         if self._directory is None or self._stop is not None or monotonic() - self._looked_at < CANCEL_SECONDS:
@@ -408,7 +421,7 @@ class JobRun:
         while self._stop is None and (left := until - monotonic()) > 0:
             self._take_next(left)
             self._flush()
-            self._look_for_cancel()
+            self._look_for_end()
             if self._meter.is_due:
                 self._show("running")
         return self._stop is None
@@ -491,7 +504,8 @@ class JobRun:
         return JobReport(
             output=self._job.output,
             model_name=self._engine.model_name,
-            was_stopped=self._stop is not None,
+            was_stopped=self._stop is not None and not self._stop.is_expired,
+            was_expired=self._stop is not None and self._stop.is_expired,
             was_cancelled=self._stop is not None and self._stop.is_cancelled,
             num_in_flight=len(self._in_flight),
             tally=self._tally,

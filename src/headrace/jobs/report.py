@@ -103,6 +103,7 @@ class JobReport:
     job_directory: str | None = None  # None: a stream was written, of which nothing is kept
     is_resumable: bool = False
     was_cancelled: bool = False
+    was_expired: bool = False  # by a deadline: what was unfinished became error lines
     trouble: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
 
     @property
@@ -131,6 +132,8 @@ class JobReport:
     def outcome(self) -> str:
         if self.was_cancelled:
             return "cancelled"
+        if self.was_expired:
+            return "expired"
         return "stopped" if self.was_stopped else "finished"
 
     @property

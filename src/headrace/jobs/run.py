@@ -14,6 +14,7 @@ from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.answering import Inbox, JobRun
+from headrace.jobs.deadline import Deadline, expire_rest
 from headrace.jobs.directory import JobDirectory
 from headrace.jobs.disk_full import wait_for_room
 from headrace.jobs.engine_keeper import EngineKeeper, Start
@@ -71,14 +72,22 @@ def _run_durable(
         _tell(_resume_line(directory), quiet, stream)
     if not directory.is_fresh and not _has_more(job, source, directory):
         if not directory.is_published:
-            patiently = _Patience(job, quiet, stream)
-            patiently(lambda: directory.begin(num_expected=directory.journal.num_done))
-            patiently(directory.publish)
+            again = _Patience(job, quiet, stream)
+            again(lambda: directory.begin(num_expected=directory.journal.num_done))
+            again(lambda: directory.publish(directory.state_when_done))
         return report_of_nothing(job, directory)
+    patiently = _Patience(job, quiet, stream)
     try:
-        report = _answer(job, source, directory, directory, start, rules, quiet=quiet, stream=stream)
+        if directory.deadline is not None and Deadline(directory.deadline.at).is_over:
+            patiently(lambda: directory.begin(num_expected=_num_expected(job, source)))
+            report = replace(report_of_nothing(job, directory), was_expired=True)
+        else:
+            report = _answer(job, source, directory, directory, start, rules, quiet=quiet, stream=stream)
+        if report.was_expired:
+            _tell("the deadline is over; what is unfinished becomes error lines", quiet, stream)
+            expire_rest(job, directory, report.tally, flush=lambda: patiently(directory.flush))
         if not report.was_stopped:
-            _Patience(job, quiet, stream)(directory.publish)
+            patiently(lambda: directory.publish("expired" if report.was_expired else "completed"))
     except BaseException as error:
         _note_failure(directory, error)
         raise
@@ -140,6 +149,7 @@ def _answer(
                 keeper=keeper,
                 recovery=recovery,
                 in_flight_file=in_flight_file,
+                deadline=Deadline(directory.deadline.at) if directory and directory.deadline else None,
             )
             del engine  # the run has it, and gives it up when it dies
             return run.run()

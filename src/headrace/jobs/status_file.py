@@ -18,7 +18,7 @@ from headrace.jobs.spec import is_durable, job_directory
 STATUS_NAME = "status.json"
 LEAST_SECONDS = 1.0  # between two writes
 
-JobState = Literal["running", "paused", "finished", "stopped", "failed"]
+JobState = Literal["running", "paused", "finished", "stopped", "expired", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)

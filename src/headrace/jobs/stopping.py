@@ -18,6 +18,7 @@ class Stop:
     """The user wants out."""
 
     is_cancelled: bool = False
+    is_expired: bool = False  # not the user, but the deadline
 
 
 @contextmanager

@@ -35,7 +35,8 @@ def headline(report: JobReport) -> str:
         return f"{word} after {time}: {answered}{errors}, {report.num_in_flight:,} given up{before}"
     if report.num_before and not tally.num_done:
         return f"nothing was left to do: all {_many(report.num_before, 'line')} are done"
-    return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}{before}"
+    expired = "expired: " if report.was_expired else ""
+    return f"{expired}{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}{before}"
 
 
 def result_rows(report: JobReport) -> list[Row]:
