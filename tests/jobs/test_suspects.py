@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.jobs.suspects import Suspects
-from headrace.jobs.trouble import Suspicion
+from headrace.jobs.trouble import Loss, Suspicion
 
 
 def search(rows: list[int], poison: set[int], *, crashes: bool = False) -> tuple[set[int], set[int], int]:
@@ -44,7 +45,7 @@ def test_exactly_the_rows_that_kill_are_convicted(num_rows: int, poison: set[int
 def test_one_among_many_is_found_in_few_deaths() -> None:
     for row in range(64):
         _, _, num_deaths = search(list(range(64)), {row})
-        assert num_deaths <= 2 + 6, "two deaths, and one for each halving at most"
+        assert num_deaths <= 2 + 6 + 1, "two deaths, one for each halving at most, and one for proof"
 
 
 def test_deaths_with_different_rows_raise_no_suspicion() -> None:
@@ -54,15 +55,30 @@ def test_deaths_with_different_rows_raise_no_suspicion() -> None:
     assert suspects.trial is None
 
 
-def test_a_row_alone_in_a_lost_process_is_tried_once_more() -> None:
+@pytest.mark.parametrize(
+    "losses",
+    [["engine"] * 2, ["process"] * 3, ["engine", "process", "process"], ["process", "engine", "process"]],
+)
+def test_proof_is_two_deaths_of_an_engine_with_the_row_alone_or_three_of_a_process(losses: list[Loss]) -> None:
     suspects = Suspects(Suspicion())
     for _ in range(2):
         suspects.died([7], loss="process")
-    assert suspects.trial == {7}
-    assert suspects.died([7], loss="process") is None
-    assert suspects.trial == {7}
-    assert suspects.died([7], loss="process") == 7
+    for loss in losses[:-1]:
+        assert suspects.trial == {7}
+        assert suspects.died([7], loss=loss) is None
+    assert suspects.died([7], loss=losses[-1]) == 7
     assert suspects.trial is None
+
+
+def test_the_last_of_a_group_was_not_alone() -> None:
+    """A death by chance while it was left is no evidence."""
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([0, 1, 2, 3], loss="engine")
+    suspects.finished(0)
+    assert suspects.died([1], loss="engine") is None
+    assert suspects.died([1], loss="engine") is None
+    assert suspects.died([1], loss="engine") == 1
 
 
 def test_a_death_with_nothing_in_flight_teaches_nothing() -> None:

@@ -2,7 +2,7 @@
 
     two deaths ──▶ rows in flight at both ──▶ halves, one at a time, nothing beside them
                                                │ all its rows end: it was not they
-                                               └ the engine dies: its halves ... ──▶ one row, which is poison
+                                               └ the engine dies: its halves ... ──▶ one row, again ──▶ it is poison
 
 The state is written down with each death, and rows that are done are left out of it by the journal: a crash of the
 whole process in the middle of a search is one more death, no more.
@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.jobs.trouble import Loss, Suspicion, Trial
 
-# A process may have been killed by somebody who meant no row of it, so that is proof only when it happens again.
-DEATHS_ALONE: dict[Loss, int] = {"engine": 1, "device": 1, "process": 2}
+# Of a death with one row alone. An engine may die by chance once, and a process may be killed by somebody who meant no
+# row of it: two deaths of an engine are proof, or three of a process.
+EVIDENCE: dict[Loss, int] = {"engine": 3, "device": 3, "process": 2}
+PROOF = 6
 
 
 class Suspects:
@@ -61,37 +63,40 @@ class Suspects:
             self.forget([row])
 
     def forget(self, rows: Iterable[int]) -> None:
-        """These are done, or cannot be run. A trial without rows has passed, and so its twin has the row."""
+        """These are done, or cannot be run. A trial without rows has passed."""
         gone = set(rows)
         self._trials = [_without(trial, gone) for trial in self._trials]
         while self._trials and not self._trials[-1].rows:
             self._trials.pop()
             if self._trials and self._trials[-1].is_twin:
-                self._split(self._trials.pop().rows)
+                self._split(self._trials.pop().rows)  # it has the row
 
     def _narrow(self, in_flight: list[int], loss: Loss) -> int | None:
         trial = self._trials.pop()
         if self._trials and self._trials[-1].is_twin:
-            self._trials[-1] = Trial(self._trials[-1].rows)  # there is one in this half: of the other nothing is known
-        rest = [row for row in trial.rows if row not in in_flight]
-        if rest:
-            self._trials.append(Trial(rest))
+            self._push(self._trials.pop().rows)  # there is one in this half: of the other nothing is known
+        self._push([row for row in trial.rows if row not in in_flight])
         if len(in_flight) > 1:
             self._split(in_flight)
             return None
-        num_deaths = trial.num_deaths + 1 if trial.rows == in_flight else 1
-        if num_deaths < DEATHS_ALONE[loss]:
-            self._trials.append(Trial(in_flight, num_deaths=num_deaths))
-            return None
-        return in_flight[0]
+        was_alone = trial.num_rows == 1 and trial.rows == in_flight
+        evidence = trial.evidence + EVIDENCE[loss] if was_alone else 0
+        if evidence >= PROOF:
+            return in_flight[0]
+        self._push(in_flight, evidence=evidence)
+        return None
+
+    def _push(self, rows: Sequence[int], *, is_twin: bool = False, evidence: int = 0) -> None:
+        if rows:
+            self._trials.append(Trial(list(rows), is_twin, len(rows), evidence))
 
     def _split(self, rows: Sequence[int]) -> None:
         """One of them kills the engine; there may be none left."""
         middle = (len(rows) + 1) // 2
-        if rows[middle:]:
-            self._trials.append(Trial(list(rows[middle:]), is_twin=True))
-        self._trials.append(Trial(list(rows[:middle])))
+        self._push(rows[middle:], is_twin=True)
+        self._push(rows[:middle])
 
 
 def _without(trial: Trial, rows: set[int]) -> Trial:
-    return Trial([row for row in trial.rows if row not in rows], trial.is_twin, trial.num_deaths)
+    left = [row for row in trial.rows if row not in rows]
+    return Trial(left, trial.is_twin, trial.num_rows, trial.evidence)

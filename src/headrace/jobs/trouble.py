@@ -26,7 +26,8 @@ class Trial(msgspec.Struct, frozen=True):
 
     rows: list[int]
     is_twin: bool = False  # the other half of a group that killed the engine; if that half does not, this one must
-    num_deaths: int = 0  # with all of the rows in flight and no others
+    num_rows: int = 1  # when it began: those that are done leave it
+    evidence: int = 0  # against a row that was alone from the beginning
 
 
 class Suspicion(msgspec.Struct, frozen=True):

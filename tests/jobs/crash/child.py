@@ -17,7 +17,7 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
-from headrace.jobs import crash_points, disk_full
+from headrace.jobs import crash_points, deadline, disk_full
 from headrace.jobs.answering import SPARE_SEQUENCES
 from headrace.jobs.retries import RetryRules
 from headrace.jobs.run import run_job
@@ -51,8 +51,14 @@ class Order:
     dies_at_steps: tuple[int, ...] = ()  # the engine; counted over all that the process starts
     poison: tuple[str, ...] = ()  # prompts with which the engine dies
     poison_kills: bool = False  # the whole process
+    expires_at_step: int | None = None  # the deadline is over
     is_nobody: bool = False  # not root, who may write everywhere
     has_wild_clock: bool = False
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a row may be computed twice in one run."""
+        return bool(self.dies_at_steps or self.poison)
 
     @property
     def notes(self) -> Path:
@@ -79,6 +85,8 @@ class OrderedRunner(FakeRunner):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.num_steps == order.term_at_step:
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.num_steps == order.expires_at_step:
+            deadline.monotonic = lambda: time.monotonic() + 2 * DAY_SECONDS  # type: ignore[attr-defined]
         if self.num_steps == order.hold_at_step:
             (order.notes / "held").touch()
             while not (order.notes / "go").exists():
@@ -108,6 +116,7 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         output=order.output,
         config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
         template=RowTemplate.of(**order.template) if order.template is not None else None,
+        deadline=None if order.expires_at_step is None else "1d",
         **{"disk_wait_s": 0.0 if order.room_after is None else 1e6, **order.options},
     )
     calls = _Calls(order.kill_at_call)
