@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -181,6 +183,47 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
     with pytest.raises(JobError, match="not this job: its input or output is a stream") as raised:
         run_job(job, start=always, rules=AT_ONCE, quiet=True)
     assert not isinstance(raised.value, ResumableJobError)
+
+
+def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(write_lines: WriteLines, start: Start) -> None:
+    """Its weights and its cache would be in the way."""
+    runners: list[weakref.ref[FaultyRunner]] = []
+    still_there: list[bool] = []
+
+    def started(config: EngineConfig, deliver: Any) -> Engine:
+        still_there.append(any(runner() is not None for runner in runners))
+        runner = FaultyRunner(dies_at={6} if len(runners) < 3 else ())
+        runners.append(weakref.ref(runner))
+        return start(config, deliver, runner=runner)
+
+    report = run(write_lines(*prompts(60)), started)
+    assert (report.exit_code, report.trouble.deaths) == (0, {"engine": 3})
+    assert still_there == [False] * 4
+
+
+def test_an_engine_that_dies_when_it_is_asked_something_is_replaced_too(write_lines: WriteLines, start: Start) -> None:
+    """Death is found out by whoever speaks to it first, and its last word comes later."""
+    source = write_lines(*prompts(40))
+    faulty = FaultyStart(start, FaultyRunner(dies_at={3}))
+    num_calls = 0
+
+    def deaf(config: EngineConfig, deliver: Any) -> Engine:
+        engine = faulty(config, deliver)
+        submit = engine.client.submit
+
+        def waits_for_death(request: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 20:  # the engine dies at its third step
+                while engine.client.failure is None:
+                    time.sleep(0.001)
+            submit(request)
+
+        engine.client.submit = waits_for_death  # type: ignore[method-assign]
+        return engine
+
+    report = run(source, deaf)
+    assert (report.exit_code, len(read(source)), report.trouble.deaths) == (0, 40, {"engine": 1})
 
 
 # Rows that kill.
