@@ -303,7 +303,7 @@ def lose_process(source: Path, rows: list[int]) -> None:
     assert manifest is not None
     write_manifest(directory, replace(manifest, state="running"))
     file = InFlightFile(directory / "in-flight", epoch=manifest.epoch)
-    file.write(rows)
+    file.add(rows)
     file.close()
 
 
@@ -349,14 +349,17 @@ def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
 
     path = tmp_path / "in-flight"
     file = InFlightFile(path, epoch=3)
-    file.write([5, 2**40, 7])
-    assert rows_in_flight(path, epoch=3) == [5, 2**40, 7]
-    file.write([1])
-    assert rows_in_flight(path, epoch=3) == [1]
-    assert rows_in_flight(path, epoch=4) is None
-    file.write([])
     assert rows_in_flight(path, epoch=3) == []
-    file.write([1, 2])
+    file.add([5, 2**40, 7])
+    assert rows_in_flight(path, epoch=3) == [5, 2**40, 7]
+    file.remove(5)
+    file.remove(6)
+    file.add([0, 7, 9])
+    assert rows_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
+    assert rows_in_flight(path, epoch=4) is None
+    file.clear()
+    assert rows_in_flight(path, epoch=3) == []
+    file.add([1, 2])
     file.close()
     with monkeypatch.context() as patch:
         patch.setattr(in_flight_file, "_boot", lambda: b"another machine.")

@@ -144,7 +144,7 @@ class JobRun:
             self._feed.stop()
             for request_id in self._in_flight:
                 self._abort(request_id)
-            self._in_flight_file.write(())
+            self._in_flight_file.clear()
             self._show(self._state)
         return self._report()
 
@@ -261,12 +261,13 @@ class JobRun:
 
     def _take_prepared(self, items: list[Work | BadLine]) -> None:
         suspects, convicted = self._recovery.suspects, self._recovery.convicted
+        is_searching = suspects.trial is not None
         for item in items:
             if isinstance(item, BadLine):
                 self._fail(item.reply, item.error)
             elif convicted and item.request.reply.index in convicted:
                 self._fail(item.request.reply, self._recovery.poison_error())
-            elif suspects.trial is not None and item.request.reply.index in suspects:
+            elif is_searching and item.request.reply.index in suspects:
                 self._again.put(item)
             elif (output := self._planner.add(item)) is not None:  # of the same request, earlier
                 self._answer(item.request, output, is_copy=True)
@@ -277,12 +278,8 @@ class JobRun:
             return
         works = [] if self._stop is not None else self._choose()
         if works:
-            for work in works:
-                self._again.put(work)  # until it is submitted
-            rows = [work.request.reply.index for work in works]
-            self._in_flight_file.write([*map(int, self._in_flight), *rows])
-            for work in works:
-                self._start(work)
+            self._in_flight_file.add([work.request.reply.index for work in works])
+            self._start_all(works)
         while self._num_batches_owed and self._planner.has_room:
             self._num_batches_owed -= 1
             self._feed.take_more()
@@ -298,7 +295,7 @@ class JobRun:
         for work in self._again.due(trial) if self._again else ():
             if num_sequences and num_sequences + work.request.params.num_sequences > self._max_sequences:
                 return chosen
-            chosen.append(work)
+            chosen.append(self._again.remove(work.request.reply.index))
             num_sequences += work.request.params.num_sequences
         while trial is None and (line := self._planner.peek()) is not None:
             num_more = line.params.num_sequences
@@ -307,6 +304,15 @@ class JobRun:
             chosen.append(self._planner.take())
             num_sequences += num_more
         return chosen
+
+    def _start_all(self, works: list[Work]) -> None:
+        for place, work in enumerate(works):
+            try:
+                self._start(work)
+            except EngineDeadError:
+                for rest in works[place:]:
+                    self._again.put(rest)
+                raise
 
     def _forget_missing(self, trial: frozenset[int]) -> None:
         """Suspects of an earlier run that the input does not have any more, or only far behind, are waited for no
@@ -337,10 +343,8 @@ class JobRun:
         try:
             self._engine.client.submit(request)
         except RequestError as error:
-            self._again.remove(line.reply.index)
             self._fail_all(line, error)
             return
-        self._again.remove(line.reply.index)
         answers = Answers(request, None, self._engine.tokenizer, self._engine.eos_token_ids)
         self._in_flight[request.request_id] = InFlight(item, answers)
         self._num_sequences += line.params.num_sequences
@@ -392,7 +396,7 @@ class JobRun:
             self._again.put(entry.work)
         self._in_flight.clear()
         self._num_sequences = 0
-        self._in_flight_file.write(())
+        self._in_flight_file.clear()
         for row in [row for row in self._recovery.convicted if row in self._again]:
             self._fail_all(self._again.remove(row).request, self._recovery.poison_error())
         self._flush()
@@ -449,6 +453,7 @@ class JobRun:
             delay_s = 0.0 if self._stop is not None else self._recovery.may_retry(line.reply.index, ENGINE_ERROR)
             if delay_s is not None:
                 self._again.put(work, delay_s=delay_s)
+                self._in_flight_file.remove(line.reply.index)
                 return
             error = f"{error} (tried {self._recovery.rules.max_attempts} times)"
         self._fail_all(line, RequestError(error, code=ENGINE_ERROR))
@@ -470,6 +475,7 @@ class JobRun:
     def _write(self, index: int, result: dict[str, Any], *, error: str | None = None) -> None:
         self._results.append(index, self._encoder.encode(result), error=error)
         self._recovery.done(index)
+        self._in_flight_file.remove(index)
 
     # What the user sees.
 
