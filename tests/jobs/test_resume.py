@@ -38,7 +38,7 @@ class Breaking(FakeRunner):
     def submit(self, plan: StepPlan) -> StepResult:
         if self.num_steps == self._step:
             if self._cancels is None:
-                raise RuntimeError("the device is gone")
+                raise RuntimeError("CUDA error: the device is gone")
             cancel(self._cancels)
         return super().submit(plan)
 

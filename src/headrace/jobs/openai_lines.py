@@ -10,7 +10,7 @@ import msgspec
 from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries, completion_lists
-from headrace.jobs.reply import ENGINE_ERROR, JobFacts, message_of, usage
+from headrace.jobs.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, message_of, usage
 from headrace.types import CompletionOutput, RequestOutput
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -73,10 +73,12 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False):
         return self._line(facts, response=self._response(200, body, facts))
 
     def error(self, error: RequestError, facts: JobFacts) -> dict[str, Any]:
+        if error.code == EXPIRED:
+            return self._line(facts, error={"code": error.code, "message": str(error)})
         message = message_of(error, self.index)
         if self.endpoint is None:
             return self._line(facts, error={"code": error.code, "message": message})
-        is_ours = error.code == ENGINE_ERROR
+        is_ours = error.code in (ENGINE_ERROR, POISON)
         kind = "server_error" if is_ours else "invalid_request_error"
         body = {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))

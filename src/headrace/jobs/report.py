@@ -12,6 +12,7 @@ from headrace.errors import JobError, RequestError
 from headrace.jobs.lines import LineRequest
 from headrace.jobs.reply import message_of
 from headrace.jobs.status_file import Saved
+from headrace.jobs.trouble import TroubleCounts
 from headrace.types import RequestOutput
 
 MAX_NOTES = 20
@@ -102,6 +103,8 @@ class JobReport:
     job_directory: str | None = None  # None: a stream was written, of which nothing is kept
     is_resumable: bool = False
     was_cancelled: bool = False
+    was_expired: bool = False  # by a deadline: what was unfinished became error lines
+    trouble: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
 
     @property
     def gpu_hours(self) -> float | None:
@@ -129,6 +132,8 @@ class JobReport:
     def outcome(self) -> str:
         if self.was_cancelled:
             return "cancelled"
+        if self.was_expired:
+            return "expired"
         return "stopped" if self.was_stopped else "finished"
 
     @property
@@ -178,4 +183,5 @@ class JobReport:
             "host_seconds_per_step": self.host_seconds_per_step,
             "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
             "notes": dict(tally.notes),
+            "trouble": asdict(self.trouble),
         }

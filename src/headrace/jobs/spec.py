@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.fields import SAMPLING_FIELDS
+from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class JobSpec:
     keep_order: bool = False  # publish in the input's order, not as answers finished
     redo: str | None = None  # do these rows again, see `jobs.redo`
     overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
+    deadline: str | None = None  # a time, or so long after the job's beginning: see `jobs.times`
+    disk_wait_s: float = 3600.0  # for room on a full disk
     grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
 
     def __post_init__(self) -> None:
@@ -49,6 +52,10 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.grace_s < 0:
             raise ConfigError(f"grace must not be negative, got {self.grace_s}")
+        if self.deadline is not None:
+            self._check_deadline(self.deadline)
+        if not 0 <= self.disk_wait_s < math.inf:
+            raise ConfigError(f"disk_wait must be a time of 0 s or more, got {self.disk_wait_s}")
         if self.overrides and self.redo is None:
             raise ConfigError("set changes rows that are done again: say which with redo (or retry-errors)")
         if self.redo is not None and self.overwrite:
@@ -56,6 +63,14 @@ class JobSpec:
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
         SamplingParams(**self.defaults)  # refuses what no line could use
+
+    def _check_deadline(self, text: str) -> None:
+        deadline_at(text, now=0.0)
+        if not self.is_resumable:
+            raise ConfigError(
+                "a deadline needs an input that can be read again and an output that is a file: what is unfinished is "
+                f"read once more, to become error lines; got {self.input} and {self.output}"
+            )
 
     @property
     def is_durable(self) -> bool:

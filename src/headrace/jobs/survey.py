@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.jobs.record import Record
 from headrace.jobs.segments import Segment, find_segments
 from headrace.jobs.spec import job_directory
 from headrace.jobs.status_file import STATUS_NAME, JobStatus, read_status
+from headrace.jobs.trouble import counts_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Survey:
     def state(self) -> str:
         """As the manifest says, but a job whose process has gone without a word is interrupted."""
         if self.holder is not None:
-            return "running"
+            return "paused" if self.status is not None and self.status.state == "paused" else "running"
         return "interrupted" if self.manifest.state == "running" else self.manifest.state
 
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
@@ -56,6 +57,7 @@ class Survey:
             "expected": manifest.num_expected,
             "errors": self.committed.num_errors,
             "errors_by_code": dict(errors.most_common()),
+            "trouble": asdict(counts_of(self.directory, first_epoch=manifest.first_epoch)),
             "bytes": sum(os.stat(segment.path).st_size for segment in self.segments),
             "epoch": manifest.epoch,
             "pass": manifest.current.number,
