@@ -77,6 +77,7 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
         q = gpu.rope_and_store(qkv, layout, torch.zeros(256, head_dim), cache, num_heads, num_kv_heads, norm, norm)
         gpu.paged_attention(q, cache, layout, 0.1, None, None)
         gpu.paged_attention(q, cache, layout, 0.1, 64, 30.0)
+        gpu.paged_attention(q, cache, layout, 0.1, 64, slides=False)
         seqs_per_tile = 128 // (num_heads // num_kv_heads)
         shared = SharedPrefixes(
             torch.zeros(16, dtype=torch.int32),

@@ -133,12 +133,15 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache.
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
+    or, if the window does not slide but jumps, p // window * window..p.
 
     `q` must be what `rope_and_store` gave: on a GPU the step's own keys and values stand beside it.
     """
-    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap)
+    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
     return out
 
 

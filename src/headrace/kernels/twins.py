@@ -153,8 +153,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache."""
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
+    or, if the window does not slide but jumps, p // window * window..p."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
     for seq, (row, context_len) in enumerate(zip(layout.rows.tolist(), layout.context_lens.tolist(), strict=True)):
@@ -162,7 +165,7 @@ def paged_attention(
         blocks = layout.block_tables[row, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
-        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap)
+        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides)
     return out.flatten(1)
 
 
@@ -180,14 +183,18 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    slides: bool,
 ) -> Tensor:  # [Q, Hq, D]
     group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
     keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
     scores = scale * (q.float().transpose(0, 1) @ keys.transpose(1, 2))  # [Hq, Q, C]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    distance = positions[:, None] - torch.arange(keys.shape[1], device=q.device)  # [Q, C]
-    hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+    places = torch.arange(keys.shape[1], device=q.device)
+    hidden = places > positions[:, None]  # [Q, C]
+    if window is not None:
+        first = positions - window + 1 if slides else positions // window * window
+        hidden |= places < first[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
