@@ -5,11 +5,13 @@ Sums are taken in float32 whatever the type of the input. T tokens, Hq and Hkv q
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, LayerCache, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -46,6 +48,47 @@ class Fp8Linear:
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
     return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
+
+
+class PackedExperts:
+    """A matrix for each expert; those to which nobody goes are passed over."""
+
+    takes_fp8 = False
+
+    def __init__(self, weight: Tensor, pack: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> None:  # [E, N, K]
+        self._linears = [pack(matrix) for matrix in weight]
+        self._num_columns, self._dtype = weight.shape[1], weight.dtype
+
+    def __call__(self, x: Tensor, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
+        num_routes, num_rows = routes.order.shape[0], x.shape[0]
+        routes_of_row = num_routes // num_rows if num_rows else 1
+        out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=x.device)
+        begin = 0
+        for linear, end in zip(self._linears, routes.ends.tolist(), strict=True):
+            if begin < end:
+                ours = routes.order[begin:end].long()
+                product = linear(x.index_select(0, ours // routes_of_row))
+                out[ours] = (product * routes.weights[ours, None]).to(self._dtype) if weighs else product
+            begin = end
+        return out
+
+
+def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
+    return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
+
+
+def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+    """Each token to the experts of its highest logits, and the routes in the order of their experts."""
+    wide = logits.float()
+    highest, chosen = wide.topk(num_chosen, dim=-1)
+    if rule == "sigmoid":
+        weights = highest.sigmoid()
+    else:
+        whole = wide if rule == "softmax" else highest
+        weights = (highest - whole.logsumexp(-1, keepdim=True)).exp()
+    experts = chosen.flatten()
+    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
+    return Routes(weights.flatten(), experts.argsort(stable=True).int(), ends.int())
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
