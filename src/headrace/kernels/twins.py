@@ -6,6 +6,7 @@ Sums are taken in float32 whatever the type of the input. T tokens, Hq and Hkv q
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,21 +54,20 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
 class PackedExperts:
     """A matrix for each expert; those to which nobody goes are passed over."""
 
-    takes_fp8 = False
-
-    def __init__(self, weight: Tensor, pack: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> None:  # [E, N, K]
+    def __init__(self, weight: Tensor, pack: Callable[[Tensor], Any]) -> None:  # [E, N, K]; `pack` gives a PackedLinear
         self._linears = [pack(matrix) for matrix in weight]
+        self.takes_fp8: bool = self._linears[0].takes_fp8
         self._num_columns, self._dtype = weight.shape[1], weight.dtype
 
-    def __call__(self, x: Tensor, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
-        num_routes, num_rows = routes.order.shape[0], x.shape[0]
+    def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
+        num_routes, num_rows = routes.order.shape[0], (x if isinstance(x, Tensor) else x.values).shape[0]
         routes_of_row = num_routes // num_rows if num_rows else 1
-        out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=x.device)
+        out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=routes.order.device)
         begin = 0
         for linear, end in zip(self._linears, routes.ends.tolist(), strict=True):
             if begin < end:
                 ours = routes.order[begin:end].long()
-                product = linear(x.index_select(0, ours // routes_of_row))
+                product = linear(_rows_at(x, ours // routes_of_row))
                 out[ours] = (product * routes.weights[ours, None]).to(self._dtype) if weighs else product
             begin = end
         return out
@@ -75,6 +75,10 @@ class PackedExperts:
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
     return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
+
+
+def _rows_at(x: Rows, places: Tensor) -> Rows:
+    return x[places] if isinstance(x, Tensor) else Fp8Rows(x.values[places], x.scales[places])
 
 
 def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]

@@ -36,5 +36,5 @@ class Mixture:
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.num_chosen > 1:
-            out = out.view(x.shape[0], self.num_chosen, -1).sum(1)
+            out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
         return out if self.shared is None else out.add_(self.shared(x))
