@@ -136,6 +136,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
 }
+MIXTURES = ("llama4", "mixtral", "qwen3_moe")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

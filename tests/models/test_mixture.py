@@ -10,7 +10,7 @@ import torch
 from headrace.config import Quantization
 from headrace.models import Decoder, load_decoder, open_checkpoint
 from headrace.models.mixture import Mixture
-from tests.engine.tiny import save_model
+from tests.engine.tiny import MIXTURES, save_model
 
 
 def load(
@@ -24,7 +24,7 @@ def mixture_of(decoder: Decoder) -> Mixture:
     return next(layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Mixture))
 
 
-@pytest.mark.parametrize("family", ["llama4", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", MIXTURES)
 def test_what_a_token_gets_does_not_depend_on_its_company(family: str, tmp_path: Path) -> None:
     decoder = load(tmp_path, family)
     mixture = mixture_of(decoder)
