@@ -98,7 +98,7 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "-pp": _no(_ONE_DEVICE, "1"),
     "--data-parallel-size": _no(_ONE_DEVICE, "1"),
     "-dp": _no(_ONE_DEVICE, "1"),
-    "--enable-expert-parallel": _no("there are no mixtures of experts yet", value=False),
+    "--enable-expert-parallel": _no(_ONE_DEVICE, value=False),
     "--api-server-count": _no("one process answers HTTP", "1"),
     "--enable-lora": _no(_NO_LORA, value=False),
     "--lora-modules": _no(_NO_LORA),
