@@ -26,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -80,21 +80,8 @@ class Load:
         limits = {"max_tokens": self.answer_len, "min_tokens": self.answer_len, "ignore_eos": True}
         return {"model": "model", "prompt": prompt, "temperature": 1.0, "stream": True, **limits}
 
-    def shares(self, number: int) -> list[Load]:
-        """The same load in so many parts, no client or request left out."""
-        return [
-            replace(
-                self,
-                num_clients=share(self.num_clients, number, index),
-                num_requests=share(self.num_requests, number, index),
-                seed=self.seed + 1000 * index,
-            )
-            for index in range(number)
-        ]
-
-
-def share(total: int, number: int, index: int) -> int:
-    return total * (index + 1) // number - total * index // number
+    def clients_of(self, index: int, num_processes: int) -> int:
+        return self.num_clients * (index + 1) // num_processes - self.num_clients * index // num_processes
 
 
 @dataclass(frozen=True)
@@ -156,31 +143,43 @@ class Connection(asyncio.Protocol):
             self._ended.set_exception(RuntimeError(f"the server hung up: {error}"))
 
 
-async def drive(load: Load, bodies: list[bytes]) -> Part:
-    """All requests of a load."""
-    loop, timings, left = asyncio.get_running_loop(), list[Timing](), iter(bodies)
+class Counter:
+    """Numbers from 0 on, each given to one of several processes."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def take(self) -> int:
+        with self._value.get_lock():
+            self._value.value += 1
+            return int(self._value.value) - 1
+
+
+async def drive(load: Load, num_clients: int, bodies: list[bytes], counter: Counter) -> Part:
+    """So many clients of a load, which take its requests in turn with those of other processes."""
+    loop, timings = asyncio.get_running_loop(), list[Timing]()
 
     async def client() -> None:
         connection: Connection | None = None
-        for body in left:
+        while (number := counter.take()) < load.num_requests:
             asked_at = monotonic()
             if connection is None:
                 _, connection = await loop.create_connection(Connection, "127.0.0.1", load.port)
-            timings.append(await connection.ask(body, load.answer_len, asked_at))
+            timings.append(await connection.ask(bodies[number], load.answer_len, asked_at))
 
     started_at, cpu_s = monotonic(), process_time()
-    await asyncio.gather(*(client() for _ in range(load.num_clients)))
+    await asyncio.gather(*(client() for _ in range(num_clients)))
     return Part(started_at, monotonic(), process_time() - cpu_s, timings)
 
 
-def drive_in_process(load: Load, barrier: Any, results: Any) -> None:
+def drive_in_process(load: Load, num_clients: int, value: Any, barrier: Any, results: Any) -> None:
     import uvloop
 
     bodies = load.bodies()
     gc.freeze()
     barrier.wait()
     try:
-        results.put(uvloop.run(drive(load, bodies)))
+        results.put(uvloop.run(drive(load, num_clients, bodies, Counter(value))))
     except Exception as error:  # noqa: BLE001  whoever waits for the result must hear of it
         results.put(error)
 
@@ -189,9 +188,14 @@ def measure(load: Load, num_processes: int) -> dict[str, Any]:
     """The load, its clients shared out to so many processes."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(num_processes), context.Queue()
+    value = context.Value("q", 0)
     processes = [
-        context.Process(target=drive_in_process, args=(part, barrier, results), daemon=True)
-        for part in load.shares(num_processes)
+        context.Process(
+            target=drive_in_process,
+            args=(load, load.clients_of(index, num_processes), value, barrier, results),
+            daemon=True,
+        )
+        for index in range(num_processes)
     ]
     for process in processes:
         process.start()
