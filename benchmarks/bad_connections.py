@@ -37,14 +37,15 @@ class State:
     num_files: int
     num_threads: int
     memory_mib: float
+    front_memory_mib: float  # the part of it that is not the engine's
     num_running: float
     num_waiting: float
     kv_use: float
 
 
 class Server:
-    def __init__(self, model: str) -> None:
-        command = [sys.executable, "-m", "headrace", "serve", model, "--port", "0"]
+    def __init__(self, model: str, *flags: str) -> None:
+        command = [sys.executable, "-m", "headrace", "serve", model, "--port", "0", *flags]
         environ = {**os.environ, "HEADRACE_API_KEY": "secret"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         assert self.process.stderr is not None
@@ -66,6 +67,7 @@ class Server:
             num_files=sum(process.num_fds() for process in processes),
             num_threads=sum(process.num_threads() for process in processes),
             memory_mib=sum(process.memory_info().rss for process in processes) / 2**20,
+            front_memory_mib=parent.memory_info().rss / 2**20,
             num_running=metrics["vllm:num_requests_running"],
             num_waiting=metrics["vllm:num_requests_waiting"],
             kv_use=metrics["vllm:kv_cache_usage_perc"],

@@ -64,6 +64,7 @@ class PretendClient:
         self._times = times  # [tokens, streams]: when each was handed over
         self._lock = threading.Lock()
         self._streams: dict[str, int] = {}
+        self._unwatched: set[str] = set()  # told of at their first token and at their end
         self._go = threading.Event()
         self.rate = 0.0
         self.num_steps = 0
@@ -72,6 +73,8 @@ class PretendClient:
     def submit(self, request: Any) -> None:
         with self._lock:
             self._streams[request.request_id] = int(request.request_id.split("-")[1])
+            if not request.watched:
+                self._unwatched.add(request.request_id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         with self._lock:
@@ -85,26 +88,34 @@ class PretendClient:
         pass
 
     def _run(self) -> None:
-        from headrace.types import SequenceEvent
+        from headrace.types import SequenceEvent, SequenceTiming
 
         one = np.array([TOKEN], np.int32)
         while True:
             self._go.wait()
             self._go.clear()
             with self._lock:
-                streams = dict(self._streams)
+                streams, unwatched = dict(self._streams), set(self._unwatched)
+            rest = np.full(self.num_steps - 1, TOKEN, np.int32)
             numbers = np.array(list(streams.values()))
             interval = len(streams) / self.rate
             began = time.monotonic()
             for step in range(self.num_steps):
                 if (left := began + step * interval - time.monotonic()) > 0:
                     time.sleep(left)
-                reason = "length" if step == self.num_steps - 1 else None
-                events = [SequenceEvent(name, 0, one, reason) for name in streams]
+                is_last = step == self.num_steps - 1
+                reason = "length" if is_last else None
+                timing = SequenceTiming(began, began, began) if is_last or step == 0 else None
+                told = streams if timing is not None else streams.keys() - unwatched if unwatched else streams
+                events = [
+                    SequenceEvent(name, 0, rest if is_last and name in unwatched else one, reason, timing=timing)
+                    for name in told
+                ]
                 self._times[step, numbers] = time.monotonic()
                 self._deliver(events)
             with self._lock:
                 self._streams.clear()
+                self._unwatched.clear()
 
 
 def make_tokenizer() -> Any:
@@ -203,7 +214,7 @@ class Reader(asyncio.Protocol):
             self._num_seen += num_new
         else:
             self._end = data
-        if b"[DONE]" in self._end:
+        if b"[DONE]" in self._end or b'"usage"' in self._end:
             self._has_ended = True
             self._shared.ended()
 
@@ -228,8 +239,8 @@ class Shared:
             self.done.set_exception(RuntimeError(message))
 
 
-def request_bytes(endpoint: str, number: int) -> bytes:
-    body: dict[str, Any] = {"stream": True, "request_id": f"{number}", "max_tokens": MAX_TOKENS}
+def request_bytes(endpoint: str, number: int, *, is_streamed: bool = True) -> bytes:
+    body: dict[str, Any] = {"stream": is_streamed, "request_id": f"{number}", "max_tokens": MAX_TOKENS}
     body |= {"messages": [{"role": "user", "content": "hi"}]} if "chat" in endpoint else {"prompt": "hi"}
     encoded = json.dumps(body).encode()
     head = f"POST {endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(encoded)}"
@@ -237,14 +248,22 @@ def request_bytes(endpoint: str, number: int) -> bytes:
 
 
 async def measure(
-    endpoint: str, port: int, pipe: Any, times: np.ndarray, *, streams: int, rate: float, seconds: float
+    endpoint: str,
+    port: int,
+    pipe: Any,
+    times: np.ndarray,
+    *,
+    streams: int,
+    rate: float,
+    seconds: float,
+    is_streamed: bool = True,
 ) -> Result:
     loop = asyncio.get_running_loop()
     shared = Shared(streams)
     transports = []
     for number in range(streams):
         transport, _ = await loop.create_connection(lambda n=number: Reader(n, shared), "127.0.0.1", port)
-        transport.write(request_bytes(endpoint, number))
+        transport.write(request_bytes(endpoint, number, is_streamed=is_streamed))
         transports.append(transport)
     await asyncio.sleep(1.0)  # all are submitted; none has got anything yet
     num_steps = min(MAX_TOKENS, max(16, int(seconds * rate / streams)))
@@ -305,6 +324,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
+    parser.add_argument(
+        "--whole", action="store_true", help="answers that are not streamed; only their CPU time counts"
+    )
     parser.add_argument("--realtime", action="store_true", help="schedule both processes before all neighbours")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -329,7 +351,16 @@ def run(args: argparse.Namespace, times_path: str) -> list[Result]:
     for endpoint in args.endpoints:
         for streams in args.streams:
             for rate in args.rates:
-                one = measure(endpoint, port, ours, times, streams=streams, rate=rate, seconds=args.seconds)
+                one = measure(
+                    endpoint,
+                    port,
+                    ours,
+                    times,
+                    streams=streams,
+                    rate=rate,
+                    seconds=args.seconds,
+                    is_streamed=not args.whole,
+                )
                 results.append(asyncio.run(one))
                 print(json.dumps(asdict(results[-1])))
     process.terminate()
@@ -346,6 +377,7 @@ def record(results: list[Result], args: argparse.Namespace) -> dict[str, Any]:
         "benchmark": "server_front",
         "commit": commit,
         "realtime": args.realtime,
+        "whole": args.whole,
         "load_average": os.getloadavg(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

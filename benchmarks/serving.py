@@ -11,29 +11,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib.metadata
 import json
 import multiprocessing
-import multiprocessing.pool
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
+import psutil
 from about import commit, cpu_name
 from gpu_workloads import SHAPES
 
 WARM_UP = (8, 16)  # clients, requests
-FIRST_ID, LAST_ID = 1000, 40_000
+FIRST_ID, VLLM_LAST_ID = 1000, 100_000
+LAST_ID = {"smollm2": 40_000}  # of other models: as for vLLM
 END, DONE = b"0\r\n\r\n", b"data: [DONE]"
 # vLLM 0.26.0's server with its defaults on one H200: output tokens/s, p95 of the time to the first token, p95 of the
 # time a token, milliseconds.
@@ -53,30 +59,49 @@ VLLM = {
 class Load:
     """What one level asks for."""
 
-    model: str
     port: int
     num_clients: int
     num_requests: int
     prompt_len: int
     answer_len: int
+    last_id: int  # of the tokens in prompts
     seed: int
 
-    def bodies(self) -> Iterator[bytes]:
+    def bodies(self) -> list[bytes]:
         rng = random.Random(self.seed)
-        for _ in range(self.num_requests):
-            prompt = [rng.randrange(FIRST_ID, LAST_ID) for _ in range(self.prompt_len)]
-            yield json.dumps(self.request(prompt)).encode()
+        prompts = [[rng.randrange(FIRST_ID, self.last_id) for _ in range(self.prompt_len)] for _ in self.requests]
+        return [json.dumps(self.request(prompt)).encode() for prompt in prompts]
+
+    @property
+    def requests(self) -> range:
+        return range(self.num_requests)
 
     def request(self, prompt: list[int]) -> dict[str, Any]:
         limits = {"max_tokens": self.answer_len, "min_tokens": self.answer_len, "ignore_eos": True}
-        return {"model": self.model, "prompt": prompt, "temperature": 1.0, "stream": True, **limits}
+        return {"model": "model", "prompt": prompt, "temperature": 1.0, "stream": True, **limits}
+
+    def clients_of(self, index: int, num_processes: int) -> int:
+        return self.num_clients * (index + 1) // num_processes - self.num_clients * index // num_processes
 
 
 @dataclass(frozen=True)
 class Timing:
-    first_s: float  # until the first token
-    per_token_s: float  # after it
+    """Seconds of one answer, as `serve_curve.py` counted vLLM's: from the request, a new connection's opening included,
+    to the first chunk; from there to the last chunk, for each token but the first; and all of it."""
+
+    first_s: float
+    per_token_s: float
     total_s: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process saw. Times are of the clock that all processes share."""
+
+    started_at: float
+    ended_at: float
+    cpu_s: float
+    timings: list[Timing]
 
 
 class Connection(asyncio.Protocol):
@@ -89,13 +114,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    async def ask(self, body: bytes, answer_len: int) -> Timing:
+    async def ask(self, body: bytes, answer_len: int, asked_at: float) -> Timing:
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         )
         self._tail, self._first_at, self._text_at = b"", 0.0, 0.0
         self._ended = asyncio.get_running_loop().create_future()
-        asked_at = perf_counter()
         self._transport.write(head.encode() + b"\r\n\r\n" + body)
         await self._ended
         per_token_s = (self._text_at - self._first_at) / max(1, answer_len - 1)
@@ -103,65 +127,85 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._ended is not None
-        seen = self._tail + data
-        if not self._tail and not seen.startswith(b"HTTP/1.1 200"):
-            self._ended.set_exception(RuntimeError(f"refused: {seen[:600]!r}"))
+        if not self._tail and not data.startswith(b"HTTP/1.1 200"):
+            self._ended.set_exception(RuntimeError(f"refused: {data[:600]!r}"))
             return
-        if b'"text"' in seen:
-            self._text_at = perf_counter()
+        if b'"text"' in data:
+            self._text_at = monotonic()
             self._first_at = self._first_at or self._text_at
-        if seen.endswith(END):
-            assert DONE in seen[-200:], seen[-300:]
+        self._tail = (self._tail + data)[-200:]
+        if self._tail.endswith(END):
+            assert DONE in self._tail, self._tail
             self._ended.set_result(None)
-        self._tail = seen[-160:]
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(RuntimeError(f"the server hung up: {error}"))
 
 
-async def drive(load: Load) -> tuple[float, list[Timing]]:
-    """All requests of a load; seconds, and how each went."""
-    loop, timings = asyncio.get_running_loop(), []
-    bodies = list(load.bodies())
-    connections = [
-        (await loop.create_connection(Connection, "127.0.0.1", load.port))[1] for _ in range(load.num_clients)
-    ]
-    left = iter(bodies)
+class Counter:
+    """Numbers from 0 on, each given to one of several processes."""
 
-    async def client(connection: Connection) -> None:
-        for body in left:
-            timings.append(await connection.ask(body, load.answer_len))
+    def __init__(self, value: Any) -> None:
+        self._value = value
 
-    started = perf_counter()
-    await asyncio.gather(*(client(connection) for connection in connections))
-    return perf_counter() - started, timings
+    def take(self) -> int:
+        with self._value.get_lock():
+            self._value.value += 1
+            return int(self._value.value) - 1
 
 
-def drive_in_process(load: Load, barrier: Any, results: Any) -> None:
+async def drive(load: Load, num_clients: int, bodies: list[bytes], counter: Counter) -> Part:
+    """So many clients of a load, which take its requests in turn with those of other processes."""
+    loop, timings = asyncio.get_running_loop(), list[Timing]()
+
+    async def client() -> None:
+        connection: Connection | None = None
+        while (number := counter.take()) < load.num_requests:
+            asked_at = monotonic()
+            if connection is None:
+                _, connection = await loop.create_connection(Connection, "127.0.0.1", load.port)
+            timings.append(await connection.ask(bodies[number], load.answer_len, asked_at))
+
+    started_at, cpu_s = monotonic(), process_time()
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+    return Part(started_at, monotonic(), process_time() - cpu_s, timings)
+
+
+def drive_in_process(load: Load, num_clients: int, value: Any, barrier: Any, results: Any) -> None:
     import uvloop
 
+    bodies = load.bodies()
+    gc.freeze()
     barrier.wait()
-    results.put(uvloop.run(drive(load)))
+    try:
+        results.put(uvloop.run(drive(load, num_clients, bodies, Counter(value))))
+    except Exception as error:  # noqa: BLE001  whoever waits for the result must hear of it
+        results.put(error)
 
 
 def measure(load: Load, num_processes: int) -> dict[str, Any]:
     """The load, its clients shared out to so many processes."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(num_processes), context.Queue()
-    parts = [
-        Load(**{**vars(load), "num_clients": load.num_clients // num_processes,
-                "num_requests": load.num_requests // num_processes, "seed": load.seed + 1000 * i})
-        for i in range(num_processes)
-    ]  # fmt: skip
-    processes = [context.Process(target=drive_in_process, args=(part, barrier, results)) for part in parts]
+    value = context.Value("q", 0)
+    processes = [
+        context.Process(
+            target=drive_in_process,
+            args=(load, load.clients_of(index, num_processes), value, barrier, results),
+            daemon=True,
+        )
+        for index in range(num_processes)
+    ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=900) for _ in processes]
-    for process in processes:
-        process.join()
-    seconds = max(seconds for seconds, _ in found)
-    timings = [timing for _, part in found for timing in part]
+    found = [results.get(timeout=300) for _ in processes]
+    for part in found:
+        if isinstance(part, Exception):
+            raise part
+    seconds = max(part.ended_at for part in found) - min(part.started_at for part in found)
+    timings = [timing for part in found for timing in part.timings]
+    assert len(timings) == load.num_requests
     return {
         "concurrency": load.num_clients,
         "requests": len(timings),
@@ -171,6 +215,7 @@ def measure(load: Load, num_processes: int) -> dict[str, Any]:
         **{f"ttft_ms_p{p}": round(1e3 * quantile([t.first_s for t in timings], p), 1) for p in (50, 95)},
         **{f"tpot_ms_p{p}": round(1e3 * quantile([t.per_token_s for t in timings], p), 2) for p in (50, 95)},
         "total_s_p95": round(quantile([t.total_s for t in timings], 95), 2),
+        "client_busy": round(max(part.cpu_s for part in found) / seconds, 2),
     }
 
 
@@ -178,27 +223,45 @@ def quantile(values: list[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-@contextmanager
-def serving(flags: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A server of our own: its port, and how long it took to start."""
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *flags]
-    started = perf_counter()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = []
-    try:
-        for line in process.stderr:
-            lines.append(line)
+class Server:
+    """A server of our own."""
+
+    def __init__(self, flags: list[str]) -> None:
+        command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *flags]
+        started = perf_counter()
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        self.log: deque[str] = deque(maxlen=200)
+        for line in self._process.stderr:
+            self.log.append(line)
             if (found := re.search(r"serving .* on http://[^ ]*:(\d+)", line)) is not None:
                 break
         else:
-            raise RuntimeError("the server did not start:\n" + "".join(lines))
-        drain = multiprocessing.pool.ThreadPool(1)  # so that its log never fills the pipe
-        drain.apply_async(lambda: [None for _ in process.stderr])
-        yield int(found[1]), {"ready_seconds": round(perf_counter() - started, 1)}
+            raise RuntimeError("the server did not start:\n" + "".join(self.log))
+        self.port, self.ready_s = int(found[1]), perf_counter() - started
+        # So that its log never fills the pipe.
+        threading.Thread(target=lambda: self.log.extend(self._process.stderr or ()), daemon=True).start()
+
+    def cpu_seconds(self) -> list[float]:
+        """Of the front, and of its engine's process."""
+        front = psutil.Process(self._process.pid)
+        return [sum(process.cpu_times()[:2]) for process in (front, *front.children())]
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+
+@contextmanager
+def serving(flags: list[str]) -> Iterator[Server]:
+    server = Server(flags)
+    try:
+        yield server
+    except BaseException:
+        print("".join(server.log), file=sys.stderr)
+        raise
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        server.stop()
 
 
 OFFLINE = """
@@ -267,45 +330,53 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--answer-len", type=int, default=128)
     parser.add_argument("--requests", type=int, help="of each level; default: four for each client, at least 64")
-    parser.add_argument("--client-processes", type=int, default=1)
+    parser.add_argument("--client-processes", type=int, default=max(1, min(6, ((os.cpu_count() or 1) - 4) // 2)))
     parser.add_argument("--offline", action="store_true", help="the rate of LLM.generate too")
     parser.add_argument("--commit")
-    parser.add_argument("--json", type=Path, help="append the records to this file")
+    parser.add_argument("--json", type=Path, help="append each record to this file")
     given = parser.parse_args()
     with model_of(given.model, given.dtype) as (model, settings):
-        records = list(levels(given, model, settings))
-    if given.json is not None:
-        with given.json.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        for record in levels(given, model, settings):
+            print(json.dumps(record), flush=True)
+            if given.json is not None:
+                with given.json.open("a") as file:
+                    file.write(json.dumps(about(given, record)) + "\n")
 
 
 def levels(given: argparse.Namespace, model: str, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A record of each level, and one of the offline rate beside that of the largest."""
     flags = ["--model", model, "--served-model-name", "model"]
     flags += ["--max-num-queued-reqs", str(2 * max(given.concurrency))]
     flags += [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    last_id = LAST_ID.get(given.model, VLLM_LAST_ID)
 
-    def load(num_clients: int, num_requests: int) -> Load:
-        return Load("model", port, num_clients, num_requests, given.prompt_len, given.answer_len, num_clients)
+    def load(port: int, num_clients: int, num_requests: int) -> Load:
+        return Load(port, num_clients, num_requests, given.prompt_len, given.answer_len, last_id, num_clients)
 
-    found = []
-    with serving(flags) as (port, facts):
-        measure(load(*WARM_UP), 1)
+    rates = {}
+    with serving(flags) as server:
+        measure(load(server.port, *WARM_UP), 1)
         for num_clients in given.concurrency:
-            num_requests = given.requests or max(64, 4 * num_clients)
-            record = measure(load(num_clients, num_requests), min(num_clients, given.client_processes))
-            print(json.dumps(record), flush=True)
-            found.append(record | facts)
+            asked = load(server.port, num_clients, num_requests_of(given, num_clients))
+            before = server.cpu_seconds()
+            record = measure(asked, min(num_clients, given.client_processes))
+            used = [after - start for after, start in zip(server.cpu_seconds(), before, strict=True)]
+            rates[num_clients] = record["out_tok_s"]
+            for name, seconds in zip(("front_cpu_s", "engine_cpu_s"), used, strict=False):
+                record[name] = round(seconds, 2)
+            yield record | {"ready_seconds": round(server.ready_s, 1)}
     if given.offline:
         largest = max(given.concurrency)
-        rate = offline_rate(model, settings, load(largest, given.requests or max(64, 4 * largest)))
-        print(f"offline: {rate:,.0f} output tokens/s", flush=True)
-        found[-1]["offline_out_tok_s"] = round(rate)
-    for record in found:
-        yield about(given, record)
+        rate = offline_rate(model, settings, load(0, largest, num_requests_of(given, largest)))
+        yield {"offline_out_tok_s": round(rate), "concurrency": largest, "share": round(rates[largest] / rate, 3)}
+
+
+def num_requests_of(given: argparse.Namespace, num_clients: int) -> int:
+    return given.requests or max(64, 4 * num_clients)
 
 
 def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
-    vllm = VLLM.get((given.model, record["concurrency"]))
+    vllm = VLLM.get((given.model, record["concurrency"])) if "out_tok_s" in record else None
     beside = dict(zip(("vllm_out_tok_s", "vllm_ttft_ms_p95", "vllm_tpot_ms_p95"), vllm, strict=True)) if vllm else {}
     return {
         "model": given.model,
@@ -323,12 +394,15 @@ def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@cache
 def device_name() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+    """Asked of the driver: torch would take memory of the GPU for it."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return f"{cpu_name()}, {os.cpu_count()} threads"
+    return found[0]
 
 
 if __name__ == "__main__":

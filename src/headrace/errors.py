@@ -9,6 +9,7 @@
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
     └── JobError               a batch job cannot start or go on
         └── ResumableJobError  it can once its cause is gone: the same command goes on
+            └── NoRoomError    a full disk, or a quota that is used up
 
 A message says what happened, the numbers, and the way out.
 """
@@ -61,6 +62,10 @@ class JobError(HeadraceError):
 
 
 class ResumableJobError(JobError):
+    pass
+
+
+class NoRoomError(ResumableJobError):
     pass
 
 

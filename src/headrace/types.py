@@ -24,6 +24,7 @@ TokenIds = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
 Pooling = Literal["last", "mean"]
 
+_LARGEST = 2**31 - 1  # of what becomes a number of a row on the device
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # tokens with a bias of their own; OpenAI's bound
@@ -191,13 +192,13 @@ class SamplingParams:
         self._check_chosen_tokens()
 
     def _check_numbers(self) -> None:
-        _integer("n", self.n, low=1)
+        _integer("n", self.n, low=1, high=_LARGEST)
         if self.best_of is not None:
-            _integer("best_of", self.best_of, low=1)
+            _integer("best_of", self.best_of, low=1, high=_LARGEST)
             if self.best_of < self.n:
                 raise _refuse("best_of", self.best_of, f"at least n ({self.n})")
-        _integer("top_k", self.top_k, low=-1)
-        _integer("min_tokens", self.min_tokens, low=0)
+        _integer("top_k", self.top_k, low=-1, high=_LARGEST)
+        _integer("min_tokens", self.min_tokens, low=0, high=_LARGEST)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1)
             if self.min_tokens > self.max_tokens:
@@ -218,7 +219,7 @@ class SamplingParams:
         if not all(isinstance(text, str) and text for text in self.stop):
             raise _refuse("stop", self.stop, "non-empty text or a list of it")
         for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, low=0)
+            _integer("stop_token_ids", token, low=0, high=_LARGEST)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
 
@@ -311,7 +312,7 @@ def _token_ids(param: str, given: object) -> tuple[int, ...]:
     if isinstance(given, str) or not isinstance(given, (Sequence, set, frozenset, np.ndarray)) or not len(given):
         raise _refuse(param, given, "a list of at least one token id")
     for token in given:
-        _integer(param, token, low=0)
+        _integer(param, token, low=0, high=_LARGEST)
     return tuple(int(token) for token in given)
 
 
@@ -323,8 +324,8 @@ def _biases(given: object) -> dict[int, float]:
         raise RequestError(f"logit_bias can have at most {MAX_LOGIT_BIAS} tokens, got {len(given)}", param="logit_bias")
     biases: dict[int, float] = {}
     for token, bias in given.items():
-        token_id = int(token) if isinstance(token, str) and token.isdecimal() else token
-        _integer("logit_bias", token_id, low=0)
+        token_id = int(token) if isinstance(token, str) and token.isdecimal() and len(token) <= 10 else token
+        _integer("logit_bias", token_id, low=0, high=_LARGEST)
         _number("logit_bias", bias, low=-100.0, high=100.0)
         biases[int(token_id)] = float(bias)
     return biases
@@ -353,6 +354,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
     watched: bool = False  # deliver tokens as they come, not once at the end
+    announced: bool = False  # deliver the first token when it comes, even if nobody watches
     readout: Readout | None = None  # nothing is drawn; `params` is not looked at
     seed: int | None = None  # for `params` without one: many requests may share them
 

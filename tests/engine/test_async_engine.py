@@ -101,6 +101,24 @@ def test_cancelling_the_task_aborts_the_request(tiny_directory: Path) -> None:
     with_engine(tiny_directory, body)
 
 
+def test_an_engine_serves_one_event_loop_after_the_other(tiny_directory: Path) -> None:
+    engine = AsyncEngine(str(tiny_directory), max_num_seqs=2, num_gpu_blocks_override=64)
+
+    async def ask() -> str:
+        async for output in engine.generate("hi", SamplingParams(max_tokens=4, temperature=0)):
+            last = output.outputs[0].text
+        return last
+
+    async def leave() -> None:
+        async for _ in engine.generate("hi", SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)):
+            return
+
+    first = asyncio.run(ask())
+    asyncio.run(leave())  # what still comes is for nobody
+    assert asyncio.run(ask()) == first
+    asyncio.run(engine.close())
+
+
 def test_a_request_id_in_use_is_refused(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
         async for _ in engine.generate("abc", SHORT, request_id="same"):

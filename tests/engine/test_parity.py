@@ -21,6 +21,7 @@ OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))  # never drawn
 LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
     "cohere2",
     "gemma",
+    "mixtral",
 }
 
 

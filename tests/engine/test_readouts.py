@@ -32,7 +32,8 @@ def prompts_that_begin_alike() -> list[list[int]]:
 def states(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
     """[T, H]: after the final norm."""
     with torch.inference_mode():
-        return model.base_model(torch.tensor([prompt])).last_hidden_state[0].double()
+        inner = model.model if model.base_model is model else model.base_model  # Llama 4 has no name for it
+        return inner(torch.tensor([prompt])).last_hidden_state[0].double()
 
 
 def embedding(model: PreTrainedModel, prompt: list[int], pooling: str, *, normalize: bool = True) -> np.ndarray:

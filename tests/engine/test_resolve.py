@@ -170,14 +170,14 @@ def test_what_others_hold_of_a_gpu_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden_size", "quantization", "expected"),
-    [(2048, None, 1024), (3072, None, 704), (4096, None, 512), (8192, None, 512), (4096, "fp8", 1024)],
+    ("hidden_size", "num_blocks", "expected"),
+    [(2048, 65_535, 1024), (3072, 65_536, 1024), (3072, 65_535, 704), (4096, 65_535, 512), (8192, 65_535, 512)],
 )
-def test_a_gpu_runs_as_many_sequences_as_fill_its_processors(
-    hidden_size: int, quantization: str | None, expected: int
+def test_a_gpu_runs_as_many_sequences_as_fill_its_processors_or_as_the_cache_holds(
+    hidden_size: int, num_blocks: int, expected: int
 ) -> None:
-    config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
-    assert resolve(config, replace(SPEC, hidden_size=hidden_size), replace(facts(), gpu=GPU)).max_num_seqs == expected
+    spec, config = replace(SPEC, hidden_size=hidden_size), EngineConfig(num_gpu_blocks_override=num_blocks)
+    assert resolve(config, spec, replace(facts(), gpu=GPU)).max_num_seqs == expected
 
 
 def test_eight_bits_halve_the_layers_and_the_cache() -> None:

@@ -65,6 +65,7 @@ requests = st.builds(
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=optional(texts),
     watched=st.booleans(),
+    announced=st.booleans(),
     readout=optional(readouts),
 )
 logprobs = st.builds(

@@ -80,6 +80,18 @@ OLMO3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
 }
+# Four layers: one without rope, and a mixture in every other one.
+LLAMA4 = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 64,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+    "num_local_experts": 4,
+    "attention_chunk_size": 24,
+    "floor_scale": 16,
+    "rope_parameters": LLAMA3_ROPE,
+}
+QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama3": (
@@ -87,12 +99,15 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         transformers.LlamaForCausalLM,
         {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
     ),
+    "llama4": (transformers.Llama4TextConfig, transformers.Llama4ForCausalLM, LLAMA4),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM, {"num_local_experts": 4}),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 24}),
     "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM, {"sliding_window": 24}),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM, {"sliding_window": 24}),
     "phi4": (transformers.Phi3Config, transformers.Phi3ForCausalLM, PHI4),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, QWEN3_MOE),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM, {"no_rope_layer_interval": 2}),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM, GRANITE),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {}),
@@ -121,6 +136,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
 }
+MIXTURES = ("llama4", "mixtral", "qwen3_moe")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -134,11 +134,10 @@ def test_a_job_with_a_process_gives_the_same_answers(
     source = write_lines(*lines, {"prompt": 5}, lines[0])
     alone = JobSpec(input=str(source), output=str(tmp_path / "alone.jsonl"), keep_order=True)
     run_job(alone, start=start, quiet=True)
-    monkeypatch.setattr(prepare_process, "LEAST_LINES", 1)
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
     monkeypatch.setattr(LinePreparer, "prepare", _refuse)  # so that it is not done here after all
     together = JobSpec(input=str(source), output=str(tmp_path / "together.jsonl"), keep_order=True)
-    report = run_job(together, start=start, quiet=True)
+    report = run_job(together, start=start, least_lines_apart=1, quiet=True)
     assert report.tally.num_done == 1502 and report.tally.sample is not None
     assert Path(together.output).read_bytes() == Path(alone.output).read_bytes()
 
@@ -150,10 +149,10 @@ def _refuse(*arguments: Any) -> Any:
 def test_an_id_that_is_used_twice_is_found_over_all_batches(
     start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_process, "LEAST_LINES", 1)
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
     source = write_lines(*(chat(str(number % 599), max_tokens=1, temperature=0) for number in range(600)))
-    report = run_job(JobSpec(input=str(source), output=str(tmp_path / "out.jsonl")), start=start, quiet=True)
+    job = JobSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
+    report = run_job(job, start=start, least_lines_apart=1, quiet=True)
     assert dict(report.tally.errors) == {"duplicate_custom_id": 1}
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.start import Engine
-from headrace.errors import EngineDeadError, JobError
+from headrace.errors import JobError, ResumableJobError
 from headrace.jobs.report import JobReport
 from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec, job_directory
@@ -37,7 +37,7 @@ class Breaking(FakeRunner):
 
     def submit(self, plan: StepPlan) -> StepResult:
         if self.num_steps == self._step:
-            raise RuntimeError("the device is gone")
+            raise RuntimeError("CUDA error: the device is gone")
         return super().submit(plan)
 
 
@@ -166,7 +166,7 @@ def test_a_line_refused_for_its_id_does_not_own_it_in_a_later_run(
     body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True}
     line = {"custom_id": "same", "method": "POST", "url": "/v1/completions", "body": body}
     source, output = write_lines(line, line), tmp_path / "out.jsonl"
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(ResumableJobError):
         run(source, output, functools.partial(start, runner=Breaking(10)), template=None)
     assert [record.index for record in survey(find_job(str(output))).records()] == [1]
     report = run(source, output, start, template=None)
@@ -181,8 +181,8 @@ def test_a_job_into_a_store_goes_on_and_is_published_whole(
     write_lines: WriteLines, start: Start, store: str, name: str
 ) -> None:
     source, output = write_lines(*lengths(20)), f"{store}/{name}"
-    with pytest.raises(EngineDeadError, match="the same command goes on"):
-        run(source, output, functools.partial(start, runner=Breaking(18)), template=None, keep_order=True)
+    with pytest.raises(ResumableJobError, match="the same command goes on"):
+        run(source, output, functools.partial(start, runner=Breaking(24)), template=None, keep_order=True)
     files = fsspec.filesystem("memory")
     assert not files.exists(output)
     done = survey(job_directory(output)).committed.num_done
@@ -214,7 +214,7 @@ def test_a_publication_that_breaks_off_leaves_no_object(
     source, output = write_lines({"text": "a"}, {"text": "b"}), f"local://{tmp_path}/{name}"
     monkeypatch.setattr(publish, "_fill", broken)
     with pytest.raises(JobError, match="cannot be written: No space left on device; its results are safe in"):
-        run(source, output, start)
+        run(source, output, start, disk_wait_s=0.0)
     assert not (tmp_path / name).exists()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

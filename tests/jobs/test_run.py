@@ -18,8 +18,9 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.start import Engine
-from headrace.errors import ConfigError, EngineDeadError, JobError, ResumableJobError
-from headrace.jobs.answering import SPARE_SEQUENCES, JobRun
+from headrace.errors import ConfigError, JobError, ResumableJobError
+from headrace.jobs.answering import JobRun
+from headrace.jobs.current_engine import SPARE_SEQUENCES
 from headrace.jobs.feed import MAX_BATCHES_AHEAD
 from headrace.jobs.order import Planner, Window
 from headrace.jobs.progress import JobProgress
@@ -241,10 +242,10 @@ def test_the_status_beside_the_output_says_how_the_job_ended(write_lines: WriteL
 
 def test_the_status_of_a_job_that_could_not_go_on_says_so(write_lines: WriteLines, start: Start) -> None:
     def break_down(step: int) -> None:
-        raise RuntimeError("the device is gone")
+        raise RuntimeError("CUDA error: the device is gone")
 
     source = write_lines({"prompt": "a"})
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(ResumableJobError):
         run(source, functools.partial(start, runner=WatchedRunner(break_down)))
     assert read_status(source.parent / "out.jsonl.job" / "status.json").state == "failed"
 
@@ -370,7 +371,7 @@ def test_a_term_while_the_model_is_loaded_is_resumable(write_lines: WriteLines) 
         raise AssertionError("the model was loaded")
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ResumableJobError, match="while the model was loaded"):
+    with pytest.raises(ResumableJobError, match="stopped by SIGTERM while nothing was running"):
         run(write_lines({"prompt": "a"}), load)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -412,13 +413,13 @@ def test_what_follows_a_line_in_flight_is_answered_with_it_within_the_grace(
     assert sorted(line["index"] for line in lines) == list(range(30))
 
 
-def test_a_dead_engine_is_an_error_that_says_what_was_kept(write_lines: WriteLines, start: Start) -> None:
+def test_a_lost_device_ends_the_process_and_the_same_command_goes_on(write_lines: WriteLines, start: Start) -> None:
     def break_down(step: int) -> None:
         if step == 30:
-            raise RuntimeError("the device is gone")
+            raise RuntimeError("CUDA error: the device is gone")
 
     source = write_lines(*[{"prompt": "a", "max_tokens": 2}] * 4, *[{"prompt": "a", "max_tokens": 500}] * 4)
-    with pytest.raises(EngineDeadError, match=r"the device is gone; 4 lines are done and in .*out.jsonl.job, 4 were"):
+    with pytest.raises(ResumableJobError, match=r"the device is gone; the same command goes on, with the engine in a"):
         run(source, functools.partial(start, runner=WatchedRunner(break_down)))
     report, lines = run(source, start)
     assert (report.num_before, len(lines)) == (4, 8)

@@ -77,6 +77,7 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
         q = gpu.rope_and_store(qkv, layout, torch.zeros(256, head_dim), cache, num_heads, num_kv_heads, norm, norm)
         gpu.paged_attention(q, cache, layout, 0.1, None, None)
         gpu.paged_attention(q, cache, layout, 0.1, 64, 30.0)
+        gpu.paged_attention(q, cache, layout, 0.1, 64, slides=False)
         seqs_per_tile = 128 // (num_heads // num_kv_heads)
         shared = SharedPrefixes(
             torch.zeros(16, dtype=torch.int32),
@@ -103,6 +104,17 @@ def elementwise() -> None:
         gpu.apply_bitmask(logits, places, bits)
 
 
+def experts() -> None:
+    x = torch.zeros(1024, 256, dtype=BF16)
+    for num_tokens in (8, 64, 256, 1024):
+        for num_experts, num_chosen, rule in ((8, 1, "sigmoid"), (8, 2, "softmax"), (8, 2, "softmax_of_chosen")):
+            routes = gpu.route(x[:num_tokens, :num_experts], num_chosen, rule)
+        for as_fp8 in (False, True):
+            weight = torch.zeros(8, 200, 256, dtype=BF16)
+            gpu.pack_experts(weight, as_fp8=as_fp8)(x[:num_tokens], routes, weighs=True)
+            gpu.pack_experts(weight[:, :, :72], as_fp8=as_fp8)(x[:num_tokens, :72], routes)
+
+
 def rows() -> None:
     numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
     tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
@@ -125,6 +137,7 @@ def main() -> None:
     compile_only()
     elementwise()
     rows()
+    experts()
     attention(8, 2, 64, BF16)
     attention(8, 2, 128, FP8)
     sys.stdout.write(" ".join(sorted(compiled)) + "\n")

@@ -70,12 +70,14 @@ def build_step(
     return Step(q, cache, layout, keys, values)
 
 
-def torch_attention(step: Step, *, window: int | None = None) -> Tensor:
+def torch_attention(step: Step, *, window: int | None = None, slides: bool = True) -> Tensor:
     outs = []
     for seq, (keys, values) in enumerate(zip(step.keys, step.values, strict=True)):
         tokens = slice(int(step.layout.query_starts[seq]), int(step.layout.query_starts[seq + 1]))
-        distance = step.layout.positions[tokens, None] - torch.arange(keys.shape[1])
-        mask = (distance >= 0) & (distance < (window or 2**30))
+        positions, places = step.layout.positions[tokens, None], torch.arange(keys.shape[1])
+        mask = places <= positions
+        if window is not None:
+            mask &= (positions - places < window) if slides else (positions // window == places // window)
         q = step.q[tokens].transpose(0, 1)
         out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         outs.append(out.transpose(0, 1).flatten(1))
@@ -85,11 +87,12 @@ def torch_attention(step: Step, *, window: int | None = None) -> Tensor:
 MIXED = [(1, 100), (7, 7), (1, 1), (40, 300), (1, 129), (3, 17)]
 
 
+@pytest.mark.parametrize("slides", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 20])
-def test_the_twin_agrees_with_torch_attention_over_contiguous_keys(window: int | None) -> None:
+def test_the_twin_agrees_with_torch_attention_over_contiguous_keys(window: int | None, slides: bool) -> None:
     step = build_step(MIXED)
-    out = twins.paged_attention(step.q, step.cache, step.layout, 64**-0.5, window)
-    torch.testing.assert_close(out, torch_attention(step, window=window), atol=1e-5, rtol=1e-5)
+    out = twins.paged_attention(step.q, step.cache, step.layout, 64**-0.5, window, slides=slides)
+    torch.testing.assert_close(out, torch_attention(step, window=window, slides=slides), atol=1e-5, rtol=1e-5)
 
 
 def test_the_twin_caps_scores_softly() -> None:
@@ -99,10 +102,12 @@ def test_the_twin_caps_scores_softly() -> None:
     torch.testing.assert_close(out[0], scores.softmax(0) @ step.values[0][0])
 
 
-def assert_like_twin(step: Step, *, window: int | None = None, softcap: float | None = None) -> None:
+def assert_like_twin(
+    step: Step, *, window: int | None = None, softcap: float | None = None, slides: bool = True
+) -> None:
     scale = step.q.shape[-1] ** -0.5
-    expected = twins.paged_attention(step.q, step.cache, step.layout, scale, window, softcap)
-    out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap)
+    expected = twins.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
+    out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -126,6 +131,11 @@ def test_the_kernel_agrees_with_windows_and_soft_caps(
     assert_like_twin(build_step(MIXED, block_size=block_size), window=window, softcap=softcap)
 
 
+@pytest.mark.parametrize("window", [1, 16, 50, 128, 150, 1000])
+def test_the_kernel_agrees_with_windows_that_jump(window: int) -> None:
+    assert_like_twin(build_step(MIXED), window=window, slides=False)
+
+
 def test_the_kernel_agrees_over_contexts_of_many_blocks() -> None:
     assert_like_twin(build_step([(1, 2000), (200, 1500)]))
 
@@ -138,6 +148,7 @@ def test_the_kernel_agrees_over_contexts_of_many_blocks() -> None:
     head_dim=st.sampled_from([16, 32, 64, 72]),
     block_size=st.sampled_from([4, 8, 16, 32]),
     window=st.none() | st.integers(1, 150),
+    slides=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_the_kernel_agrees_on_any_step(
@@ -147,12 +158,13 @@ def test_the_kernel_agrees_on_any_step(
     head_dim: int,
     block_size: int,
     window: int | None,
+    slides: bool,
     seed: int,
 ) -> None:
     lens = [(query_len, query_len + before) for query_len, before in lens]
     heads = (group * num_kv_heads, num_kv_heads)
     step = build_step(lens, heads=heads, head_dim=head_dim, block_size=block_size, seed=seed)
-    assert_like_twin(step, window=window)
+    assert_like_twin(step, window=window, slides=slides)
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf"), 3e38])

@@ -199,7 +199,9 @@ def test_rope_and_store_equals_its_twin(
     interpreted=[(*shape, [1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150]) for shape in SMALL_SHAPES],
 )
 @pytest.mark.parametrize("num_splits", [1, 5])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, None), (None, 20.0)])
+@pytest.mark.parametrize(
+    ("window", "slides", "softcap"), [(None, True, None), (50, True, None), (50, False, None), (None, True, 20.0)]
+)
 def test_attention_equals_its_twin(
     place: Place,
     num_heads: int,
@@ -209,6 +211,7 @@ def test_attention_equals_its_twin(
     context_lens: list[int],
     num_splits: int,
     window: int | None,
+    slides: bool,
     softcap: float | None,
 ) -> None:
     from headrace.kernels import gpu
@@ -216,18 +219,18 @@ def test_attention_equals_its_twin(
     layout, num_blocks = make_layout(place, query_lens, context_lens, 16, num_splits)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
-    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
     assert relative_error(found, expected) < place.attention_error
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
-@pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 20.0), (200, None), (60, None)])
 def test_attention_of_prompts_that_begin_equals_its_twin(
-    num_heads: int, num_kv_heads: int, head_dim: int, softcap: float | None
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None
 ) -> None:
-    """With FlashAttention-3 where it is installed; by the cache otherwise."""
+    """With FlashAttention-3 where it is installed and no prompt outgrows the window; by the cache otherwise."""
     from headrace.kernels import gpu
     from headrace.runner.tiles import tiles_of
 
@@ -244,9 +247,10 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
     qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     cos_sin = torch.randn(256, head_dim, device="cuda")
     q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
-    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, None, softcap)
-    assert relative_error(found, expected) < GPU.attention_error
+    for slides in (True, False):
+        expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        assert relative_error(found, expected) < GPU.attention_error
 
 
 @cases(

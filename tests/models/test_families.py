@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import ModelSpec, RopeSpec
 from headrace.models.hub_config import spec_from_config
+from headrace.models.spec import MixtureSpec, QueryGrowth
 
 LLAMA_3_2_1B = {
     "architectures": ["LlamaForCausalLM"],
@@ -127,6 +128,83 @@ SMOLLM3_3B = {
     "sliding_window": None,
     "use_sliding_window": False,
     "vocab_size": 128256,
+}
+LLAMA_4_SCOUT_TEXT = {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attention_dropout": 0.0,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": 4,
+    "bos_token_id": 200000,
+    "eos_token_id": [200001, 200007, 200008],
+    "floor_scale": 8192,
+    "for_llm_compressor": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+LLAMA_4_SCOUT = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "boi_token_index": 200080,
+    "image_token_index": 200092,
+    "model_type": "llama4",
+    "text_config": LLAMA_4_SCOUT_TEXT,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1408, "norm_eps": 1e-05, "rope_theta": 10000},
+}
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
 }
 PYTHIA_410M = {
     "architectures": ["GPTNeoXForCausalLM"],
@@ -273,6 +351,72 @@ def test_the_first_config_of_gpt_2_reads_as_its_authors_mean_it() -> None:
     assert (read.rope_of(0).kind, read.activation, read.tie_embeddings) == ("none", "gelu_tanh", True)
 
 
+def test_the_config_of_llama_4_reads_as_its_authors_mean_it() -> None:
+    read = spec(LLAMA_4_SCOUT)
+    assert read.num_params == 107_769_861_120
+    assert read.mixture == MixtureSpec(tuple(range(48)), 16, 1, 8192, "sigmoid", weighs_input=True, shared_size=8192)
+    assert read.ropeless_layers == tuple(range(3, 48, 4))
+    assert read.windows == (8192, 8192, 8192, None) * 12 and not read.windows_slide
+    assert read.query_growth == QueryGrowth(step=8192, strength=0.1)
+    assert read.bare_qk_norm and read.rotates_pairs and not read.tie_embeddings
+    assert (read.dtype, read.max_model_len, read.eos_token_ids) == ("bfloat16", 10485760, (200001, 200007, 200008))
+    assert spec(LLAMA_4_SCOUT_TEXT, architectures=["Llama4ForCausalLM"]) == read
+
+
+def test_the_config_of_llama_4_maverick_has_a_dense_layer_before_each_mixture() -> None:
+    read = spec(LLAMA_4_SCOUT_TEXT, num_local_experts=128, interleave_moe_layer_step=2, use_qk_norm=False)
+    assert read.num_params == 400_711_848_960
+    assert read.mixture is not None and read.mixture.layers == tuple(range(1, 48, 2))
+    assert not read.bare_qk_norm
+    shapes = read.tensor_shapes()
+    assert shapes["model.layers.0.mlp.up_proj.weight"] == (16384, 5120)
+    assert shapes["model.layers.1.mlp.experts.127.down_proj.weight"] == (5120, 8192)
+
+
+def test_the_config_of_qwen3_30b_a3b_reads_as_its_authors_mean_it() -> None:
+    read = spec(QWEN3_30B_A3B)
+    assert read.num_params == 30_532_122_624
+    assert read.mixture == MixtureSpec(tuple(range(48)), 128, 8, 768, "softmax_of_chosen")
+    assert (read.qk_norm, read.windows, read.mlp_width) == (True, (None,) * 48, 8 * 768)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"layer_types": ["sliding_attention"] * 48},
+        {"attention_chunk_size": None},
+        {"hidden_act": "gelu"},
+        {"router_scaling_factor": 2.5},
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
+    ],
+)
+def test_what_llama_4_would_compute_wrongly_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        spec(LLAMA_4_SCOUT | {"text_config": LLAMA_4_SCOUT_TEXT | change})
+
+
+def test_a_quantized_checkpoint_is_refused_wherever_its_config_says_so() -> None:
+    with pytest.raises(UnsupportedModelError, match="quantized"):
+        spec(LLAMA_4_SCOUT, quantization_config={"quant_method": "compressed-tensors"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_experts_per_tok": 17},
+        {"num_local_experts": 0},
+        {"moe_layers": [48]},
+        {"attention_chunk_size": -1},
+        {"no_rope_layers": [1, 0]},
+        {"floor_scale": 0},
+    ],
+)
+def test_impossible_numbers_of_llama_4_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        spec(LLAMA_4_SCOUT | {"text_config": LLAMA_4_SCOUT_TEXT | change})
+
+
 @pytest.mark.parametrize(
     ("base", "change"),
     [
@@ -296,13 +440,15 @@ def test_what_these_families_would_compute_wrongly_is_refused(base: dict[str, An
 @pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["Llama4ForCausalLM"], "num_local_experts": 16},
-        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"num_local_experts": 16}},
-        {"model_type": "llama4_text", "num_local_experts": 16},
+        {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
+        {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": {"num_experts": 128}},
+        {"model_type": "gpt_oss", "num_local_experts": 32},
     ],
 )
-def test_a_mixture_of_experts_is_refused_as_such(config: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"lama4\w+' is not supported: it is a mixture of experts"):
+def test_a_mixture_of_experts_of_another_kind_is_refused_as_such(config: dict[str, Any]) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"is not supported: it is a mixture of experts of a kind .*[Ll]lama4"
+    ):
         spec(config)
 
 
@@ -447,7 +593,7 @@ def test_without_architectures_the_model_type_decides() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'Qwen2MoeForCausalLM'.*did you mean 'Qwen2For.*supported: Llama"):
+    with pytest.raises(UnsupportedModelError, match=r"'Qwen2MoeForCausalLM'.*did you mean 'Qwen3Moe.*supported: Llama"):
         spec(QWEN2, architectures=["Qwen2MoeForCausalLM"])
 
 

@@ -63,6 +63,24 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 
+LLAMA4: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+    "rope_parameters": LLAMA3_ROPE,
+}
+QWEN3_MOE: dict[str, Any] = SMALL | {
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
+
 
 def longrope(original_max_len: int, rotary_dim: int = 16) -> dict[str, Any]:
     return {
@@ -86,6 +104,32 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
         transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)
     ),
     "llama 3.1": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE)),
+    "llama 4": lambda: transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**LLAMA4)),
+    "llama 4, dense layers, two experts a token": lambda: transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(
+            **LLAMA4, interleave_moe_layer_step=2, num_experts_per_tok=2, no_rope_layer_interval=2, attention_bias=True
+        )
+    ),
+    "llama 4, no norms, no growth, layers by name": lambda: transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(
+            **LLAMA4,
+            use_qk_norm=False,
+            attn_temperature_tuning=False,
+            moe_layers=[0, 3],
+            no_rope_layers=[0, 1, 1, 0, 1],
+            layer_types=[
+                "full_attention",
+                "chunked_attention",
+                "full_attention",
+                "chunked_attention",
+                "full_attention",
+            ],
+        )
+    ),
+    "mixtral": lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**SMALL, num_local_experts=4)),
+    "mixtral, sliding window, all experts": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SMALL, num_local_experts=3, num_experts_per_tok=3, sliding_window=8)
+    ),
     "mistral, sliding window": lambda: transformers.MistralForCausalLM(
         transformers.MistralConfig(**SMALL, sliding_window=8)
     ),
@@ -116,6 +160,12 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     ),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True)
+    ),
+    "qwen3 moe": lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**QWEN3_MOE)),
+    "qwen3 moe, weights among the chosen, dense layers": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **QWEN3_MOE, norm_topk_prob=True, mlp_only_layers=[0], use_sliding_window=True, sliding_window=8
+        )
     ),
     "smollm 3": lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**SMALL, no_rope_layer_interval=2)),
     "smollm 3, biased, sliding window": lambda: transformers.SmolLM3ForCausalLM(
@@ -341,9 +391,27 @@ def test_a_bare_gpt_2_with_its_old_masks_loads(tmp_path: Path) -> None:
         torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
 
 
+def test_the_text_model_of_a_llama_4_that_takes_images_is_read_out_of_its_checkpoint(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    vision |= dict.fromkeys(("intermediate_size", "vision_output_dim", "projector_input_dim"), 32)
+    theirs = transformers.Llama4ForConditionalGeneration(
+        transformers.Llama4Config(text_config=LLAMA4, vision_config=vision | {"projector_output_dim": 32})
+    ).float().eval()  # fmt: skip
+    randomize(theirs)
+    theirs.save_pretrained(tmp_path)
+    names = load_file(tmp_path / MODEL_FILE).keys()
+    assert {name.split(".")[0] for name in names} == {"language_model", "vision_model", "multi_modal_projector"}
+    run = PagedRun(load(tmp_path), [torch.arange(40)])
+    run.step([(0, 40)])
+    with torch.no_grad():
+        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(40)[None]).logits[0], atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
+        ("llama 4", "model.layers.1.feed_forward.experts.down_proj", "is for 3 experts; its config says 4"),
         ("phi 3", "model.layers.1.self_attn.qkv_proj.weight", r"\[127, 64\]; its config implies 128 rows"),
         ("gpt-2", "transformer.h.1.mlp.c_fc.weight", r"'model.layers.1.mlp.up_proj.weight' has shape \[256, 63\]"),
         ("gpt-2", "transformer.h.1.attn.c_proj.bias", r"\[63\]; its config implies 64 rows"),
@@ -391,7 +459,10 @@ def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path
     torch.testing.assert_close(logits.float(), wide.logits(hidden), atol=0.02, rtol=0.05)
 
 
-@pytest.mark.parametrize("name", ["granite", "olmo 2", "glm 4", "starcoder 2", "gpt-neox", "gpt-2", "cohere"])
+@pytest.mark.parametrize(
+    "name",
+    ["granite", "olmo 2", "glm 4", "starcoder 2", "gpt-neox", "gpt-2", "cohere", "llama 4", "mixtral", "qwen3 moe"],
+)
 def test_in_bfloat16_we_are_as_near_the_exact_logits_as_transformers(name: str, tmp_path: Path) -> None:
     """What was taken out of the weights at load must not have cost digits."""
     torch.manual_seed(7)

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headrace.models.hub_config import read_rope
-from headrace.models.rope import cos_sin_table, head_order, inverse_frequencies
-from headrace.models.spec import RopeSpec
+from headrace.models.rope import cos_sin_table, head_order, inverse_frequencies, query_scales
+from headrace.models.spec import QueryGrowth, RopeSpec
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -24,6 +24,13 @@ LONGROPE = {"short_factor": [1 + 0.01 * i for i in range(64)], "long_factor": [1
         {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
         {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, **LLAMA3},
         {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, **LLAMA3},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 16.0,
+            **LLAMA3,
+            "high_freq_factor": 1.0,
+        },  # Llama 4's
         {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
         {
             "rope_type": "yarn",
@@ -76,6 +83,15 @@ def test_dimensions_that_do_not_rotate_keep_their_value() -> None:
     assert (cos[:, 2:] == 1).all() and (sin[:, 2:] == 0).all()
     still = cos_sin_table(RopeSpec(kind="none"), head_dim=16, max_len=10, device=torch.device("cpu"))
     assert (still[:, :8] == 1).all() and (still[:, 8:] == 0).all()
+
+
+def test_queries_grow_with_each_step_of_positions_and_not_within_the_first() -> None:
+    growth, device = QueryGrowth(step=4, strength=0.5), torch.device("cpu")
+    scales = query_scales(growth, max_len=8, device=device)
+    expected = 1 + 0.5 * torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0]).log()  # one position early, as trained
+    torch.testing.assert_close(scales, expected)
+    assert query_scales(growth, max_len=3, device=device) is None
+    assert query_scales(None, max_len=8, device=device) is None
 
 
 @pytest.mark.parametrize(

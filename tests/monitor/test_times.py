@@ -39,6 +39,7 @@ class Server:
         self.metrics = ServerMetrics("m", clock=self.clock)
         self.meters: dict[str, RequestMeter] = {}
         self.num_open: dict[str, int] = {}
+        self.lengths: dict[str, list[int]] = {}
 
     def clock(self) -> float:
         return self.now
@@ -52,15 +53,17 @@ class Server:
         self.metrics.received(n=params.n, max_tokens=params.max_tokens)
         self.meters[name] = RequestMeter(self.metrics, request, arrived=self.now, clock=self.clock)
         self.num_open[name] = params.n
+        self.lengths[name] = [0] * params.n
         self.core.add(request)
 
     def step(self) -> None:
         events = self.core.step()
         for event in events:
             self.meters[event.request_id].take(event)
+            self.lengths[event.request_id][event.index] += len(event.token_ids)
             self.num_open[event.request_id] -= event.finish_reason is not None
             if not self.num_open[event.request_id]:
-                self.meters[event.request_id].finish(event.finish_reason or "stop")
+                self.meters[event.request_id].finish(event.finish_reason or "stop", self.lengths[event.request_id])
 
     def drain(self) -> Page:
         while self.core.has_work:
@@ -135,7 +138,7 @@ def test_an_answer_that_the_front_ends_was_decoded_until_then() -> None:
     server.ask("one", max_tokens=50)
     for _ in range(4):
         server.step()
-    server.meters["one"].finish("stop")
+    server.meters["one"].finish("stop", server.lengths["one"])
     page = page_of(server.metrics)
     assert page.value("vllm:request_decode_time_seconds_sum") == 3.0
     assert page.value("vllm:request_generation_tokens_sum") == 4.0

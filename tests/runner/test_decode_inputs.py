@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from headrace.runner.decode_inputs import fastest_sizes, graph_size, sharing_size
+from headrace.models.hub_config import spec_from_config
+from headrace.runner.decode_inputs import enable_sharing, fastest_sizes, graph_size, sharing_size
 
 
 def test_a_step_is_padded_to_a_larger_size_only_if_that_is_clearly_faster() -> None:
@@ -23,3 +24,20 @@ def test_sizes_never_have_less_room_than_the_rows_of_a_step() -> None:
         assert found == sorted(found)
     assert {graph_size(size) for size in sizes} == set(sizes)
     assert all(sharing_size(num_rows, most=graph_size(num_rows)) >= num_rows for num_rows in range(1, 2050))
+
+
+def test_beginnings_are_shared_where_no_context_outgrows_a_window() -> None:
+    spec = spec_from_config(
+        {
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": 100,
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+    )
+    assert enable_sharing(spec, 100)
+    assert not enable_sharing(spec, 101)

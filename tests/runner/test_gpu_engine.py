@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace import LLM, SamplingParams, StructuredOutputs
-from tests.engine.tiny import FAMILIES, SHAPE, save_model
+from tests.engine.tiny import FAMILIES, MIXTURES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,22 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
         assert torch.cat(ours).mean() < 1.5 * torch.cat(theirs).mean() + 0.005
-        assert torch.cat(ours).max() < 1.5 * torch.cat(theirs).max() + 0.05
+        if family not in MIXTURES:  # rounding sends a token to another expert now and then, with any answer
+            assert torch.cat(ours).max() < 1.5 * torch.cat(theirs).max() + 0.05
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tmp_path: Path) -> None:
+    judge = rounded(save_model(tmp_path, family), torch.float32)
+    prompts = prompts_with_shared_beginnings()
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", quantization="fp8", **settings) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    found = [
+        shortfalls(judge, prompt, list(output.outputs[0].token_ids))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    assert torch.cat(found).mean() < 0.5  # a token at random lies about 3 below the best
 
 
 def test_two_engines_share_a_gpu(tmp_path: Path) -> None:

@@ -436,5 +436,9 @@ class Driver:
 
 def make_request(request_id: str, prompt: Iterable[int], **options: object) -> Request:
     """A request; options that Request does not know are sampling parameters."""
-    own = {name: options.pop(name) for name in ("priority", "cache_salt", "watched", "readout") if name in options}
+    own = {
+        name: options.pop(name)
+        for name in ("priority", "cache_salt", "watched", "announced", "readout")
+        if name in options
+    }
     return Request(request_id, np.array(list(prompt), np.int32), SamplingParams(**options), **own)  # type: ignore[arg-type]

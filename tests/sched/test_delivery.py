@@ -30,6 +30,17 @@ def test_a_watched_answer_comes_in_one_event_a_token(depth: int) -> None:
     driver.check_answers()
 
 
+def test_an_announced_answer_comes_in_two_events_its_first_token_and_the_rest() -> None:
+    driver = Driver(LIMITS)
+    driver.add(make_request("one", range(9), max_tokens=7, announced=True))
+    driver.submit()
+    (first,) = driver.collect()
+    assert first.token_ids.tolist() == driver.expected("one")[:1] and first.timing is not None
+    driver.drain(depth=1)
+    assert driver.answers["one", 0].num_events == 2
+    driver.check_answers()
+
+
 def test_a_watched_prompt_in_parts_brings_no_event_before_its_first_token() -> None:
     driver = Driver(SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64, num_blocks=64))
     driver.add(make_request("one", range(9), max_tokens=2, watched=True))

@@ -80,6 +80,15 @@ def test_a_preempted_sequence_delivers_no_token_twice() -> None:
     assert [entry.token_id for entry in driver.answers["young", 0].logprobs] == driver.expected("young")
 
 
+def test_a_preempted_sequence_is_announced_once() -> None:
+    driver = make_driver(num_blocks=5)
+    add_pair(driver, announced=True)
+    driver.drain(depth=1)
+    assert driver.scheduler.stats.num_preemptions > 0
+    assert driver.answers["young", 0].num_events == 2
+    driver.check_answers()
+
+
 def test_a_preempted_sequence_keeps_its_place_before_those_that_came_later() -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)

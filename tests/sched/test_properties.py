@@ -71,6 +71,7 @@ def options(draw: st.DrawFn, limits: SchedulerLimits, prompt_len: int) -> dict[s
         "priority": draw(st.integers(0, 2)),
         "cache_salt": draw(st.sampled_from([None, None, "salt"])),
         "watched": draw(st.booleans()),
+        "announced": draw(st.booleans()),
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.engine.async_engine import AsyncEngine
 from headrace.errors import EngineDeadError
 from headrace.text import TextSource, load_tokenizer
-from headrace.types import FinishReason, Request, SequenceEvent
+from headrace.types import FinishReason, Request, SequenceEvent, SequenceTiming
 
 
 class PretendClient:
@@ -24,6 +24,7 @@ class PretendClient:
         self.aborted: list[str] = []
         self.failure: BaseException | None = None
         self.stats = None
+        self._begun: set[str] = set()
 
     def submit(self, request: Request) -> None:
         if self.failure is not None:
@@ -40,7 +41,11 @@ class PretendClient:
         self, tokens: list[int], *, reason: FinishReason | None = None, error: str | None = None, number: int = -1
     ) -> None:
         new = np.array(tokens, np.int32)
-        self.deliver([SequenceEvent(self.requests[number].request_id, 0, new, reason, error=error)])
+        request_id = self.requests[number].request_id
+        is_timed = reason is not None or request_id not in self._begun
+        self._begun.add(request_id)
+        timing = SequenceTiming(0.0, 0.0) if is_timed else None
+        self.deliver([SequenceEvent(request_id, 0, new, reason, error=error, timing=timing)])
 
     def die(self) -> None:
         self.failure = RuntimeError("broken in /secret/path")

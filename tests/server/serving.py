@@ -20,6 +20,7 @@ from headrace.engine.core import EngineStats
 from headrace.errors import HeadraceError
 from headrace.monitor.times import RequestTimes
 from headrace.server.app import App, Services
+from headrace.server.lifecycle import uvicorn_config
 from headrace.server.options import ServerOptions
 
 MODEL = "tiny"
@@ -66,6 +67,7 @@ class FakeReservation:
 class FakeAdmission:
     is_full: bool = False
     reservations: list[FakeReservation] = field(default_factory=list)
+    oldest_wait_s: float = 0.0
 
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> FakeReservation:
         if self.is_full:
@@ -102,6 +104,9 @@ class FakeMetrics:
 
     def answered(self, handler: str, method: str, status: int) -> None:
         self.statuses.append((handler, method, status))
+
+    def oldest_wait(self, seconds: float) -> None:
+        pass
 
     def restarted(self) -> None:
         self.num_restarts += 1
@@ -197,7 +202,7 @@ def serving(
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
-    config = uvicorn.Config(App(services), lifespan="off", log_level="critical", access_log=False, loop="uvloop")
+    config = uvicorn_config(App(services), services.options, lambda reason: None)
     with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=PATIENCE_S) as http:
         yield Server(f"http://127.0.0.1:{port}", port, services, admission, metrics, state, loop, http)
     asyncio.run(engine.close())

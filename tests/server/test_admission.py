@@ -60,6 +60,20 @@ def test_places_go_from_waiting_to_running_to_free() -> None:
     assert counts(made) == (0, 0, 0)
 
 
+def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
+    made = admission()
+    assert made.oldest_wait_s == 0.0
+    first = made.reserve()
+    clock_of(made).move(5.0)
+    second = made.reserve()
+    clock_of(made).move(2.0)
+    assert made.oldest_wait_s == 7.0
+    first.started()
+    assert made.oldest_wait_s == 2.0
+    second.release()
+    assert made.oldest_wait_s == 0.0
+
+
 def test_release_and_started_may_be_called_again() -> None:
     made = admission()
     with made.reserve(1, num_body_bytes=40) as reservation:

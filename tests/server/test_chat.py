@@ -125,7 +125,9 @@ def test_a_final_message_can_be_continued(server: Server) -> None:
     assert error["param"] == "continue_final_message"
 
 
-@pytest.mark.parametrize("name", ["tokenize", "return_tensors", "messages", "no_such_variable", "a b"])
+@pytest.mark.parametrize(
+    "name", ["tokenize", "return_tensors", "messages", "no_such_variable", "a b", "m", "content", "endfor"]
+)
 def test_template_variables_that_nobody_reads_are_refused(server: Server, name: str) -> None:
     error = server.error("/v1/chat/completions", {**ASK, "chat_template_kwargs": {name: True}})
     assert error["param"].startswith("chat_template_kwargs")

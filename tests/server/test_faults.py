@@ -1,18 +1,28 @@
-"""Connections that come, behave badly and leave change nothing."""
+"""Connections that come, behave badly and leave change nothing; an engine that dies is started again."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import pytest
 from benchmarks.bad_clients import KINDS, misbehave
 
+from headrace.config import EngineConfig
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.start import start_engine_process
+from headrace.engine.supervisor import EngineSupervisor, Supervision
 from headrace.server.admission import Admission, AdmissionLimits
 from headrace.server.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
-from tests.server.live import Live, run, until
+from tests.server.live import PATIENCE, Live, run, until
+from tests.server.test_serve import Running, with_server
 
 NUM_CONNECTIONS = 1000
 
@@ -60,3 +70,48 @@ def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> Non
             assert (await live.get("/health")).status == 200
 
     run(body)
+
+
+@pytest.fixture(scope="module")
+def mortal(tiny_directory: Path) -> Iterator[AsyncEngine]:
+    """An engine in a process of its own, which is started again at once."""
+    config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=64)
+    rules = Supervision(step_timeout_s=PATIENCE, first_delay_s=0.01, look_s=0.01)
+    made = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
+    yield made
+    asyncio.run(made.close())
+
+
+def test_a_killed_engine_fails_what_it_had_shows_on_health_and_comes_back(
+    mortal: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_restart, restart = threading.Event(), EngineSupervisor._restart
+    monkeypatch.setattr(EngineSupervisor, "_restart", lambda self: (may_restart.wait(PATIENCE), restart(self)))
+
+    async def body(made: Running) -> None:
+        supervisor = mortal._engine.client
+        assert isinstance(supervisor, EngineSupervisor) and supervisor.pid is not None
+        asked = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        whole = asyncio.create_task(made.complete(max_tokens=400, ignore_eos=True))
+        async with made.client.stream("POST", "/v1/completions", json=asked) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            os.kill(supervisor.pid, signal.SIGKILL)
+            events = [line async for line in lines if line]
+        assert '"code":"engine_dead"' in events[-2] and events[-1] == "data: [DONE]"
+        answer = await whole
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_dead"
+        assert answer.headers["retry-after"] == "1"
+        dead = await made.client.get("/health")
+        assert dead.status_code == 503 and dead.json()["error"]["code"] == "engine_dead"
+        refused = await made.complete()
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        may_restart.set()
+        await until(lambda: made.server.state.is_ready)
+        assert (await made.client.get("/health")).status_code == 200
+        assert (await made.complete()).status_code == 200
+        page = (await made.client.get("/metrics")).text
+        assert 'headrace:engine_restarts_total{engine="0",model_name="tiny"} 1.0' in page
+        assert made.server.admission.num_in_flight == 0
+
+    with_server(mortal, body)

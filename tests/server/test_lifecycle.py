@@ -146,6 +146,20 @@ def test_an_engine_that_has_given_up_ends_the_server_with_one(monkeypatch: pytes
     run(body)
 
 
+def test_the_lag_of_the_event_loop_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.lifecycle.WATCH_S", 0.001)
+
+    async def body() -> None:
+        live = Live()
+        lags: list[float] = []
+        live.lifecycle._on_lag = lags.append
+        async with live:
+            await until(lambda: len(lags) > 2)
+        assert all(lag >= 0.0 for lag in lags)
+
+    run(body)
+
+
 def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("old")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -72,11 +73,12 @@ def test_a_chat_stream_joins_to_the_whole_answer(server: Server, params: dict[st
     assert ends == {index: choice["finish_reason"] for index, choice in whole.items()}
 
 
-def names(path: str) -> list[str]:
+def names(path: str, *, only_fields: bool = False) -> list[str]:
     from headrace.server.openapi import _POSTS
     from headrace.server.schema.fields import LABELS, UNSUPPORTED
 
-    return [*_POSTS[path][0].__struct_fields__, *UNSUPPORTED, *LABELS, "nonsense"]
+    fields = _POSTS[path][0].__struct_fields__
+    return [*fields] if only_fields else [*fields, *UNSUPPORTED, *LABELS, "nonsense"]
 
 
 scalars = st.one_of(
@@ -133,6 +135,23 @@ def test_no_body_whatsoever_is_answered_with_a_fault_of_ours(
         error = answer.json()["error"]
         assert error["message"] and error["type"] == "invalid_request_error"
         assert error["param"] is None or isinstance(error["param"], str)
+
+
+EXTREMES = [2**31, -(2**31) - 1, 2**63, 2**70, 10**4000]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+def test_no_number_in_any_field_is_too_large_for_the_server(server: Server, path: str) -> None:
+    """CVE-2026-21869: an integer that nobody had checked reached an index."""
+    messages = [{"role": "user", "content": "hi"}]
+    good = {CHAT: {"messages": messages, "max_tokens": 2}, TEXT: {"prompt": "hi", "max_tokens": 2}}
+    body: dict[str, Any] = good.get(path, {"input": "hi", "max_output_tokens": 2})
+    for name in names(path, only_fields=True):
+        for value in EXTREMES:
+            for form in (value, [value], {f"{value}": 1}, {"1": value}):
+                answer = server.post(path, body | {name: form})
+                assert answer.status_code in (200, 400, 404), (name, answer.text)
+    assert server.post(path, body).status_code == 200
 
 
 @settings(QUICK, max_examples=60)

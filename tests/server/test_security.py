@@ -79,12 +79,12 @@ def test_no_decision_is_made_by_the_host_header_or_a_url() -> None:
 
 def test_the_parser_that_runs_is_the_one_with_limits() -> None:
     """CVE-2025-48956: limits that another parser had were of no use."""
-    from headrace.server.lifecycle import _uvicorn_config
+    from headrace.server.lifecycle import uvicorn_config
     from headrace.server.options import ServerOptions
     from headrace.server.protocol import GuardedProtocol
 
     async def app(scope: object, receive: object, send: object) -> None: ...
 
-    config = _uvicorn_config(app, ServerOptions(), lambda reason: None)
+    config = uvicorn_config(app, ServerOptions(), lambda reason: None)
     assert issubclass(config.http_protocol_class, GuardedProtocol)  # type: ignore[arg-type]
     assert config.ws_protocol_class is None and not config.proxy_headers and not config.access_log

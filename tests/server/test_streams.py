@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from headrace.server.options import ServerOptions
+from headrace.server.protocol import GuardedProtocol
 from tests.server.pretend import Pretender
 from tests.server.serving import PATIENCE_S, Server, serving
 
@@ -189,6 +190,24 @@ def test_a_slow_reader_gets_all_and_holds_up_nobody(slow: Server, pretender: Pre
     assert "".join(texts) == "0123456789" * 300
 
 
+def test_a_client_that_does_not_read_for_a_while_misses_nothing(
+    slow: Server, pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_pauses: list[int] = []
+    pause = GuardedProtocol.pause_writing
+    monkeypatch.setattr(GuardedProtocol, "pause_writing", lambda self: num_pauses.append(1) or pause(self))
+    wire = begin(slow, pretender, TEXT)
+    texts = [chr(65 + number % 26) * 20_000 for number in range(500)]
+    tokens = {letter: pretender.client.tokenizer.encode(letter, False) * 20_000 for letter in set("".join(texts))}
+    for text in texts:
+        pretender.client.give(tokens[text[0]])
+    slow.wait_until(lambda: bool(num_pauses))
+    pretender.client.say("", reason="length")
+    wire.read_until(HEAD_END)
+    data = wire.read_until(b"[DONE]")
+    assert "".join(json.loads(part)["choices"][0]["text"] for part in data_of(data)) == "".join(texts)
+
+
 def data_of(received: bytes) -> list[bytes]:
     """The JSON of each event in an answer that came in HTTP's chunks."""
     return [line[6:] for line in received.splitlines() if line.startswith(b"data: {")]
@@ -274,6 +293,59 @@ def test_a_fault_of_ours_is_a_500_without_details_and_harms_no_other(
         assert error["code"] == "internal_error" and "division" not in error["message"]
     pretender.client.say("fine", reason="stop")
     assert b'"content":"fine"' in wire.read_until(b"[DONE]")
+
+
+def test_the_log_of_a_fault_has_no_word_of_the_request(
+    slow: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(given: str) -> None:
+        raise ValueError(f"cannot read {given}")
+
+    monkeypatch.setattr("headrace.server.completions.as_prompts", fail)
+    slow.error(TEXT, {"prompt": "Cinnamon"}, status=500)
+    assert "ValueError in /v1/completions" in caplog.text and "in fail" in caplog.text
+    assert "Cinnamon" not in caplog.text
+
+
+def test_a_fault_of_ours_in_the_middle_of_a_stream_ends_it_and_no_other(
+    slow: Server, pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = begin(slow, pretender, TEXT), begin(slow, pretender, TEXT)
+    for number, wire in enumerate((first, second)):
+        pretender.client.say("begun", number=number)
+        wire.read_until(b'"begun"')
+    with monkeypatch.context() as broken:
+        broken.setattr("headrace.server.chunks.Chunks.text", lambda self, index, text: 1 / 0)
+        pretender.client.say("y", number=0)
+        assert b'"code":"internal_error"' in first.read_until(b"[DONE]")
+    slow.wait_until(lambda: pretender.client.aborted == [pretender.client.requests[0].request_id])
+    pretender.client.say("fine", reason="stop", number=1)
+    assert b'"text":"fine"' in second.read_until(b"[DONE]")
+
+
+# ---- answers that are not streamed
+
+
+def test_only_streams_and_stop_strings_are_watched_token_by_token(slow: Server, pretender: Pretender) -> None:
+    for path in (CHAT, TEXT, "/v1/responses"):
+        begin(slow, pretender, path)
+        assert pretender.client.requests[-1].watched
+        begin(slow, pretender, path, stream=False)
+        assert not pretender.client.requests[-1].watched and pretender.client.requests[-1].announced
+    begin(slow, pretender, TEXT, stream=False, stop="x")
+    assert pretender.client.requests[-1].watched
+
+
+def test_a_whole_answer_leaves_the_queue_with_its_first_token(slow: Server, pretender: Pretender) -> None:
+    wire = begin(slow, pretender, TEXT, stream=False)
+    (reservation,) = slow.admission.reservations
+    assert not reservation.is_started
+    pretender.client.say("a")
+    slow.wait_until(lambda: reservation.is_started)
+    pretender.client.say("bcd", reason="length")
+    assert b'"text":"abcd"' in wire.read_until(b'"usage"')
+    slow.wait_until(lambda: bool(slow.metrics.times))
+    assert slow.metrics.times[0].num_generated == 4
 
 
 def test_the_salt_of_a_key_is_around_the_clients_own() -> None:

@@ -235,3 +235,16 @@ def test_a_template_cannot_work_without_end(template: str, bound: str) -> None:
     with pytest.raises(RequestError, match=bound):
         ChatTemplate(template).render(CHAT)
     assert time.monotonic() - started < 5
+
+
+def test_a_template_knows_what_it_reads_from_outside() -> None:
+    template = ChatTemplate(
+        {
+            "default": "{% for m in messages %}{{ m.content + tail }}{% endfor %}{% set own = 1 %}{{ own }}"
+            "{% if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}{{ date }}"
+            "{% set tools = tools if tools is defined else none %}{{ raise_exception('no') if thinks is false }}",
+            "tool_use": "{% macro show(x) %}{{ x }}{% endmacro %}{{ show(depth) }}",
+        }
+    )
+    assert template.variables == {"messages", "tail", "date", "tools", "thinks", "depth"}
+    assert ChatTemplate("{% if %}").variables == frozenset()

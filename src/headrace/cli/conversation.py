@@ -116,7 +116,7 @@ def _text_of(answers: Answers) -> str:
 
 
 def _figures(answers: Answers) -> str:
-    num_tokens, prompt_len = answers.num_generated_tokens, len(answers.request.prompt_token_ids)
+    num_tokens, prompt_len = sum(answers.lengths), len(answers.request.prompt_token_ids)
     seconds = max(1e-9, perf_counter() - answers.submitted_at)
     wait = (
         "" if answers.first_token_at is None else f", first after {answers.first_token_at - answers.submitted_at:.2f} s"

@@ -30,7 +30,7 @@ exit codes:
   2    wrong usage
   3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
   4    cancelled by 'headrace cancel'
-  75   stopped by Ctrl-C, SIGTERM or a full disk: the same command goes on from there
+  75   stopped by Ctrl-C, SIGTERM, a full disk or an engine that keeps dying: the same command goes on from there
   130  stopped by Ctrl-C, and cannot go on: the input or the output is a stream"""
 
 RESUMABLE = 75
@@ -75,6 +75,8 @@ def main(arguments: Sequence[str]) -> int:
         overrides=read_overrides(given.set),
         grace_s=given.grace,
         metrics_port=given.metrics_port,
+        deadline=given.deadline,
+        disk_wait_s=given.disk_wait,
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
@@ -118,6 +120,18 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--grace", type=float, default=10.0, metavar="S", help="seconds to finish what runs when stopped (default: 10)"
     )
+    parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        help="lines that are unfinished then become error lines: 2h30m after the job began, or 2026-12-01T06:00",
+    )
+    parser.add_argument(
+        "--disk-wait",
+        type=_duration,
+        default=3600.0,
+        metavar="TIME",
+        help="how long to wait for room when the disk is full, such as 30m (default: 1h)",
+    )
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(
         "--max-error-rate",
@@ -159,6 +173,16 @@ def _add_row_flags(parser: CommandParser) -> None:
     formats = ", ".join(FORMATS)
     group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not say: {formats}")
     group.add_argument("--output-format", choices=FORMATS, metavar="F", help="the same for OUTPUT")
+
+
+def _duration(text: str) -> float:
+    from headrace.errors import ConfigError
+    from headrace.jobs.times import read_duration
+
+    try:
+        return read_duration(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _share(text: str) -> float:

@@ -45,6 +45,9 @@ def build_parser() -> CommandParser:
 
 
 def _print(found: Survey) -> None:
+    from headrace.jobs.summary import trouble_rows
+    from headrace.jobs.trouble import TroubleCounts
+
     facts = found.as_json()
     state = facts["state"]
     if facts["holder"] is not None:
@@ -62,6 +65,7 @@ def _print(found: Survey) -> None:
         ("begun", f"{facts['created']}; run {facts['epoch']:,} times" if facts["epoch"] > 1 else facts["created"]),
         ("journal", f"{facts['bytes']:,} bytes in {facts['directory']}"),
     ]
+    rows += trouble_rows(TroubleCounts(**facts["trouble"]))
     if facts["redo"] is not None:
         rows.append(("redo", f"{facts['redo']} (pass {facts['pass']})"))
     if found.status is not None:

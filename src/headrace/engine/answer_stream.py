@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from headrace.engine.answers import AnswerDelta, Answers, Progress
+from headrace.engine.answers import GOES_ON, AnswerDelta, Answers, Progress
 from headrace.engine.news import News
 from headrace.errors import HeadraceError
 from headrace.types import Request, RequestOutput, SequenceEvent
@@ -29,12 +29,14 @@ class Submits(Protocol):
 class AnswerStream:
     """Use it in a `with`: entering submits, and leaving before the end aborts what is unfinished.
 
-    `see` is shown every event, with the position of its request, before it is taken in.
+    `see` is shown the events with times, the first of a sequence and its last, with the position of their request,
+    before they are taken in.
     """
 
     def __init__(self, engine: Submits, requests: Sequence[Answers], *, see: See | None = None) -> None:
         self._engine = engine
         self._requests = list(requests)
+        self._only = self._requests[0] if len(self._requests) == 1 else None
         self._unfinished = {answers.request.request_id: answers for answers in self._requests}
         self.is_finished = not self._unfinished
         for position, answers in enumerate(self._requests):
@@ -70,10 +72,12 @@ class AnswerStream:
 
     def take_deltas(self) -> list[AnswerDelta]:
         """What is new by now."""
-        changed = self._take(self.news.take_now())
-        if len(self._requests) == 1:
-            return self._requests[0].take_deltas() if changed else []
-        return [delta for answers in changed.values() for delta in answers.take_deltas()]
+        events = self.news.take_now()
+        if self._only is None:
+            return [delta for answers in self._take(events) for delta in answers.take_deltas()]
+        for event in events:
+            self._take_one(self._only, event)
+        return self._only.take_deltas() if events else []
 
     async def outputs(self) -> list[RequestOutput]:
         """All answers, once they are whole."""
@@ -81,26 +85,28 @@ class AnswerStream:
             self._take(await self.news.take())
         return [answers.output() for answers in self._requests]
 
-    def _take(self, events: list[SequenceEvent]) -> dict[int, Answers]:
-        """Take events in; the requests they were about, by position."""
+    def _take(self, events: list[SequenceEvent]) -> list[Answers]:
+        """Take events in; the requests they were about, each once."""
         changed: dict[int, Answers] = {}
         for event in events:
             answers = self._unfinished.get(event.request_id)
-            if answers is None:
-                continue
-            changed[answers.position] = answers
-            if self._see is not None:
-                self._see(answers.position, event)
-            progress = answers.take(event)
-            if progress.is_finished or progress.stopped_index is not None:
-                self._take_end(answers, progress)
-        return changed
+            if answers is not None:
+                changed[answers.position] = answers
+                self._take_one(answers, event)
+        return list(changed.values())
+
+    def _take_one(self, answers: Answers, event: SequenceEvent) -> None:
+        """This runs for every token."""
+        if event.timing is not None and self._see is not None:
+            self._see(answers.position, event)
+        progress = answers.take(event)
+        if progress is not GOES_ON:
+            self._take_end(answers, progress)
 
     def _take_end(self, answers: Answers, progress: Progress) -> None:
         if progress.stopped_index is not None:
             self._engine.abort_one(answers.request.request_id, progress.stopped_index)
-        if progress.is_finished:
-            del self._unfinished[answers.request.request_id]
+        if progress.is_finished and self._unfinished.pop(answers.request.request_id, None) is not None:
             self.is_finished = not self._unfinished
             if answers.error is not None:
                 raise FailedRequestError(answers.error)

@@ -133,7 +133,7 @@ class Progress:
     stopped_index: int | None = None
 
 
-_GOES_ON = Progress(False)
+GOES_ON = Progress(False)
 
 
 @dataclass(slots=True, eq=False)
@@ -170,8 +170,9 @@ class Answers:
         return self._answers[0].finish_reason if self._num_unfinished == 0 else None
 
     @property
-    def num_generated_tokens(self) -> int:
-        return sum(len(answer.token_ids) for answer in self._answers)
+    def lengths(self) -> list[int]:
+        """Tokens of each answer."""
+        return [len(answer.token_ids) for answer in self._answers]
 
     def take(self, event: SequenceEvent) -> Progress:
         if self.first_token_at is None and len(event.token_ids):
@@ -188,7 +189,7 @@ class Answers:
         self._changed[event.index] = answer
         answer.take(event, self.eos_token_ids)
         if answer.finish_reason is None:
-            return _GOES_ON if self.error is None else Progress(True)
+            return GOES_ON if self.error is None else Progress(True)
         self._num_unfinished -= 1
         return Progress(self.is_finished, event.index if event.finish_reason is None else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Unpack
@@ -72,6 +73,8 @@ class AsyncEngine:
     def _set_up(self, start: Callable[[Deliver], Engine]) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: dict[str, News] = {}  # of running requests
+        self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
+        self._is_called = False  # the loop will look at what was delivered
         self._engine = start(self._deliver)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
@@ -154,11 +157,21 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         watched: bool = True,
+        announced: bool = False,
     ) -> Answers:
-        """A request that is not submitted yet, its grammar compiled. If nobody watches, its tokens come at the end."""
+        """A request that is not submitted yet, its grammar compiled. If nobody watches, its tokens come at the end;
+        if it is `announced`, the first of them when it is there."""
         params = self._reader.with_tokens(sampling_params)
         watched = watched or bool(params.stop)
-        request = Request(self._new_id(request_id), prompt.token_ids, params, priority, cache_salt, watched=watched)
+        request = Request(
+            self._new_id(request_id),
+            prompt.token_ids,
+            params,
+            priority,
+            cache_salt,
+            watched=watched,
+            announced=announced,
+        )
         return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
     def open(self, requests: Sequence[Answers], *, see: See | None = None) -> AnswerStream:
@@ -278,6 +291,10 @@ class AsyncEngine:
         for request_id in list(self._readers):
             self._engine.client.abort(request_id)
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, but for what running requests hold."""
+        self._engine.client.forget_prefixes()
+
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
 
@@ -321,9 +338,16 @@ class AsyncEngine:
         """Submit a request whose events go to `news`."""
         if request.request_id in self._readers:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        self._loop = asyncio.get_running_loop()
+        self._follow(asyncio.get_running_loop())
         self._engine.client.submit(request)
         self._readers[request.request_id] = news
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """News goes to this loop from now on; those who waited in another are gone with it."""
+        if loop is not self._loop:
+            self._loop = loop
+            self._delivered.clear()
+            self._is_called = False
 
     def leave(self, request_id: str, *, abort: bool) -> None:
         """Nobody reads this request any more."""
@@ -336,20 +360,30 @@ class AsyncEngine:
         self._engine.client.abort(request_id, index)
 
     def _deliver(self, events: list[SequenceEvent]) -> None:
-        """On the engine's thread: hand a step's events over to the event loop in one call."""
-        if self._loop is not None and not self._loop.is_closed():
-            failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
-            try:
-                self._loop.call_soon_threadsafe(self._dispatch, events, failure)
-            except RuntimeError:
-                pass  # the loop was closed just now, and with it all who waited
+        """On the engine's thread: hand a step's events over to the event loop, all that it has not seen in one call."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
+        self._delivered.append((events, failure))
+        if self._is_called:
+            return
+        self._is_called = True
+        try:
+            self._loop.call_soon_threadsafe(self._dispatch)
+        except RuntimeError:
+            pass  # the loop was closed just now, and with it all who waited
 
-    def _dispatch(self, events: list[SequenceEvent], failure: BaseException | None) -> None:
-        readers = self._readers
-        for event in events:
-            news = readers.get(event.request_id)
-            if news is not None:
-                news.put(event)
-        if failure is not None:
-            for news in set(readers.values()):
-                news.end(EngineDeadError(f"the engine has stopped: {failure}"))
+    def _dispatch(self) -> None:
+        self._is_called = False  # before a look: what comes after it calls again
+        told: list[News] = []
+        while self._delivered:
+            events, failure = self._delivered.popleft()
+            for event in events:
+                news = self._readers.get(event.request_id)
+                if news is not None and news.put(event):
+                    told.append(news)
+            if failure is not None:
+                for news in set(self._readers.values()):
+                    news.end(EngineDeadError(f"the engine has stopped: {failure}"))
+        for news in told:
+            news.tell()

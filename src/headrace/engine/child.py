@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine import wire
 from headrace.engine.channel import Channel
-from headrace.engine.loop import EngineLoop
+from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import LOAD_CORE
 from headrace.errors import EngineDeadError, RequestError
 from headrace.types import SequenceEvent
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 STATS_S = 0.1  # a snapshot of the counters at most so often, and whenever the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of news; an engine whose front reads nothing stops there
 LAST_WORDS_S = 5.0  # for the front to read them
+GATHER_S = 0.0005  # a front passes requests that come together on at shorter intervals than this
 PREFIX = "engine: "
 
 _STDERR = 2
@@ -70,7 +71,7 @@ class EngineChild:
             self._report(error)
             return 1
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
-        loop = EngineLoop(loaded.core, self._after_turn, self._report)
+        loop = EngineLoop(loaded.core, self._after_turn, self._report, gather_s=GATHER_S)
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:
@@ -147,7 +148,7 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
                 raise
             except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
                 _log.exception("a request could not be submitted")
-                loop.refuse(command.request_id, f"the engine could not take the request: {error!r}")
+                loop.refuse(command.request_id, could_not_take(error))
         case wire.Abort():
             loop.abort(command.request_id, command.index)
         case wire.LimitRunning():

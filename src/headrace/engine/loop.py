@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 
@@ -17,18 +18,31 @@ from headrace.types import Request, SequenceEvent, TokenIds
 AfterTurn = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
 
+MAX_GATHERS = 16  # that a first request waits for others
+
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
 
 
 class EngineLoop:
     """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
-    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes."""
+    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes.
 
-    def __init__(self, core: EngineCore, after_turn: AfterTurn, on_failure: Callable[[BaseException], None]) -> None:
+    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last: started
+    alone, it would have its first token early and its second after all of their prompts."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        after_turn: AfterTurn,
+        on_failure: Callable[[BaseException], None],
+        *,
+        gather_s: float = 0.0,
+    ) -> None:
         self._core = core
         self._after_turn = after_turn
         self._on_failure = on_failure
+        self._gather_s = gather_s
         self._inbox: deque[Command] = deque()
         self._has_news = threading.Condition()
         self._is_stopping = False
@@ -105,14 +119,22 @@ class EngineLoop:
             return [_refusal(request.request_id, str(error))]
         except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
             _log.exception("a request could not be added")
-            return [_refusal(request.request_id, f"the engine could not take the request: {error!r}")]
+            return [_refusal(request.request_id, could_not_take(error))]
         return []
 
     def _wait_for_work(self) -> bool:
         with self._has_news:
-            while not (self._inbox or self._core.has_work or self._is_stopping):
-                self._has_news.wait()
+            if not (self.has_work or self._is_stopping):
+                while not (self._inbox or self._is_stopping):
+                    self._has_news.wait()
+                self._wait_for_others()
             return not self._is_stopping
+
+    def _wait_for_others(self) -> None:
+        num_seen, until = 0, monotonic() + MAX_GATHERS * self._gather_s
+        while num_seen < len(self._inbox) and not self._is_stopping and monotonic() < until:
+            num_seen = len(self._inbox)
+            self._has_news.wait(self._gather_s)
 
     def _take_inbox(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
@@ -129,3 +151,8 @@ class EngineLoop:
 
 def _refusal(request_id: str, reason: str) -> SequenceEvent:
     return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)
+
+
+def could_not_take(error: Exception) -> str:
+    """Goes to whoever asked, perhaps a stranger: of what went wrong inside only its name."""
+    return f"the engine could not take the request ({type(error).__name__}); its log says more"

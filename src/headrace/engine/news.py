@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headrace.types import SequenceEvent
 
 
 class News:
-    """Events on their way to one reader. Used on the event loop only; its one reader is woken once for many events."""
+    """Events on their way to one reader. Used on the event loop only; its one reader is woken once for many events.
 
-    __slots__ = ("_ending", "_events", "_loop", "_waiter")
+    `read_now`, if it is set, is asked first while the reader waits: it may take what has come without waking anybody,
+    and says whether that was all there was to do.
+    """
+
+    __slots__ = ("_ending", "_events", "_loop", "_waiter", "read_now")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._events: list[SequenceEvent] = []
         self._waiter: asyncio.Future[None] | None = None
         self._ending: Exception | None = None
+        self.read_now: Callable[[], bool] | None = None
 
-    def put(self, event: SequenceEvent) -> None:
+    def put(self, event: SequenceEvent) -> bool:
+        """Whether the reader is to be told, once all is put that there is."""
         self._events.append(event)
-        if self._waiter is not None:
+        return self._waiter is not None and len(self._events) == 1
+
+    def tell(self) -> None:
+        """There are events for a reader that waits."""
+        if self.read_now is None or self._waiter is None:
             self.wake()
+            return
+        try:
+            is_done = self.read_now()
+        except Exception as error:  # noqa: BLE001  what fails in one reader's place is for that reader
+            self.end(error)
+        else:
+            if not is_done:
+                self.wake()
 
     def end(self, error: Exception) -> None:
         """The reader gets this error, now or when it next asks; the first one counts."""

@@ -23,9 +23,11 @@ CPU_BATCHED_TOKENS = 512
 CPU_MEMORY_SHARE = 0.5
 
 # A GPU multiplies at its full rate from some 512 rows on, if tiles of 128 x 128 of the narrowest product fill its
-# processors, of which there are some 128; more rows only make every step longer and fill the cache.
+# processors, of which there are some 128. More rows are only worth it if the cache holds them to a usual length:
+# otherwise they make every step longer, and wait for each other.
 GPU_LEAST_FULL_RATE_SEQS = 512
 GPU_MOST_SEQS = 1024
+GPU_USUAL_TOKENS = 1024
 GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
@@ -70,8 +72,9 @@ class _Resolver:
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
         num_threads = self._num_threads()
-        num_blocks = self._num_blocks(dtype, kv_dtype, self._config.max_num_seqs or self._most_seqs())
-        max_num_seqs = self._max_num_seqs(num_blocks)
+        most_seqs = config.max_num_seqs or self._most_seqs(dtype, kv_dtype)
+        num_blocks = self._num_blocks(dtype, kv_dtype, most_seqs)
+        max_num_seqs = self._max_num_seqs(num_blocks, most_seqs)
         max_model_len = self._max_model_len(num_blocks)
         return Settings(
             device=device,
@@ -170,27 +173,28 @@ class _Resolver:
         self._note("num_threads", self._facts.num_cores, "all cores that this process may use")
         return self._facts.num_cores
 
-    def _most_seqs(self) -> int:
+    def _most_seqs(self, dtype: str, kv_dtype: str) -> int:
+        """As far as the cache does not set a lower limit."""
         if not self._on_gpu:
             return CPU_FULL_RATE_SEQS
-        full_rate = self._full_rate_seqs()
-        if self._config.quantization is not None:
-            full_rate *= 2  # products of half the time, for steps of the same
-        return min(GPU_MOST_SEQS, full_rate)
+        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, GPU_MOST_SEQS)
+        if num_blocks * self._config.block_size >= GPU_MOST_SEQS * GPU_USUAL_TOKENS:
+            return GPU_MOST_SEQS
+        return min(GPU_MOST_SEQS, self._full_rate_seqs())
 
     def _full_rate_seqs(self) -> int:
         return max(GPU_LEAST_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
-    def _max_num_seqs(self, num_blocks: int) -> int:
+    def _max_num_seqs(self, num_blocks: int, most_seqs: int) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
             return given
         device = "GPU" if self._on_gpu else "CPU"
-        full_rate = f"a {device} multiplies at nearly its full rate with so many rows; more would mostly use memory"
+        full_rate = f"a {device} multiplies at its full rate with so many rows; more would mostly use memory"
         in_cache = max(1, num_blocks * self._config.block_size // LEAST_TOKENS)
         limits = [
-            (self._most_seqs(), full_rate),
+            (most_seqs, full_rate),
             (in_cache, f"the KV cache holds so many sequences of {LEAST_TOKENS} tokens"),
             (
                 self._config.max_num_batched_tokens or in_cache,
@@ -202,25 +206,38 @@ class _Resolver:
         return value
 
     def _num_blocks(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
-        config, block_bytes = self._config, self._block_bytes(kv_dtype)
-        if config.num_gpu_blocks_override is not None:
-            self._note("num_blocks", config.num_gpu_blocks_override, "as set by num_gpu_blocks_override")
-            return config.num_gpu_blocks_override
-        if config.kv_cache_memory_bytes is not None:
-            num_blocks = config.kv_cache_memory_bytes // block_bytes
-            if num_blocks < 1:
-                raise ConfigError(
-                    f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} is less than one block of "
-                    f"{config.block_size} tokens, which takes {block_bytes:,} bytes"
-                )
+        config, num_blocks = self._config, self._num_blocks_as_set(kv_dtype)
+        if num_blocks is None:
+            return self._num_blocks_in_memory(dtype, kv_dtype, max_num_seqs)
+        if config.kv_cache_memory_bytes is None or config.num_gpu_blocks_override is not None:
+            self._note("num_blocks", num_blocks, "as set by num_gpu_blocks_override")
+        else:
             self._note("num_blocks", num_blocks, f"as set: {config.kv_cache_memory_bytes / GIB:.2f} GiB of KV cache")
-            return num_blocks
-        return self._num_blocks_in_memory(dtype, block_bytes, max_num_seqs)
+        return num_blocks
 
-    def _num_blocks_in_memory(self, dtype: str, block_bytes: int, max_num_seqs: int) -> int:
-        memory = self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
-        weights = self._weight_bytes(dtype)
-        room = (memory.allowed - weights - memory.for_steps) // block_bytes
+    def _num_blocks_as_set(self, kv_dtype: str) -> int | None:
+        config = self._config
+        if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
+            return config.num_gpu_blocks_override
+        block_bytes = self._block_bytes(kv_dtype)
+        if config.kv_cache_memory_bytes < block_bytes:
+            raise ConfigError(
+                f"kv_cache_memory_bytes={config.kv_cache_memory_bytes:,} is less than one block of "
+                f"{config.block_size} tokens, which takes {block_bytes:,} bytes"
+            )
+        return config.kv_cache_memory_bytes // block_bytes
+
+    def _room(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
+        """Blocks that fit beside the weights and the steps of so many sequences; less than one if none does."""
+        memory = self._memory(max_num_seqs)
+        return (memory.allowed - self._weight_bytes(dtype) - memory.for_steps) // self._block_bytes(kv_dtype)
+
+    def _memory(self, max_num_seqs: int) -> _Memory:
+        return self._gpu_memory(max_num_seqs) if self._on_gpu else self._cpu_memory()
+
+    def _num_blocks_in_memory(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
+        memory, weights = self._memory(max_num_seqs), self._weight_bytes(dtype)
+        room = self._room(dtype, kv_dtype, max_num_seqs)
         if room < 1:
             raise ConfigError(
                 f"weights of {weights / GIB:.2f} GiB as {self._config.quantization or dtype} and steps of "
@@ -236,7 +253,9 @@ class _Resolver:
         less = f"{weights / GIB:.2f} GiB of weights"
         if memory.for_steps:
             less += f" and {memory.for_steps / GIB:.2f} GiB for steps"
-        self._note("num_blocks", room, f"{room * block_bytes / GIB:.2f} GiB: {memory.source}, less {less}")
+        self._note(
+            "num_blocks", room, f"{room * self._block_bytes(kv_dtype) / GIB:.2f} GiB: {memory.source}, less {less}"
+        )
         return room
 
     def _cpu_memory(self) -> _Memory:
@@ -258,7 +277,7 @@ class _Resolver:
     def _step_memory(self, max_num_seqs: int) -> int:
         """A first estimate, before a step was measured: the widest activations and two sets of logits."""
         spec, num_tokens = self._spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
-        activations = num_tokens * (3 * spec.intermediate_size + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
+        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _weight_bytes(self, dtype: str) -> int:

@@ -19,9 +19,9 @@ def cancel(directory: Path) -> str:
         (directory / CANCEL).touch()
         return f"asked {holder} to stop; 'headrace status {directory}' says when it has"
     with _held(directory) as manifest:
-        if manifest.state == "completed":
+        if manifest.is_done:
             raise JobError(
-                f"the job in {directory} is completed; 'headrace clean {directory}' removes what is kept of it"
+                f"the job in {directory} is {manifest.state}; 'headrace clean {directory}' removes what is kept of it"
             )
         write_manifest(directory, manifest.with_state("cancelled", "by 'headrace cancel'"))
         (directory / CANCEL).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ def clean(directory: Path, *, force: bool = False) -> int:
     lock = JobLock.take(directory / "lock")
     try:
         manifest = read_manifest(directory)
-        if manifest is not None and manifest.state != "completed" and not force:
+        if manifest is not None and not manifest.is_done and not force:
             raise JobError(
                 f"the job in {directory} is not completed, its work would be lost; finish it by running its command "
                 "again, or give --force"

@@ -19,19 +19,23 @@ from headrace.jobs.committed import MAX_ATTEMPT
 from headrace.jobs.done_ids import DoneIds
 from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.fingerprint import fingerprint_of, first_difference
+from headrace.jobs.in_flight_file import IN_FLIGHT_NAME, rows_in_flight
 from headrace.jobs.index import Bitmap
 from headrace.jobs.journal import Journal
 from headrace.jobs.lock import JobLock
-from headrace.jobs.manifest import Manifest, Pass, State, manifest_path, read_manifest, write_manifest
+from headrace.jobs.manifest import DeadlineSet, Manifest, Pass, State, manifest_path, read_manifest, write_manifest
 from headrace.jobs.publish import publish
 from headrace.jobs.record import Record
 from headrace.jobs.redo import Where
+from headrace.jobs.reply import EXPIRED
 from headrace.jobs.segments import remove_segments
 from headrace.jobs.sources import Source, SourceIdentity, what_changed
 from headrace.jobs.sources.files import exists, is_url, local_path, num_bytes
 from headrace.jobs.sources.formats import format_of
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status_file import STATUS_NAME
+from headrace.jobs.times import deadline_at
+from headrace.jobs.trouble import TROUBLE_NAME, TroubleLog
 
 TEMPLATE = "template"
 CANCEL = "cancel"  # a file: somebody wants the job to stop
@@ -66,6 +70,8 @@ class JobDirectory:
         self.redone = self._choose_rows()
         self._errors_before = None if self.redone or self.journal.has_several else replayed.errors
         self.num_before = self.journal.num_done - len(self.redone)
+        self.lost_rows = self._find_lost_rows()
+        self.deadline = self._choose_deadline()
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest: Manifest | None = None  # once it has begun
         self._manifest_name = str(manifest_path(self.path))
@@ -98,15 +104,44 @@ class JobDirectory:
         earlier = self._earlier
         return (
             earlier is not None
-            and earlier.state == "completed"
+            and earlier.is_done
             and earlier.published_in_order == self._job.keep_order
             and earlier.published_format == self._output_format
             and exists(self._job.output)
         )
 
+    @property
+    def state_when_done(self) -> State:
+        """Of a job that has nothing left to do."""
+        has_expired = self.journal.num_errors and any(record.error == EXPIRED for record in self.journal.records())
+        return "expired" if has_expired else "completed"
+
     def is_done(self, index: int) -> bool:
         """Whether the row is to be skipped."""
         return self.journal.is_done(index) and index not in self.redone
+
+    def has_result(self, index: int) -> bool:
+        """Whether the row is done, and has been done again if it is to be."""
+        return self.journal.is_done(index) and (
+            index not in self.redone or self.journal.last_attempt(index) >= self.current.number
+        )
+
+    def _find_lost_rows(self) -> list[int]:
+        """That were in flight when the process before this one ended without a word."""
+        earlier = self._earlier
+        if earlier is None or earlier.state != "running":
+            return []
+        rows = rows_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
+        return [row for row in rows or () if not self.has_result(row)]
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def trouble_log(self) -> TroubleLog:
+        return TroubleLog(
+            self.path / TROUBLE_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
+        )
 
     @property
     def is_cancelled(self) -> bool:
@@ -134,6 +169,7 @@ class JobDirectory:
                 sealed=self.journal.sealed,
                 current=self.current,
                 num_expected=num_expected,
+                deadline=self.deadline,
             )
         )
         remove_segments(self.path, before_epoch=self._first_epoch)
@@ -150,23 +186,29 @@ class JobDirectory:
         self.journal.flush()
 
     @property
+    def num_gathered_bytes(self) -> int:
+        return self.journal.num_gathered_bytes
+
+    @property
     def seconds_to_flush(self) -> float | None:
         return self.journal.seconds_to_flush
 
     def marks(self, errors: Counter[str]) -> dict[str, Any]:
         """What a status says of the journal, so that it can be told later whether it is still right."""
+        journal, before = self.journal, self._errors_before
         return {
             "epoch": self._epoch,
-            "journal_bytes": self.journal.num_bytes,
-            "error_lines": None if self._errors_before is None else dict(self._errors_before + errors),
+            "journal_bytes": journal.num_bytes,
+            "error_lines": None if before is None else dict(before + errors - journal.gathered_errors()),
+            "lines_held": journal.num_gathered,
         }
 
     @property
     def _output_format(self) -> str:
         return str(format_of(self._job.output, self._job.output_format))
 
-    def publish(self) -> None:
-        """Everything is done: commit, merge, rename; and then the job is completed."""
+    def publish(self, state: State = "completed") -> None:
+        """Everything is done: commit, merge, rename; and then the job is completed, or expired."""
         self.journal.commit()
         crash_points.reach("input-ended")
         in_order = self._job.keep_order
@@ -179,9 +221,7 @@ class JobDirectory:
         )
         assert self._manifest is not None
         self._write(
-            replace(
-                self._manifest, state="completed", published_in_order=in_order, published_format=self._output_format
-            )
+            replace(self._manifest, state=state, published_in_order=in_order, published_format=self._output_format)
         )
         (self.path / CANCEL).unlink(missing_ok=True)  # it came too late
         crash_points.reach("completed")
@@ -254,11 +294,20 @@ class JobDirectory:
         if self._earlier is None:
             raise JobError(f"--redo {where!r}: there is no job in {self.path} whose rows could be done again")
         is_same = (current.where, current.overrides) == (where, overrides)
-        if is_same and self._earlier.state != "completed":
+        if is_same and not self._earlier.is_done:
             return current
         if current.number == MAX_ATTEMPT:
             raise JobError(f"the job in {self.path} was redone {MAX_ATTEMPT} times, which is the most; --overwrite it")
         return Pass(number=current.number + 1, where=where, overrides=overrides)
+
+    def _choose_deadline(self) -> DeadlineSet | None:
+        """The moment that was meant when it was first given in this pass."""
+        text, known = self._job.deadline, self._earlier.deadline if self._earlier else None
+        if text is None:
+            return None
+        if known is not None and (known.text, known.turn) == (text, self.current.number):
+            return known
+        return DeadlineSet(text=text, turn=self.current.number, at=deadline_at(text, now=time.time()))
 
     def _choose_rows(self) -> Bitmap:
         rows = Bitmap()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from headrace.jobs.output import LineOutput
 from headrace.jobs.prepare import Work
@@ -52,6 +55,17 @@ class RequestKeys:
             kind = self._kinds[values] = self._num_kinds
             self._num_kinds += 1
         return kind.to_bytes(8, "little")
+
+
+def digest_of(work: Work) -> str | None:
+    """Equal for equal requests in every process; None if the answer is a draw of its own."""
+    if work.seed is not None:
+        return None
+    params = work.params
+    seed = None if params.is_greedy else params.seed
+    values = [_shaping_values(params), sorted((params.logit_bias or {}).items()), seed, work.cache_salt]
+    ending = msgspec.json.encode([len(work.tokens), values], order="deterministic")
+    return blake2b(work.tokens + ending, digest_size=16).hexdigest()
 
 
 class Duplicates:

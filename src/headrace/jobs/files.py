@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from headrace.errors import JobError, ResumableJobError
+from headrace.errors import JobError, NoRoomError
 from headrace.jobs import crash_points
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -39,8 +39,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_no_room(error: OSError) -> bool:
+    return error.errno in _NO_ROOM
+
+
 def job_error(message: str, error: OSError) -> JobError:
     """`message` says what is kept; a full disk can be helped, and then the job goes on."""
-    if error.errno in _NO_ROOM:
-        return ResumableJobError(f"{message}; make room, and the same command goes on from there")
+    if is_no_room(error):
+        return NoRoomError(f"{message}; make room, and the same command goes on from there")
     return JobError(message)

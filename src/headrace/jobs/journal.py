@@ -3,12 +3,15 @@
     append ──▶ gathered ──▶ written: survives the process ──▶ promised: survives the machine
                       flush                         256 results or 50 ms
 
-Opening replays the segments, cuts a torn tail, and starts a segment of a new epoch.
+Opening replays the segments, cuts a torn tail, and starts a segment of a new epoch. When the disk is full, what could
+not be written stays gathered, and what was written and not promised is gathered again: `flush` may be called until it
+works.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -17,7 +20,7 @@ from time import monotonic
 from headrace.errors import JobError
 from headrace.jobs import crash_points
 from headrace.jobs.committed import Committed
-from headrace.jobs.files import job_error, sync_directory
+from headrace.jobs.files import is_no_room, job_error, sync_directory
 from headrace.jobs.record import Record, encode
 from headrace.jobs.segments import Segment, find_segments, segment_path
 from headrace.jobs.syncer import Syncer
@@ -28,6 +31,7 @@ MAX_UNPROMISED = 16 * GROUP_RESULTS  # past this the writer waits for the disk
 SEGMENT_BYTES = 1 << 30
 
 Watch = Callable[[Record], None]
+Entry = tuple[int, int, str | None, bytes]  # the arguments of `encode`, called for many at once
 
 
 class Journal:
@@ -42,9 +46,8 @@ class Journal:
         self._directory = directory
         self._committed = committed
         self._segments = segments
-        self._gathered: list[
-            tuple[int, int, str | None, bytes]
-        ] = []  # the arguments of `encode`, called for many at once
+        self._gathered: list[Entry] = []
+        self._unpromised: deque[tuple[int, list[Entry]]] = deque()  # that were written, and how many with those before
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
@@ -101,6 +104,20 @@ class Journal:
     @property
     def num_unpromised(self) -> int:
         return len(self._gathered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
+
+    @property
+    def num_gathered(self) -> int:
+        """Results that wait to be written."""
+        return len(self._gathered)
+
+    def gathered_errors(self) -> Counter[str]:
+        """Those of them that are errors, by code."""
+        return Counter(error for _, _, error, _ in self._gathered if error is not None)
+
+    @property
+    def num_gathered_bytes(self) -> int:
+        """That wait to be written, about."""
+        return sum(len(entry[3]) + 40 for entry in self._gathered)
 
     def is_done(self, index: int) -> bool:
         return self._committed.is_done(index)
@@ -187,7 +204,9 @@ class Journal:
         self._size += len(data)
         self.num_bytes += len(data)
         self._num_written += len(self._gathered)
-        self._gathered.clear()
+        self._unpromised.append((self._num_written, self._gathered))
+        self._gathered = []
+        self._forget_promised()
         crash_points.reach("written")
 
     def _write(self, data: bytes) -> None:
@@ -205,11 +224,15 @@ class Journal:
             self._end_segment()
         self._number += 1
         path = segment_path(self._directory, self.epoch, self._number)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        sync_directory(self._directory)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            sync_directory(self._directory)
+        except OSError:
+            os.close(descriptor)
+            raise
         crash_points.reach("segment-created")
         self._segments.append(Segment(path, self.epoch, self._number, None))
-        self._syncer = Syncer(self._descriptor)
+        self._descriptor, self._syncer = descriptor, Syncer(descriptor)
         self._size = self._num_written = self._num_asked = 0
 
     def _end_segment(self) -> None:
@@ -218,9 +241,19 @@ class Journal:
         self._ask(self._syncer)
         self._syncer.wait()
         self._check(self._syncer)
+        self._unpromised.clear()
+        self._leave_segment()
+
+    def _leave_segment(self) -> None:
+        assert self._descriptor is not None and self._syncer is not None
         self._syncer.close()
         os.close(self._descriptor)
         self._descriptor = self._syncer = None
+
+    def _forget_promised(self) -> None:
+        num_synced = self._syncer.num_synced if self._syncer is not None else 0
+        while self._unpromised and self._unpromised[0][0] <= num_synced:
+            self._unpromised.popleft()
 
     def _ask(self, syncer: Syncer) -> None:
         self._num_asked = self._num_written
@@ -228,17 +261,32 @@ class Journal:
         syncer.ask(self._num_written)
 
     def _check(self, syncer: Syncer) -> None:
-        if syncer.failure is not None:
-            raise self._failure(syncer.failure) from syncer.failure
+        failure = syncer.failure
+        if failure is None:
+            return
+        if is_no_room(failure):
+            self._gather_unpromised()
+        raise self._failure(failure) from failure
+
+    def _gather_unpromised(self) -> None:
+        """Nobody knows what a failed sync has left of it: it is written again, to another segment. Where both copies
+        are there, the first counts."""
+        self._forget_promised()
+        self._gathered = [entry for _, entries in self._unpromised for entry in entries] + self._gathered
+        self._unpromised.clear()
+        self._committed.has_several = True
+        self._leave_segment()
+        self._num_written = self._num_asked = 0
 
     def _failure(self, error: OSError) -> JobError:
         """Half a line may have been written: it is cut off, so that what is there stays readable."""
-        self._gathered.clear()
+        if not is_no_room(error):
+            self._gathered.clear()
         if self._descriptor is not None:
             try:
                 os.ftruncate(self._descriptor, self._size)
             except OSError:
-                pass  # the next replay cuts it
+                self._gather_unpromised()  # and the next replay cuts it
         return job_error(
             f"the job's journal in {self._directory} cannot be written: {error.strerror}; what was committed is kept",
             error,

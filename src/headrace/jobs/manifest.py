@@ -15,7 +15,8 @@ from headrace.jobs.sources.identity import SourceIdentity
 FORMAT = 1
 
 # `running` without a holder of the lock: the process was killed.
-State = Literal["running", "stopped", "cancelled", "completed"]
+# `expired` is `completed` with lines that a deadline has left without an answer.
+State = Literal["running", "stopped", "cancelled", "completed", "expired"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,15 @@ class Pass:
     number: int = 1
     where: str | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineSet:
+    """In a pass: the same words in later runs of it mean the same moment."""
+
+    text: str
+    turn: int
+    at: float  # seconds of the Unix epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,13 @@ class Manifest:
     published_in_order: bool | None = None  # how the output was last published
     published_format: str | None = None
     num_expected: int | None = None
+    deadline: DeadlineSet | None = None
     reason: str | None = None  # why it stopped
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its output was published."""
+        return self.state in ("completed", "expired")
 
     def with_state(self, state: State, reason: str | None = None) -> Manifest:
         return replace(self, state=state, reason=reason)

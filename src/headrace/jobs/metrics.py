@@ -10,7 +10,16 @@ from headrace.jobs.status_file import JobState, JobStatus
 
 Value = float | Mapping[str, float] | None  # None: not known, so not shown
 
-NOT_SHOWN = ("output", "pid", "updated_at", "error_lines", "epoch", "journal_bytes", "memory_rungs", "limited_because")
+NOT_SHOWN = (
+    "output",
+    "pid",
+    "updated_at",
+    "error_lines",
+    "epoch",
+    "journal_bytes",
+    "limited_because",
+    "paused_because",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ SERIES = (
     JobSeries("lines_answered", "counter", "Lines answered.", lambda s: s.lines_answered),
     JobSeries("lines_failed", "counter", "Lines that became error lines, by code.", lambda s: s.errors, "code"),
     JobSeries("lines_in_flight", "gauge", "Lines that the engine has.", lambda s: s.lines_in_flight),
+    JobSeries("lines_held", "gauge", "Lines done that wait for room on the disk.", lambda s: s.lines_held),
     JobSeries("lines_ready", "gauge", "Lines that are read and wait for the engine.", lambda s: s.lines_ready),
     JobSeries("prompt_tokens", "counter", "Prompt tokens of answered lines.", lambda s: s.prompt_tokens),
     JobSeries("completion_tokens", "counter", "Tokens of answers.", lambda s: s.completion_tokens),
@@ -77,6 +87,7 @@ SERIES = (
     JobSeries("retries", "counter", "Requests tried again, by cause, in all runs.", lambda s: s.retries, "cause"),
     JobSeries("engine_deaths", "counter", "Engines lost, in all runs.", lambda s: s.engine_deaths, "lost"),
     JobSeries("poison_rows", "gauge", "Lines that killed the engine and were set aside.", lambda s: s.poison_rows),
+    JobSeries("memory_rungs", "gauge", "Engines that were replaced for want of memory.", lambda s: len(s.memory_rungs)),
     JobSeries("suspects", "gauge", "Lines that run apart, as one may kill the engine.", lambda s: s.suspects),
 )
 

@@ -11,7 +11,7 @@ from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries, completion_lists
 from headrace.jobs.output import LineAnswer, LineOutput
-from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Usage, encode, message_of, usage
+from headrace.jobs.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, Usage, encode, message_of, usage
 from headrace.types import FinishReason
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -86,10 +86,12 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
         return self._line(facts, response=self._response(200, body, facts))
 
     def error(self, error: RequestError, facts: JobFacts) -> bytes:
+        if error.code == EXPIRED:
+            return self._line(facts, error={"code": error.code, "message": str(error)})
         message = message_of(error, self.index)
         if self.endpoint is None:
             return self._line(facts, error={"code": error.code, "message": message})
-        is_ours = error.code == ENGINE_ERROR
+        is_ours = error.code in (ENGINE_ERROR, POISON)
         kind = "server_error" if is_ours else "invalid_request_error"
         body = {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))

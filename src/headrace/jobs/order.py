@@ -104,7 +104,7 @@ class Planner:
         self._num_taken = 0
         self._chosen: Pending | None = None  # that `peek` has shown
         self._last: Pending | None = None
-        self._has_ended = False
+        self.has_ended = False
         self._num_learned_when_old = LEAST_FINISHED
         self.savings = Savings()
 
@@ -127,7 +127,7 @@ class Planner:
 
     def end_input(self) -> None:
         """Nothing comes any more."""
-        self._has_ended = True
+        self.has_ended = True
         self._plan()
 
     @property
@@ -154,7 +154,7 @@ class Planner:
         others to choose from, but for a step's worth of prompts: what is submitted early is submitted blindly."""
         if not num_in_flight:
             return True
-        is_blind = not self._has_ended and self._num_taken < max_in_flight and num_in_flight >= self.num_waiting
+        is_blind = not self.has_ended and self._num_taken < max_in_flight and num_in_flight >= self.num_waiting
         if is_blind and self._num_running_tokens >= self._limits.max_num_batched_tokens:
             return False
         return num_in_flight + num_sequences <= max_in_flight
@@ -258,7 +258,7 @@ class Planner:
             decode=sum([item.num_decode_tokens for item in self._planned]),
             new_share=arrangement.num_new_tokens / max(1, arrangement.num_prompt_tokens),
         )
-        if self._has_ended:
+        if self.has_ended:
             self._by_length = [(-item.expected_len, place, item) for place, item in enumerate(self._planned)]
             heapq.heapify(self._by_length)
 

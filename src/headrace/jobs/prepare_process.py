@@ -80,8 +80,8 @@ class PreparingProcess:
         return items
 
 
-def is_worth_a_process(num_lines: int | None) -> bool:
-    return num_lines is not None and num_lines >= LEAST_LINES and num_cores() > 1
+def is_worth_a_process(num_lines: int | None, *, least_lines: int = LEAST_LINES) -> bool:
+    return num_lines is not None and num_lines >= least_lines and num_cores() > 1
 
 
 def num_cores() -> int:

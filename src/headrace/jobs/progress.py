@@ -45,6 +45,14 @@ class JobProgress:
         if self._live is not None:
             self._live.stop()
 
+    def tell(self, line: str) -> None:
+        """Something that is not to be missed."""
+        if self._live is not None:
+            self._live.console.print(f"headrace: {line}", markup=False)
+        elif self._enabled:
+            self._stream.write(f"headrace: {line}\n")
+            self._stream.flush()
+
     def update(self, status: JobStatus) -> None:
         if self._live is not None:
             self._live.update(_rich_view(status), refresh=True)
@@ -59,9 +67,15 @@ def plain_line(status: JobStatus) -> str:
 
 
 def headline(status: JobStatus) -> str:
-    total = "?" if status.lines_total is None else f"{status.lines_total:,}"
-    done = f"{status.lines_done:,}/{total} lines"
+    if status.paused_because is not None:
+        return f"paused, {status.paused_because} · {_done(status)}"
+    done = _done(status)
     return done if status.seconds_left is None else f"{done}, {duration(status.seconds_left)} left"
+
+
+def _done(status: JobStatus) -> str:
+    total = "?" if status.lines_total is None else f"{status.lines_total:,}"
+    return f"{status.lines_done:,}/{total} lines"
 
 
 def details(status: JobStatus) -> list[str]:
@@ -77,9 +91,24 @@ def details(status: JobStatus) -> list[str]:
         parts.append(f"saved {saved}")
     if status.errors:
         parts.append("errors " + ", ".join(f"{code} {count:,}" for code, count in sorted(status.errors.items())))
+    if trouble := troubles(status):
+        parts.append(trouble)
     if status.limited_by is not None:
         parts.append(f"limited by {status.limited_by}: {status.limited_because}")
     return parts
+
+
+def troubles(status: JobStatus) -> str:
+    """What went wrong and was helped; nothing if all went well."""
+    parts = [f"{cause} {count:,}" for cause, count in sorted(status.retries.items())]
+    text = [f"retries {', '.join(parts)}"] if parts else []
+    if status.engine_deaths:
+        text.append("deaths of the " + ", ".join(f"{loss} {n:,}" for loss, n in sorted(status.engine_deaths.items())))
+    if status.memory_rungs:
+        text.append(f"out of memory {len(status.memory_rungs):,} times, now: {status.memory_rungs[-1]}")
+    if status.suspects:
+        text.append(f"looking for a line that kills the engine among {status.suspects:,}")
+    return " · ".join(text)
 
 
 def savings(status: JobStatus) -> str:

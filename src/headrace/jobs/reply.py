@@ -14,6 +14,8 @@ from headrace.jobs.output import LineOutput
 from headrace.text import Tokenizer
 
 ENGINE_ERROR = "engine_error"  # the code of a failure that is not the request's fault
+EXPIRED = "batch_expired"  # of a line that was not answered by the job's deadline
+POISON = "poison_request"  # and of one with which the engine dies
 
 
 @dataclass(frozen=True)

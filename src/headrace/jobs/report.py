@@ -13,6 +13,7 @@ from headrace.jobs.output import LineOutput
 from headrace.jobs.prepare import Work
 from headrace.jobs.reply import message_of
 from headrace.jobs.status_file import Saved
+from headrace.jobs.trouble import TroubleCounts
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
@@ -103,6 +104,8 @@ class JobReport:
     job_directory: str | None = None  # None: a stream was written, of which nothing is kept
     is_resumable: bool = False
     was_cancelled: bool = False
+    was_expired: bool = False  # by a deadline: what was unfinished became error lines
+    trouble: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
 
     @property
     def gpu_hours(self) -> float | None:
@@ -130,6 +133,8 @@ class JobReport:
     def outcome(self) -> str:
         if self.was_cancelled:
             return "cancelled"
+        if self.was_expired:
+            return "expired"
         return "stopped" if self.was_stopped else "finished"
 
     @property
@@ -179,4 +184,5 @@ class JobReport:
             "host_seconds_per_step": self.host_seconds_per_step,
             "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
             "notes": dict(tally.notes),
+            "trouble": asdict(self.trouble),
         }

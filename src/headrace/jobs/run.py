@@ -6,24 +6,31 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TextIO
 
-from headrace.config import EngineConfig
-from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.start import Engine, start_engine
+from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
-from headrace.jobs.answering import Inbox, JobRun
+from headrace.jobs.answering import JobRun
+from headrace.jobs.deadline import Deadline, expire_rest, tell_expired
 from headrace.jobs.directory import JobDirectory
+from headrace.jobs.disk_full import wait_for_room
+from headrace.jobs.engine_keeper import EngineKeeper, Start
 from headrace.jobs.fingerprint import digest_of_template
+from headrace.jobs.in_flight_file import IN_FLIGHT_NAME, InFlightFile
+from headrace.jobs.inbox import Inbox
 from headrace.jobs.metrics_server import MetricsServer
+from headrace.jobs.prepare_process import LEAST_LINES
 from headrace.jobs.progress import JobProgress
+from headrace.jobs.recovery import Progress, Recovery
 from headrace.jobs.report import JobReport, Tally
+from headrace.jobs.retries import RetryRules
 from headrace.jobs.sources import Source, open_sink
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.stopping import stop_on_signals, term_raises
+from headrace.jobs.trouble import TroubleLog
 from headrace.jobs.writer import Results, StreamResults
 from headrace.sched import SchedulerStats
 
@@ -31,40 +38,81 @@ SWITCH_SECONDS = 0.0005
 GARBAGE_OBJECTS = 50_000
 
 
-Start = Callable[[EngineConfig, Deliver], Engine]
-
-
 def run_job(
-    job: JobSpec, *, start: Start = start_engine, quiet: bool = False, stream: TextIO | None = None
+    job: JobSpec,
+    *,
+    start: Start | None = None,
+    rules: RetryRules | None = None,
+    least_lines_apart: int = LEAST_LINES,
+    quiet: bool = False,
+    stream: TextIO | None = None,
 ) -> JobReport:
-    """Answer every line of the input that has no answer yet. When the user stops it, the report says so."""
+    """Answer every line of the input that has no answer yet. When the user stops it, the report says so. The engine is
+    on a thread, or in a process of its own if this job has lost its process by it before; or as `start` says. From
+    `least_lines_apart` lines on they are prepared in a process of their own."""
     job.check_paths()
-    stream = stream or sys.stderr
-    with closing(job.open_input()) as source:
+    terms = _Terms(start, rules, least_lines_apart, _Voice(quiet, stream or sys.stderr))
+    with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:
+        if metrics.url is not None:
+            terms.voice.tell(f"metrics at {metrics.url}")
         if not job.is_durable:
             with open_sink(job.output, format=job.output_format, overwrite=job.overwrite) as sink:
-                return _answer(job, source, StreamResults(sink), None, start, quiet=quiet, stream=stream)
+                return _answer(job, source, StreamResults(sink), None, metrics, terms)
         directory = JobDirectory.open(job, source)
         try:
-            return _run_durable(job, source, directory, start, quiet=quiet, stream=stream)
+            return _run_durable(job, source, directory, metrics, terms)
         finally:
             directory.close()
 
 
+@dataclass(frozen=True)
+class _Voice:
+    is_quiet: bool
+    stream: TextIO
+
+    def tell(self, line: str) -> None:
+        if not self.is_quiet:
+            self.stream.write(f"headrace: {line}\n")
+            self.stream.flush()
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """On which a job runs, beside what it is."""
+
+    start: Start | None
+    rules: RetryRules | None
+    least_lines_apart: int
+    voice: _Voice
+
+
 def _run_durable(
-    job: JobSpec, source: Source, directory: JobDirectory, start: Start, *, quiet: bool, stream: TextIO
+    job: JobSpec,
+    source: Source,
+    directory: JobDirectory,
+    metrics: MetricsServer,
+    terms: _Terms,
 ) -> JobReport:
+    patiently = _Patience(job, terms.voice)
     if not directory.is_fresh:
-        _tell(_resume_line(directory), quiet, stream)
+        terms.voice.tell(_resume_line(directory))
     if not directory.is_fresh and not _has_more(job, source, directory):
         if not directory.is_published:
-            directory.begin(num_expected=directory.journal.num_done)
-            directory.publish()
+            patiently(lambda: directory.begin(num_expected=directory.journal.num_done))
+            patiently(lambda: directory.publish(directory.state_when_done))
         return report_of_nothing(job, directory)
     try:
-        report = _answer(job, source, directory, directory, start, quiet=quiet, stream=stream)
+        if directory.deadline is not None and Deadline(directory.deadline.at).is_over:
+            patiently(lambda: directory.begin(num_expected=_num_expected(job, source)))
+            report = replace(report_of_nothing(job, directory), was_expired=True)
+        else:
+            report = _answer(job, source, directory, directory, metrics, terms)
+        if report.was_expired:
+            terms.voice.tell("the deadline is over; what is unfinished becomes error lines")
+            expire_rest(job, directory, report.tally, flush=lambda: patiently(directory.flush))
+            metrics.update(tell_expired(job, directory, report.tally))
         if not report.was_stopped:
-            directory.publish()
+            patiently(lambda: directory.publish("expired" if report.was_expired else "completed"))
     except BaseException as error:
         _note_failure(directory, error)
         raise
@@ -84,43 +132,31 @@ def _answer(
     source: Source,
     results: Results,
     directory: JobDirectory | None,
-    start: Start,
-    *,
-    quiet: bool,
-    stream: TextIO,
-) -> JobReport:
-    with MetricsServer(job.metrics_port) as metrics:
-        if metrics.url is not None:
-            _tell(f"metrics at {metrics.url}", quiet, stream)
-        return _answer_all(job, source, results, directory, start, metrics, quiet=quiet, stream=stream)
-
-
-def _answer_all(
-    job: JobSpec,
-    source: Source,
-    results: Results,
-    directory: JobDirectory | None,
-    start: Start,
     metrics: MetricsServer,
-    *,
-    quiet: bool,
-    stream: TextIO,
+    terms: _Terms,
 ) -> JobReport:
     inbox: Inbox = SimpleQueue()
     num_expected = _num_expected(job, source)
-    _tell(f"loading {job.config.model} ...", quiet, stream)
-    with term_raises(job):
-        engine = start(job.config, inbox.put)
+    recovery, start, tell = _recovery(job, directory, terms.rules), terms.start, terms.voice.tell
+    if start is None:
+        start = start_engine_process if recovery.log.has_lost_process else start_engine
+    keeper = EngineKeeper(start, inbox.put)
+    tell(f"loading {job.config.model} ...")
+    in_flight_file: InFlightFile | None = None
     try:
+        with term_raises(job):
+            engine = keeper.start(recovery.config)
         _check_price(job, engine)
         num_left = _num_left(num_expected, directory)
-        _tell(_ready_line(engine, num_left), quiet, stream)
+        tell(_ready_line(engine, num_left))
         if directory is not None:
-            directory.begin(template=_template_of(engine), num_expected=num_expected)
+            template, begin = _template_of(engine), directory.begin
+            _Patience(job, terms.voice)(lambda: begin(template=template, num_expected=num_expected))
+            in_flight_file = InFlightFile(directory.path / IN_FLIGHT_NAME, epoch=directory.epoch)
         with (
             taking_turns(),
-            JobProgress(enabled=not quiet, stream=stream) as progress,
-            stop_on_signals(inbox.put, lambda: _tell(f"stopping within {job.grace_s:g} s ...", quiet, stream)),
+            JobProgress(enabled=not terms.voice.is_quiet, stream=terms.voice.stream) as progress,
+            stop_on_signals(inbox.put, lambda: tell(f"stopping within {job.grace_s:g} s ...")),
         ):
             lines = source.read_batches(limit=job.limit, skip=None if directory is None else directory.is_done)
             run = JobRun(
@@ -133,10 +169,42 @@ def _answer_all(
                 num_expected=num_left,
                 directory=directory,
                 watch=metrics.update,
+                keeper=keeper,
+                recovery=recovery,
+                in_flight_file=in_flight_file,
+                deadline=Deadline(directory.deadline.at) if directory and directory.deadline else None,
+                least_lines_apart=terms.least_lines_apart,
             )
+            del engine  # the run has it, and gives it up when it dies
             return run.run()
     finally:
-        engine.close()
+        keeper.close()
+        if in_flight_file is not None:
+            in_flight_file.close()
+
+
+def _recovery(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | None) -> Recovery:
+    """As far as earlier runs have brought it. Rows that the last one had in flight, if it was killed, are suspect."""
+    if directory is None:
+        return Recovery(TroubleLog(None), job.config, rules=rules)
+    recovery = Recovery(directory.trouble_log(), job.config, rules=rules, is_done=directory.has_result)
+    if directory.lost_rows:
+        journal = directory.journal
+        progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
+        recovery.process_was_lost(directory.epoch - 1, directory.lost_rows, progress)
+    return recovery
+
+
+class _Patience:
+    """For what is written once, while no signal is waited for."""
+
+    def __init__(self, job: JobSpec, voice: _Voice) -> None:
+        self._job = job
+        self._tell = voice.tell
+
+    def __call__(self, action: Callable[[], None]) -> None:
+        with term_raises(self._job):
+            wait_for_room(action, wait_s=self._job.disk_wait_s, tell=self._tell)
 
 
 def _has_more(job: JobSpec, source: Source, directory: JobDirectory) -> bool:
@@ -211,12 +279,6 @@ def _resume_line(directory: JobDirectory) -> str:
     damaged = f", {journal.num_damaged:,} damaged lines are done again" if journal.num_damaged else ""
     errors = f" (error lines among them: {journal.num_errors:,})" if journal.num_errors else ""
     return f"going on with {directory.path}: {journal.num_done:,} lines are done{errors}{again}{damaged}"
-
-
-def _tell(line: str, quiet: bool, stream: TextIO) -> None:
-    if not quiet:
-        stream.write(f"headrace: {line}\n")
-        stream.flush()
 
 
 def _ready_line(engine: Engine, num_expected: int | None) -> str:

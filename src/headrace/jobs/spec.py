@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.fields import SAMPLING_FIELDS
+from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class JobSpec:
     redo: str | None = None  # do these rows again, see `jobs.redo`
     overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
     metrics_port: int | None = None  # serve the job's counters there, to this machine; 0: on any that is free
+    deadline: str | None = None  # a time, or so long after the job's beginning: see `jobs.times`
+    disk_wait_s: float = 3600.0  # for room on a full disk
     grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
 
     def __post_init__(self) -> None:
@@ -52,6 +55,10 @@ class JobSpec:
             raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
         if self.grace_s < 0:
             raise ConfigError(f"grace must not be negative, got {self.grace_s}")
+        if self.deadline is not None:
+            self._check_deadline(self.deadline)
+        if not 0 <= self.disk_wait_s < math.inf:
+            raise ConfigError(f"disk_wait must be a time of 0 s or more, got {self.disk_wait_s}")
         if self.overrides and self.redo is None:
             raise ConfigError("set changes rows that are done again: say which with redo (or retry-errors)")
         if self.redo is not None and self.overwrite:
@@ -59,6 +66,14 @@ class JobSpec:
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
         SamplingParams(**self.defaults)  # refuses what no line could use
+
+    def _check_deadline(self, text: str) -> None:
+        deadline_at(text, now=0.0)
+        if not self.is_resumable:
+            raise ConfigError(
+                "a deadline needs an input that can be read again and an output that is a file: what is unfinished is "
+                f"read once more, to become error lines; got {self.input} and {self.output}"
+            )
 
     @property
     def is_durable(self) -> bool:

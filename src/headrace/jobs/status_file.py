@@ -12,12 +12,13 @@ from typing import Literal
 import msgspec
 
 from headrace.errors import JobError
+from headrace.jobs.files import is_no_room
 from headrace.jobs.spec import is_durable, job_directory
 
 STATUS_NAME = "status.json"
 LEAST_SECONDS = 1.0  # between two writes
 
-JobState = Literal["running", "finished", "stopped", "failed"]
+JobState = Literal["running", "paused", "finished", "stopped", "expired", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class JobStatus:
     lines_in_flight: int
     lines_ready: int  # read, and waiting to be submitted
     errors: dict[str, int] = field(default_factory=dict)  # by code
-    error_lines: dict[str, int] | None = None  # the same of all runs; None where rows are done again
+    error_lines: dict[str, int] | None = None  # in the journal, of all runs; None where rows are done again
+    lines_held: int = 0  # of `lines_done`, that wait for room on the disk
     epoch: int | None = None  # of the journal, and its size when these counts were right
     journal_bytes: int | None = None
     prompt_tokens: int = 0  # of answered lines
@@ -75,6 +77,7 @@ class JobStatus:
     limited_because: str | None = None
     gpu_seconds: float | None = None
     cost: float | None = None  # in the currency of --gpu-price
+    paused_because: str | None = None
     retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next four are of all runs
     engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
     poison_rows: int = 0
@@ -114,8 +117,25 @@ class StatusFile:
 def write_status(path: Path, status: JobStatus) -> None:
     """Readers see the old one or the new one, whole."""
     draft = path.with_name(f"{path.name}.tmp")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(status)) + b"\n")
+    data = msgspec.json.format(msgspec.json.encode(status)) + b"\n"
+    try:
+        draft.write_bytes(data)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        if not is_no_room(error):
+            raise
+        _write_over(path, data)
+        return
     os.replace(draft, path)
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """On a full disk there is no room for another file, but that of the old one can be used again."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
+    finally:
+        os.close(descriptor)
 
 
 def read_status(path: Path) -> JobStatus:

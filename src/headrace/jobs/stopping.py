@@ -18,17 +18,19 @@ class Stop:
     """The user wants out."""
 
     is_cancelled: bool = False
+    is_expired: bool = False  # not the user, but the deadline
 
 
 @contextmanager
 def term_raises(job: JobSpec) -> Iterator[None]:
-    """While the model is loaded there is nothing to bring to an end: a SIGTERM is an error that can be resumed."""
+    """While the model is loaded, or the output published, there is nothing to bring to an end: a SIGTERM is an error
+    that can be resumed."""
     if threading.current_thread() is not threading.main_thread() or not job.is_resumable:
         yield
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise ResumableJobError("stopped by SIGTERM while the model was loaded; the same command goes on from there")
+        raise ResumableJobError("stopped by SIGTERM while nothing was running; the same command goes on from there")
 
     ordinary = signal.signal(signal.SIGTERM, leave)
     try:

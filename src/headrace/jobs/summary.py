@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from headrace.engine.settings import Choice
 from headrace.jobs.report import JobReport
 from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.trouble import TroubleCounts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +35,8 @@ def headline(report: JobReport) -> str:
         return f"{word} after {time}: {answered}{errors}, {report.num_in_flight:,} given up{before}"
     if report.num_before and not tally.num_done:
         return f"nothing was left to do: all {_many(report.num_before, 'line')} are done"
-    return f"{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}{before}"
+    expired = "expired: " if report.was_expired else ""
+    return f"{expired}{tally.num_answered:,} of {_many(tally.num_done, 'line')} answered in {time}{errors}{before}"
 
 
 def result_rows(report: JobReport) -> list[Row]:
@@ -55,6 +57,20 @@ def result_rows(report: JobReport) -> list[Row]:
         rows.append(("GPU-hours", f"{report.gpu_hours:,.3f}{_cost(report)}"))
     if tally.num_failed:
         rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in tally.errors.most_common())))
+    rows += trouble_rows(report.trouble)
+    return rows
+
+
+def trouble_rows(trouble: TroubleCounts) -> list[Row]:
+    """What went wrong and was helped, in all runs of the job; none if nothing did."""
+    rows = []
+    if trouble.retries:
+        rows.append(("retries", ", ".join(f"{cause} {count:,}" for cause, count in sorted(trouble.retries.items()))))
+    if trouble.deaths:
+        deaths = ", ".join(f"{loss} {count:,}" for loss, count in sorted(trouble.deaths.items()))
+        rows.append(("deaths", f"{deaths}; lines that killed the engine: {trouble.poison_rows:,}"))
+    if trouble.memory_rungs:
+        rows.append(("memory", f"ran out {len(trouble.memory_rungs):,} times: {', '.join(trouble.memory_rungs)}"))
     return rows
 
 

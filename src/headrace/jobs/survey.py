@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from time import time
@@ -21,9 +21,10 @@ from headrace.jobs.record import Record
 from headrace.jobs.segments import Segment, find_segments
 from headrace.jobs.spec import job_directory
 from headrace.jobs.status_file import STATUS_NAME, JobState, JobStatus, read_status
+from headrace.jobs.trouble import counts_of
 
 FRESH_SECONDS = 10.0  # a job that runs says every second how it stands
-ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped")  # all that it had counted was written
+ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped", "expired")  # all that it had counted was written
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Survey:
         status = self.last_status
         if status is None or status.epoch != self.manifest.epoch or status.error_lines is None:
             return None
-        if status.state == "running":
+        if status.state in ("running", "paused"):
             return status if self.status is not None and time() - status.updated_at <= FRESH_SECONDS else None
         return status if status.state in ENDED_WELL and status.journal_bytes == self.num_bytes else None
 
@@ -65,7 +66,7 @@ class Survey:
     def state(self) -> str:
         """As the manifest says, but a job whose process has gone without a word is interrupted."""
         if self.holder is not None:
-            return "running"
+            return "paused" if self.status is not None and self.status.state == "paused" else "running"
         return "interrupted" if self.manifest.state == "running" else self.manifest.state
 
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
@@ -75,7 +76,7 @@ class Survey:
     def as_json(self) -> dict[str, Any]:
         manifest, told = self.manifest, self.told
         if told is not None and told.error_lines is not None:
-            num_lines, errors = told.lines_done, Counter(told.error_lines)
+            num_lines, errors = told.lines_done - told.lines_held, Counter(told.error_lines)
         else:
             num_lines = self.committed.num_done
             errors = Counter(record.error for record in self.records() if record.error is not None)
@@ -91,6 +92,7 @@ class Survey:
             "expected": manifest.num_expected,
             "errors": errors.total(),
             "errors_by_code": dict(errors.most_common()),
+            "trouble": asdict(counts_of(self.directory, first_epoch=manifest.first_epoch)),
             "bytes": sum(os.stat(segment.path).st_size for segment in self.segments),
             "counted": "journal" if told is None else "status",
             "epoch": manifest.epoch,

@@ -24,6 +24,11 @@ class Results(Protocol):
         """When `flush` should be called next, whatever else happens; None: no need."""
         ...
 
+    @property
+    def num_gathered_bytes(self) -> int:
+        """That `flush` has still to write."""
+        ...
+
 
 class ByteWriter(Protocol):
     def write(self, data: Any, /) -> int | None: ...
@@ -41,6 +46,7 @@ class StreamResults:
     """Results go into a sink as they come, and nothing is kept of them."""
 
     seconds_to_flush: float | None = None  # whoever appends flushes before he waits
+    num_gathered_bytes = 0  # a stream without room is an error
 
     def __init__(self, sink: LineSink) -> None:
         self._sink = sink

@@ -20,6 +20,15 @@ Rows = Tensor | Fp8Rows  # what a matrix product takes
 
 
 @dataclass(frozen=True, slots=True)
+class Routes:
+    """Which experts a step's tokens go to. Of K experts a token, route r is choice r % K of token r // K."""
+
+    weights: Tensor  # [R] float32
+    order: Tensor  # [R] int32, the routes, those to the first expert first
+    ends: Tensor  # [E] int32, where each expert's end in `order`
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPrefixes:
     """Which of a step's single-token sequences begin with the same blocks, so that these are read once for all of them.
 

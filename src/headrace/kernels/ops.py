@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import twins
-from headrace.kernels.layout import Fp8Rows, LayerCache, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
 
 __all__ = [
     "Fp8Rows",
     "LayerCache",
+    "PackedExperts",
     "PackedLinear",
+    "Routes",
     "Rows",
     "StepLayout",
     "add_layer_norm",
@@ -29,10 +31,12 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "layer_norm",
+    "pack_experts",
     "pack_linear",
     "paged_attention",
     "rms_norm",
     "rope_and_store",
+    "route",
     "silu_and_mul",
     "soft_cap",
     "warm_up",
@@ -46,6 +50,16 @@ class PackedLinear(Protocol):
     def takes_fp8(self) -> bool: ...  # whether what comes before should give it rows in eight bits
 
     def __call__(self, x: Rows) -> Tensor: ...  # [T, K] -> [T, N]
+
+
+class PackedExperts(Protocol):
+    """A weight matrix for each expert, in the form their device multiplies fastest."""
+
+    @property
+    def takes_fp8(self) -> bool: ...
+
+    def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
+        """Each route's row, or that of its token, times the matrix of its expert; times the route's weight if asked."""
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
@@ -63,6 +77,19 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
         kernels.pack_linear(weight, bias, as_fp8=True) if as_fp8 else kernels.pack_linear(weight, bias)
     )
     return packed
+
+
+def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
+    kernels = _kernels(weight.device, weight.dtype)
+    packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
+    return packed
+
+
+def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+    """Each token to the `num_chosen` experts of its highest logits. By the `rule` the weights are their sigmoids, their
+    shares in the softmax of all (softmax) or those among themselves (softmax_of_chosen)."""
+    routes: Routes = _kernels(logits.device, logits.dtype).route(logits, num_chosen, rule)
+    return routes
 
 
 def allocate_cache(
@@ -133,12 +160,15 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache.
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
+    or, if the window does not slide but jumps, p // window * window..p.
 
     `q` must be what `rope_and_store` gave: on a GPU the step's own keys and values stand beside it.
     """
-    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap)
+    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
     return out
 
 

@@ -5,11 +5,14 @@ Sums are taken in float32 whatever the type of the input. T tokens, Hq and Hkv q
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.kernels.layout import Fp8Rows, LayerCache, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -46,6 +49,50 @@ class Fp8Linear:
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
     return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
+
+
+class PackedExperts:
+    """A matrix for each expert; those to which nobody goes are passed over."""
+
+    def __init__(self, weight: Tensor, pack: Callable[[Tensor], Any]) -> None:  # [E, N, K]; `pack` gives a PackedLinear
+        self._linears = [pack(matrix) for matrix in weight]
+        self.takes_fp8: bool = self._linears[0].takes_fp8
+        self._num_columns, self._dtype = weight.shape[1], weight.dtype
+
+    def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
+        num_routes, num_rows = routes.order.shape[0], (x if isinstance(x, Tensor) else x.values).shape[0]
+        routes_of_row = num_routes // num_rows if num_rows else 1
+        out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=routes.order.device)
+        begin = 0
+        for linear, end in zip(self._linears, routes.ends.tolist(), strict=True):
+            if begin < end:
+                ours = routes.order[begin:end].long()
+                product = linear(_rows_at(x, ours // routes_of_row))
+                out[ours] = (product * routes.weights[ours, None]).to(self._dtype) if weighs else product
+            begin = end
+        return out
+
+
+def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
+    return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
+
+
+def _rows_at(x: Rows, places: Tensor) -> Rows:
+    return x[places] if isinstance(x, Tensor) else Fp8Rows(x.values[places], x.scales[places])
+
+
+def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+    """Each token to the experts of its highest logits, and the routes in the order of their experts."""
+    wide = logits.float()
+    highest, chosen = wide.topk(num_chosen, dim=-1)
+    if rule == "sigmoid":
+        weights = highest.sigmoid()
+    else:
+        whole = wide if rule == "softmax" else highest
+        weights = (highest - whole.logsumexp(-1, keepdim=True)).exp()
+    experts = chosen.flatten()
+    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
+    return Routes(weights.flatten(), experts.argsort(stable=True).int(), ends.int())
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
@@ -153,8 +200,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache."""
+    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
+    or, if the window does not slide but jumps, p // window * window..p."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
     for seq, (row, context_len) in enumerate(zip(layout.rows.tolist(), layout.context_lens.tolist(), strict=True)):
@@ -162,7 +212,7 @@ def paged_attention(
         blocks = layout.block_tables[row, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
-        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap)
+        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides)
     return out.flatten(1)
 
 
@@ -180,14 +230,18 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    slides: bool,
 ) -> Tensor:  # [Q, Hq, D]
     group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
     keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
     scores = scale * (q.float().transpose(0, 1) @ keys.transpose(1, 2))  # [Hq, Q, C]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    distance = positions[:, None] - torch.arange(keys.shape[1], device=q.device)  # [Q, C]
-    hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+    places = torch.arange(keys.shape[1], device=q.device)
+    hidden = places > positions[:, None]  # [Q, C]
+    if window is not None:
+        first = positions - window + 1 if slides else positions // window * window
+        hidden |= places < first[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return (weights @ values).transpose(0, 1).to(q.dtype)
 

@@ -13,8 +13,20 @@ from torch import Tensor
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
-from headrace.models.layers import Layer, Norm
+from headrace.models.layers import Attention, Mlp, Norm
+from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Norm | None
+    attention: Attention
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: Mlp | Mixture
+    mlp_post_norm: Norm | None
+    is_parallel: bool  # the MLP reads what attention reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +55,16 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed = _normed(x, residual, layer.attention_norm, layer.attention.qkv)
+            normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.attention.qkv.takes_fp8)
             if kept is not None and layer is self.layers[-1]:
                 x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
             else:
                 x = layer.attention(normed, layout, cache)
             if layer.is_parallel:
-                x.add_(layer.mlp(_normed(None, residual, layer.mlp_norm, layer.mlp.up)))
+                x.add_(_feed(layer, None, residual))
                 continue
             x = _post_normed(x, layer.attention_post_norm)
-            x = layer.mlp(_normed(x, residual, layer.mlp_norm, layer.mlp.up))
+            x = _feed(layer, x, residual)
             x = _post_normed(x, layer.mlp_post_norm)
         return residual if x is None else residual.add_(x)
 
@@ -66,13 +78,22 @@ class Decoder:
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
-def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, taker: ops.PackedLinear) -> ops.Rows:
+def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
+    """What the MLP makes of the stream with x added."""
+    normed = _normed(x, residual, layer.mlp_norm, as_fp8=layer.mlp.takes_fp8)
+    if isinstance(layer.mlp, Mlp):
+        return layer.mlp(normed)
+    assert isinstance(normed, Tensor)
+    return layer.mlp(normed)
+
+
+def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, *, as_fp8: bool) -> ops.Rows:
     """The stream with x added, normed, in the form that the product after it takes."""
     if norm is None:
         return residual if x is None else residual.add_(x)
     if x is None:
-        return norm(residual, as_fp8=taker.takes_fp8)
-    return norm.of_sum(x, residual, as_fp8=taker.takes_fp8)
+        return norm(residual, as_fp8=as_fp8)
+    return norm.of_sum(x, residual, as_fp8=as_fp8)
 
 
 def _post_normed(x: Tensor, norm: Norm | None) -> Tensor:

@@ -39,6 +39,22 @@ _COHERE_DEFAULTS = {
     "eos_token_id": 255001,
     "bos_token_id": 5,
 }
+_LLAMA4_NAMES = {
+    "mlp.gate_proj": "feed_forward.gate_proj",
+    "mlp.up_proj": "feed_forward.up_proj",
+    "mlp.down_proj": "feed_forward.down_proj",
+    "mlp.router": "feed_forward.router",
+    "mlp.experts.*.down_proj": "feed_forward.experts.down_proj",
+    "mlp.shared_expert.gate_proj": "feed_forward.shared_expert.gate_proj",
+    "mlp.shared_expert.up_proj": "feed_forward.shared_expert.up_proj",
+    "mlp.shared_expert.down_proj": "feed_forward.shared_expert.down_proj",
+}
+_MIXTRAL_NAMES = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
+    "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
+    "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
+}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 8192,
@@ -67,6 +83,58 @@ FAMILIES = (
         gguf_rotates_pairs=True,
     ),
     Family(
+        name="llama4_text",  # llama4 is the model with images
+        models="Llama 4 Scout and Maverick (the text model)",
+        architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        gguf_architectures=(),
+        traits=traits.llama4,
+        reads=frozenset(
+            {
+                "attention_bias",
+                "attention_chunk_size",
+                "attn_scale",
+                "attn_temperature_tuning",
+                "floor_scale",
+                "interleave_moe_layer_step",
+                "layer_types",
+                "moe_intermediate_size",
+                "moe_layers",
+                "no_rope_layer_interval",
+                "no_rope_layers",
+                "num_experts_per_tok",
+                "num_local_experts",
+                "use_qk_norm",
+            }
+        ),
+        renamed={"intermediate_size": "moe_intermediate_size", "intermediate_size_mlp": "intermediate_size"},
+        defaults={
+            "intermediate_size": 16384,
+            "moe_intermediate_size": 8192,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layer_interval": 4,
+            "use_qk_norm": True,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        stored=Stored(
+            prefix="language_model.",
+            names=_LLAMA4_NAMES,
+            fused={"feed_forward.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
+            leftovers=r"(vision_model|multi_modal_projector)\..*",
+        ),
+    ),
+    Family(
         name="mistral",
         models="Mistral 7B, Nemo, Small and Large, Ministral 8B, Codestral",
         architectures=("MistralForCausalLM",),
@@ -83,6 +151,26 @@ FAMILIES = (
         traits=traits.ministral,
         reads=frozenset({"sliding_window", "layer_types"}),
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        name="mixtral",
+        models="Mixtral 8x7B and 8x22B",
+        architectures=("MixtralForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.mixtral,
+        reads=frozenset({"sliding_window", "num_local_experts", "num_experts_per_tok"}),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        stored=Stored(names=_MIXTRAL_NAMES),
     ),
     Family(
         name="phi3",
@@ -118,6 +206,27 @@ FAMILIES = (
         traits=traits.qwen3,
         reads=_QWEN_KEYS | {"attention_bias"},
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+    ),
+    Family(
+        name="qwen3_moe",
+        models="Qwen3 30B-A3B, 235B-A22B and Coder",
+        architectures=("Qwen3MoeForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.qwen3_moe,
+        reads=_QWEN_KEYS
+        | {"attention_bias", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"},
+        renamed={"num_experts": "num_local_experts"},
+        defaults=_QWEN_DEFAULTS
+        | {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": False,
+        },
+        stored=Stored(names={"mlp.router": "mlp.gate"}),
     ),
     Family(
         name="smollm3",
@@ -513,14 +622,14 @@ def family_of_config(config: Config) -> Family:
     for name in names:
         if name in known:
             return known[name]
-    raise _unknown("architecture", names[0], list(known), has_experts=_has_experts(config))
+    raise _unknown("architecture", names[0], list(known), _why_unknown(config))
 
 
 def _by_model_type(config: Config) -> Family:
     known = {family.name: family for family in FAMILIES}
     model_type = config.get("model_type")
     if model_type not in known:
-        raise _unknown("model_type", model_type, list(known), has_experts=_has_experts(config))
+        raise _unknown("model_type", model_type, list(known), _why_unknown(config))
     return known[str(model_type)]
 
 
@@ -529,17 +638,19 @@ def family_of_gguf(metadata: Config) -> Family:
     architecture = metadata.get("general.architecture")
     if architecture not in known:
         has_experts = bool(metadata.get(f"{architecture}.expert_count"))
-        raise _unknown("GGUF architecture", architecture, list(known), has_experts=has_experts)
+        reason = ": it is a mixture of experts, and these are read from safetensors only" if has_experts else ""
+        raise _unknown("GGUF architecture", architecture, list(known), reason)
     return known[str(architecture)]
 
 
-def _has_experts(config: Config) -> bool:
-    """Of the model itself, or of the text model inside one that also takes images."""
+def _why_unknown(config: Config) -> str:
+    """Of a mixture of experts, be it inside a model that also takes images, no dense model is near."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     inner = config.get("text_config") or {}
-    return any(config.get(key) or inner.get(key) for key in keys)
+    has_experts = any(config.get(key) or inner.get(key) for key in keys)
+    return ": it is a mixture of experts of a kind that Headrace does not know" if has_experts else ""
 
 
-def _unknown(what: str, name: object, known: list[str], *, has_experts: bool) -> UnsupportedModelError:
-    reason = ": it is a mixture of experts, and only dense models are" if has_experts else nearest(str(name), known)
+def _unknown(what: str, name: object, known: list[str], reason: str) -> UnsupportedModelError:
+    reason = reason or nearest(str(name), known)
     return UnsupportedModelError(f"{what} {name!r} is not supported{reason} (supported: {', '.join(known)})")

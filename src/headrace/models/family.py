@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation
+from headrace.models.spec import Activation, MixtureSpec, QueryGrowth
 from headrace.models.stored import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -22,6 +22,7 @@ class Traits(TypedDict, total=False):
     head_bias: bool
     qk_norm: bool
     wide_qk_norm: bool
+    bare_qk_norm: bool
     layer_norm: bool
     norm_bias: bool
     norm_eps: float
@@ -32,6 +33,8 @@ class Traits(TypedDict, total=False):
     shares_norm: bool
     is_gated: bool
     activation: Activation
+    mixture: MixtureSpec
+    query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
     num_positions: int
     embedding_scale: float
@@ -41,6 +44,7 @@ class Traits(TypedDict, total=False):
     logit_scale: float
     logit_softcap: float | None
     windows: Windows
+    windows_slide: bool
     rotates_pairs: bool
 
 

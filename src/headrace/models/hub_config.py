@@ -56,7 +56,15 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
 
 def spec_from_config(config: Config, generation: Config | None = None) -> ModelSpec:
     """The model that config.json describes; generation_config.json may add end-of-sequence ids."""
-    return build_spec(family_of_config(config), config, generation or {})
+    return build_spec(family_of_config(config), _text_config(config), generation or {})
+
+
+def _text_config(config: Config) -> Config:
+    """Of a model that also takes images, what is said of its text model, and of the whole checkpoint."""
+    if "text_config" not in config:
+        return config
+    whole = ("dtype", "torch_dtype", "quantization_config")
+    return {key: config[key] for key in whole if key in config} | dict(config["text_config"])
 
 
 def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:

@@ -10,7 +10,7 @@ from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
-_GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 _PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu}
 
 
@@ -50,10 +50,12 @@ class Attention:
     k_norm: Tensor | None  # [D]
     wide_norms: tuple[Norm, Norm] | None  # of all queries of a token together, and all keys
     cos_sin: Tensor  # [max_len, D] float32, one for all layers of the same rope
+    query_scales: Tensor | None  # [max_len] float32, by which queries are multiplied at each position
     num_heads: int
     num_kv_heads: int
     scale: float
     window: int | None
+    slides: bool  # the window along with the token; else it jumps
     softcap: float | None
     eps: float
 
@@ -73,7 +75,9 @@ class Attention:
             self.k_norm,
             self.eps,
         )
-        mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap)
+        if self.query_scales is not None:
+            q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
+        mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides)
         return self.output(mixed if kept is None else mixed[kept])
 
 
@@ -92,17 +96,10 @@ class Mlp:
     activation: Activation
     is_gated: bool
 
+    @property
+    def takes_fp8(self) -> bool:
+        return self.up.takes_fp8
+
     def __call__(self, x: Rows) -> Tensor:  # [T, H]
-        activate = (_GATED if self.is_gated else _PLAIN)[self.activation]
+        activate = (GATED if self.is_gated else _PLAIN)[self.activation]
         return self.down(activate(self.up(x), as_fp8=self.down.takes_fp8))
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    attention_norm: Norm | None
-    attention: Attention
-    attention_post_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp: Mlp
-    mlp_post_norm: Norm | None
-    is_parallel: bool  # the MLP reads what attention reads

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ModelError
-from headrace.models.spec import RopeSpec
+from headrace.models.spec import QueryGrowth, RopeSpec
 
 _POSITIONS_AT_ONCE = 8192  # bounds the float64 scratch of long contexts
 
@@ -31,6 +31,14 @@ def cos_sin_table(
         table[start:end, 0, : len(frequencies)] = angles.cos() * rope.attention_factor
         table[start:end, 1, : len(frequencies)] = angles.sin() * rope.attention_factor
     return table.flatten(1).to(device)
+
+
+def query_scales(growth: QueryGrowth | None, *, max_len: int, device: torch.device) -> Tensor | None:
+    """[max_len] float32: by what the query of each position is multiplied. None: by one."""
+    if growth is None or max_len < growth.step:
+        return None
+    steps = torch.arange(1, max_len + 1, dtype=torch.float64).div(growth.step).floor()
+    return (1.0 + growth.strength * steps.log1p()).to(device, torch.float32)
 
 
 def head_order(head_dim: int, rotary_dim: int | None, *, rotates_pairs: bool) -> list[int] | None:

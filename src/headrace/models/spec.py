@@ -8,6 +8,7 @@ from typing import Literal
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh", "gelu"]
+Routing = Literal["sigmoid", "softmax", "softmax_of_chosen"]
 Shape = tuple[int, ...]
 
 
@@ -31,6 +32,27 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + 1) / step))."""
+
+    step: float
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """Experts, of which each token goes to a few, in the MLP's place in some layers."""
+
+    layers: tuple[int, ...]
+    num_experts: int
+    num_chosen: int  # experts of a token
+    expert_size: int  # width between an expert's matrices
+    routing: Routing  # what the weights of the chosen are: see `kernels.ops.route`
+    weighs_input: bool = False  # a weight is for what the expert reads, not for what it writes
+    shared_size: int | None = None  # width of one more expert, to which all tokens go; None: there is none
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only model. Built by `families` from config.json or GGUF metadata, already checked."""
 
@@ -46,6 +68,7 @@ class ModelSpec:
     norm_eps: float
     rope: RopeSpec
     windows: tuple[int | None, ...]  # one a layer; None: the layer sees the whole context
+    windows_slide: bool = True  # else they jump: a context is cut into pieces of a window's length, each seen by itself
     rotary_dim: int | None = None  # how many dimensions of a head rotate, the first ones; None: all
     rotates_pairs: bool = False  # dimensions 2i and 2i + 1 rotate together in the checkpoint, not i and i + half
     tie_embeddings: bool = False
@@ -55,6 +78,7 @@ class ModelSpec:
     head_bias: bool = False  # of the head that gives logits
     qk_norm: bool = False  # queries and keys are normed, each head by itself
     wide_qk_norm: bool = False  # they are normed, all heads together
+    bare_qk_norm: bool = False  # each head by itself, without weights, in the layers that rotate
     layer_norm: bool = False  # norms are LayerNorm, not RMS norm
     norm_bias: bool = False  # and have a bias
     pre_norms: bool = True  # attention and MLP read the residual stream normed
@@ -64,8 +88,10 @@ class ModelSpec:
     shares_norm: bool = False  # and by the same norm
     is_gated: bool = True  # the MLP has a gate beside its first matrix
     activation: Activation = "silu"
+    mixture: MixtureSpec | None = None  # of experts, in some layers; None: all have an MLP
     local_rope: RopeSpec | None = None  # of the layers with a window; None: theirs is as the others'
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
+    query_growth: QueryGrowth | None = None  # in the layers that do not rotate
     num_positions: int | None = None  # learned vectors of positions, added to the embeddings; None: there are none
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
@@ -87,19 +113,32 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        shapes = self.layer_shapes(0)
-        per_layer = sum(math.prod(shape) for shape in shapes.values())
-        return self.num_layers * per_layer + sum(math.prod(shape) for shape in self.outer_shapes().values())
+        return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
     @property
     def num_linear_params(self) -> int:
         """Weights of the layers' matrices; embeddings and head are not among them."""
-        shapes = self.layer_shapes(0)
-        return self.num_layers * sum(math.prod(s) for name, s in shapes.items() if name.endswith("_proj.weight"))
+        return sum(math.prod(s) for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight"))
+
+    @property
+    def mlp_width(self) -> int:
+        """Elements of a token between an MLP's matrices, those of all its experts together."""
+        if self.mixture is None:
+            return self.intermediate_size
+        of_experts = self.mixture.num_chosen * self.mixture.expert_size + (self.mixture.shared_size or 0)
+        return max(of_experts, self.intermediate_size if len(self.mixture.layers) < self.num_layers else 0)
 
     @property
     def kv_elements_per_token(self) -> int:
         return 2 * self.num_layers * self.kv_size
+
+    def window_of(self, layer: int, max_len: int) -> int | None:
+        """None where contexts of up to `max_len` do not outgrow it."""
+        window = self.windows[layer]
+        return None if window is None or window >= max_len else window
+
+    def has_mixture(self, layer: int) -> bool:
+        return self.mixture is not None and layer in self.mixture.layers
 
     def rope_of(self, layer: int) -> RopeSpec:
         if layer in self.ropeless_layers:
@@ -132,7 +171,7 @@ class ModelSpec:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
-        for name, shape, has_bias in self._layer_matrices():
+        for name, shape, has_bias in self._layer_matrices(index):
             shapes[f"{name}.weight"] = shape
             if has_bias:
                 shapes[f"{name}.bias"] = shape[:1]
@@ -152,16 +191,35 @@ class ModelSpec:
         kinds = ("weight", "bias") if self.norm_bias else ("weight",)
         return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
-    def _layer_matrices(self) -> list[tuple[str, Shape, bool]]:
+    def _layer_matrices(self, index: int) -> list[tuple[str, Shape, bool]]:
         """Names, shapes, and whether there is a bias."""
-        hidden, wide = self.hidden_size, self.intermediate_size
-        gate = [("mlp.gate_proj", (wide, hidden), self.mlp_bias)] if self.is_gated else []
+        hidden = self.hidden_size
         return [
             ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
             ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
-            *gate,
-            ("mlp.up_proj", (wide, hidden), self.mlp_bias),
-            ("mlp.down_proj", (hidden, wide), self.mlp_bias),
+            *(
+                self._mixture_matrices()
+                if self.has_mixture(index)
+                else self._mlp_matrices("mlp", self.intermediate_size)
+            ),
         ]
+
+    def _mlp_matrices(self, name: str, width: int) -> list[tuple[str, Shape, bool]]:
+        gate = [(f"{name}.gate_proj", (width, self.hidden_size), self.mlp_bias)] if self.is_gated else []
+        return [
+            *gate,
+            (f"{name}.up_proj", (width, self.hidden_size), self.mlp_bias),
+            (f"{name}.down_proj", (self.hidden_size, width), self.mlp_bias),
+        ]
+
+    def _mixture_matrices(self) -> list[tuple[str, Shape, bool]]:
+        mixture = self.mixture
+        assert mixture is not None
+        matrices: list[tuple[str, Shape, bool]] = [("mlp.router", (mixture.num_experts, self.hidden_size), False)]
+        for expert in range(mixture.num_experts):
+            matrices += self._mlp_matrices(f"mlp.experts.{expert}", mixture.expert_size)
+        if mixture.shared_size is not None:
+            matrices += self._mlp_matrices("mlp.shared_expert", mixture.shared_size)
+        return matrices

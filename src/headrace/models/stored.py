@@ -16,13 +16,16 @@ from headrace.models.spec import ModelSpec, Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The ways of one family. Stems are names without `.weight` and `.bias`, and of layers without the layer."""
+    """The ways of one family. Stems are names without `.weight` and `.bias`, and of layers without the layer; a star is
+    for the number of an expert, and a stem of theirs without it names a stack of all experts' matrices, transposed."""
 
+    prefix: str = ""  # before all; checkpoints of the text model alone may leave it out
     root: str = "model."  # before all but the head; checkpoints of the bare model may leave it out
     layers: str = "layers"
     names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
@@ -49,8 +52,14 @@ class Place:
     rows_of_group: int
     num_groups: int = 1
     is_transposed: bool = False
+    member: int | None = None  # of a stack, where the stored tensor is one
+    num_members: int = 0
 
     def shape(self, stored: Shape) -> Shape:
+        if self.member is not None:
+            if stored[0] != self.num_members:
+                raise ModelError(f"tensor {self.name!r} is for {stored[0]} experts; its config says {self.num_members}")
+            stored = stored[1:]
         rows, *others = reversed(stored) if self.is_transposed else stored
         if rows != self.rows_of_group * self.num_groups:
             raise ModelError(
@@ -60,6 +69,8 @@ class Place:
         return (self.num_rows * self.num_groups, *others)
 
     def part_of(self, tensor: Tensor) -> Tensor:
+        if self.member is not None:
+            tensor = tensor[self.member]
         matrix = tensor.t() if self.is_transposed else tensor
         groups = matrix.view(self.num_groups, self.rows_of_group, *matrix.shape[1:])
         return groups[:, self.first_row : self.first_row + self.num_rows].flatten(0, 1)
@@ -67,32 +78,46 @@ class Place:
 
 def places(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, Place]:
     """Where each tensor of the spec is. `found`, the names in the checkpoint, says whether the root is there."""
-    root = stored.root if any(name.startswith(stored.root) for name in found) else ""
+    prefix = stored.prefix if any(name.startswith(stored.prefix) for name in found) else ""
+    root = prefix + stored.root if any(name.startswith(prefix + stored.root) for name in found) else prefix
     shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
     holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
-    return {name: _place(stored, spec, root, name, shapes, holders) for name in shapes}
+    return {name: _place(stored, spec, (prefix, root), name, shapes, holders) for name in shapes}
 
 
 def _place(
-    stored: Stored, spec: ModelSpec, root: str, name: str, shapes: Mapping[str, Shape], holders: Mapping[str, str]
+    stored: Stored,
+    spec: ModelSpec,
+    beginnings: tuple[str, str],  # of the head's name, and of all others
+    name: str,
+    shapes: Mapping[str, Shape],
+    holders: Mapping[str, str],
 ) -> Place:
+    prefix, root = beginnings
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         stem, _, kind = name.rpartition(".")
         theirs = stored.names.get(stem, stem)
-        their_name = f"{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
+        their_name = (
+            f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
+        )
         return Place(their_name, 0, shapes[name][0], shapes[name][0])
     index, stem, kind = match.groups()
+    expert = _EXPERT.search(stem)
+    stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
     theirs = holders.get(stem) or stored.names.get(stem, stem)
-    parts = [f"model.layers.{index}.{part}.{kind}" for part in stored.fused.get(theirs, (stem,))]
+    is_stack = expert is not None and "*" not in theirs
+    parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
     num_groups = spec.num_heads if stored.by_head and len(parts) > 1 else 1
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
     return Place(
-        name=f"{root}{stored.layers}.{index}.{theirs}.{kind}",
+        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + ("" if is_stack else f".{kind}"),
         first_row=sum(counts[:at]),
         num_rows=counts[at],
         rows_of_group=sum(counts),
         num_groups=num_groups,
-        is_transposed=stored.has_transposed_layers and len(shapes[name]) > 1,
+        is_transposed=is_stack or (stored.has_transposed_layers and len(shapes[name]) > 1),
+        member=int(number) if is_stack else None,
+        num_members=spec.mixture.num_experts if spec.mixture is not None else 0,
     )

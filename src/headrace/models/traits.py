@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.family import Config, Traits, Windows
-from headrace.models.spec import Activation
+from headrace.models.spec import Activation, MixtureSpec, QueryGrowth, Routing
 
 
 def llama(config: Config) -> Traits:
@@ -36,19 +36,94 @@ def qwen3(config: Config) -> Traits:
 
 
 def smollm3(config: Config) -> Traits:
-    """`no_rope_layers` has a zero for each layer whose heads do not rotate."""
-    num_layers, flags = config["num_hidden_layers"], config.get("no_rope_layers")
+    num_layers, ropeless = config["num_hidden_layers"], _ropeless_layers(config, config.get("no_rope_layers"))
+    windows: Windows = (None,) * num_layers
+    if config.get("use_sliding_window"):
+        default = ["sliding_attention" if index in ropeless else "full_attention" for index in range(num_layers)]
+        windows = _windows_of_kinds(config.get("layer_types") or default, config.get("sliding_window"), num_layers)
+    return llama(config) | {"ropeless_layers": ropeless, "windows": windows}
+
+
+def _ropeless_layers(config: Config, flags: Sequence[int] | None) -> tuple[int, ...]:
+    """The flags (`no_rope_layers`) have a zero for each layer whose heads do not rotate; or it is every so many-th."""
+    num_layers = config["num_hidden_layers"]
     if flags is None:
-        period = config["no_rope_layer_interval"]
+        period = _count(config, "no_rope_layer_interval")
         flags = [(index + 1) % period for index in range(num_layers)]
     if len(flags) < num_layers:
         raise ModelError(f"no_rope_layers must have a number for each of {num_layers} layers, got {flags}")
-    ropeless = tuple(index for index in range(num_layers) if not flags[index])
-    windows: Windows = (None,) * num_layers
-    if config.get("use_sliding_window"):
-        default = ["full_attention" if flags[index] else "sliding_attention" for index in range(num_layers)]
-        windows = _windows_of_kinds(config.get("layer_types") or default, config.get("sliding_window"), num_layers)
-    return llama(config) | {"ropeless_layers": ropeless, "windows": windows}
+    return tuple(index for index in range(num_layers) if not flags[index])
+
+
+def llama4(config: Config) -> Traits:
+    """Layers that rotate see their own piece of the context, the others all of it, unless `layer_types` says otherwise.
+
+    Queries and keys are normed after the rotation, which must keep their lengths.
+    """
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported for Llama 4, only llama3, linear and default")
+    num_layers, biased = config["num_hidden_layers"], bool(config.get("attention_bias"))
+    ropeless = _ropeless_layers(config, config.get("no_rope_layers") or None)
+    default = ["full_attention" if index in ropeless else "chunked_attention" for index in range(num_layers)]
+    chunk = None if config["attention_chunk_size"] is None else _count(config, "attention_chunk_size")
+    traits: Traits = {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "rotates_pairs": True,
+        "ropeless_layers": ropeless,
+        "bare_qk_norm": bool(config["use_qk_norm"]),
+        "windows": _windows_of_kinds(config.get("layer_types") or default, chunk, num_layers, name="chunked_attention"),
+        "windows_slide": False,
+    }
+    if config["attn_temperature_tuning"]:
+        traits["query_growth"] = QueryGrowth(_number(config, "floor_scale"), _number(config, "attn_scale"))
+    layers = config.get("moe_layers")
+    if layers is None:
+        period = _count(config, "interleave_moe_layer_step")
+        layers = range(period - 1, num_layers, period)
+    size = _count(config, "moe_intermediate_size")
+    return traits | _mixture(config, layers, "sigmoid", expert_size=size, weighs_input=True, shared_size=size)
+
+
+def mixtral(config: Config) -> Traits:
+    size, layers = _count(config, "intermediate_size"), range(config["num_hidden_layers"])
+    return mistral(config) | _mixture(config, layers, "softmax_of_chosen", expert_size=size)
+
+
+def qwen3_moe(config: Config) -> Traits:
+    """A window is for all layers; layers are dense by name, or all but every so many-th."""
+    num_layers, period = config["num_hidden_layers"], _count(config, "decoder_sparse_step")
+    dense = config.get("mlp_only_layers") or ()
+    layers = [index for index in range(num_layers) if index not in dense and (index + 1) % period == 0]
+    routing: Routing = "softmax_of_chosen" if config["norm_topk_prob"] else "softmax"
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    traits = qwen3(config)
+    traits["windows"] = (window,) * num_layers
+    return traits | _mixture(config, layers, routing, expert_size=_count(config, "moe_intermediate_size"))
+
+
+def _mixture(
+    config: Config,
+    layers: Sequence[int],
+    routing: Routing,
+    *,
+    expert_size: int,
+    weighs_input: bool = False,
+    shared_size: int | None = None,
+) -> Traits:
+    num_layers = config["num_hidden_layers"]
+    if not set(layers) <= set(range(num_layers)):
+        raise ModelError(f"the layers with experts, {list(layers)}, must be among the model's {num_layers}")
+    num_experts, num_chosen = _count(config, "num_local_experts"), _count(config, "num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise ModelError(f"num_experts_per_tok is {num_chosen}, but there are {num_experts} experts")
+    if not layers:
+        return {}
+    return {
+        "mixture": MixtureSpec(tuple(layers), num_experts, num_chosen, expert_size, routing, weighs_input, shared_size)
+    }
 
 
 def seed_oss(config: Config) -> Traits:
@@ -214,14 +289,16 @@ def _windows_by_layer(config: Config) -> Windows:
     return _windows_of_kinds(kinds, window, num_layers)
 
 
-def _windows_of_kinds(kinds: Sequence[str], window: int | None, num_layers: int) -> Windows:
-    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+def _windows_of_kinds(
+    kinds: Sequence[str], window: int | None, num_layers: int, *, name: str = "sliding_attention"
+) -> Windows:
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", name}:
         raise UnsupportedModelError(
-            f"layer_types must name full_attention or sliding_attention for each of {num_layers} layers, got {kinds}"
+            f"layer_types must name full_attention or {name} for each of {num_layers} layers, got {kinds}"
         )
-    if window is None and "sliding_attention" in kinds:
-        raise UnsupportedModelError("some layers are of sliding_attention, but the config sets no sliding window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if window is None and name in kinds:
+        raise UnsupportedModelError(f"some layers are of {name}, but the config does not say how much these see")
+    return tuple(window if kind == name else None for kind in kinds)
 
 
 def gemma(config: Config) -> Traits:
@@ -263,6 +340,13 @@ def _windows_by_pattern(config: Config) -> Windows:
 
 def _number_or_none(config: Config, key: str) -> float | None:
     return None if config.get(key) is None else _number(config, key)
+
+
+def _count(config: Config, key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"the model's config needs a positive integer {key}, got {value!r}")
+    return value
 
 
 def _number(config: Config, key: str) -> float:

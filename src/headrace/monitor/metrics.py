@@ -74,6 +74,14 @@ class ServerMetrics:
     def restarted(self) -> None:
         self._store.add(table.RESTARTS, 1.0)
 
+    def oldest_wait(self, seconds: float) -> None:
+        """The request that waits longest for its first token has waited so long."""
+        self._store.set(table.OLDEST_WAIT, seconds)
+
+    def loop_lag(self, seconds: float) -> None:
+        """What was due on the event loop came so much later."""
+        self._observe[table.LOOP_LAG](seconds)
+
     def first_token(self, seconds: float) -> None:
         """A request's first token came so long after the request."""
         self._observe[table.FIRST_TOKEN_SECONDS](seconds)

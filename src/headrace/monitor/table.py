@@ -253,6 +253,19 @@ BUSY_SECONDS = Series(
     "Time of the engine's loop: on the host, and waiting for the device.",
     labels=("part",),
 )
+OLDEST_WAIT = Series(
+    "headrace:oldest_waiting_seconds",
+    "gauge",
+    "How long the request has waited that waits longest for its first token.",
+    alert="over 30 s for a minute",
+)
+LOOP_LAG = Series(
+    "headrace:event_loop_lag_seconds",
+    "histogram",
+    "How much later than due the event loop of the HTTP front came to its work; looked at once a second.",
+    bounds=STEP_SECONDS_BOUNDS,
+    alert="p95 over 0.1 s",
+)
 RESTARTS = Series(
     "headrace:engine_restarts",
     "counter",

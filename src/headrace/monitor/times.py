@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -39,13 +39,13 @@ class RequestMeter:
     """Follows one request from its arrival to its end. Owned by whoever takes its events.
 
     >>> meter = RequestMeter(metrics, request, arrived=arrived)
-    >>> meter.take(event)        # each of them
-    >>> meter.finish("stop")     # once; later calls do nothing
+    >>> meter.take(event)              # each that has times: the first of a sequence and its last
+    >>> meter.finish("stop", [12])     # once, with the length of each answer; later calls do nothing
     """
 
     __slots__ = (
         *("_arrived", "_clock", "_first_token", "_is_finished", "_last_token", "_metrics"),
-        *("_num_cached", "_num_preemptions", "_num_tokens", "_queued_until", "_request"),
+        *("_num_cached", "_num_preemptions", "_queued_until", "_request"),
     )
 
     def __init__(
@@ -58,19 +58,17 @@ class RequestMeter:
         self._queued_until: float | None = None
         self._first_token: float | None = None
         self._last_token: float | None = None
-        self._num_tokens = [0] * request.params.num_sequences
         self._num_cached = 0
         self._num_preemptions = 0
         self._is_finished = False
 
     def take(self, event: SequenceEvent) -> None:
-        """Called for each token of the server: all but the counting is for a sequence's first event and its last."""
-        self._num_tokens[event.index] += len(event.token_ids)
+        """Others than a sequence's first event and its last say nothing of its times."""
         if event.timing is not None:
             self._note(event, event.timing)
 
-    def finish(self, reason: str) -> None:
-        """How it ended: a finish reason, `abort` or `error`."""
+    def finish(self, reason: str, lengths: Sequence[int] = ()) -> None:
+        """How it ended: a finish reason, `abort` or `error`; and how many tokens each answer has."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -87,8 +85,8 @@ class RequestMeter:
                 last_token=last_token,
                 num_prompt=len(self._request.prompt_token_ids),
                 num_cached=self._num_cached,
-                num_generated=sum(self._num_tokens),
-                num_longest=max(self._num_tokens),
+                num_generated=sum(lengths),
+                num_longest=max(lengths, default=0),
                 max_tokens=params.max_tokens,
                 n=params.num_sequences,
                 num_preemptions=self._num_preemptions,

@@ -101,9 +101,10 @@ def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
     return float(min(first.elapsed_time(middle), middle.elapsed_time(last)))
 
 
-def enable_sharing(spec: ModelSpec) -> bool:
+def enable_sharing(spec: ModelSpec, max_len: int) -> bool:
     """Windows end beginnings too, and a kv head with very many query heads fills a tile by itself."""
-    return all(window is None for window in spec.windows) and spec.num_heads // spec.num_kv_heads <= SHARED_ROWS // 4
+    has_windows = any(spec.window_of(layer, max_len) is not None for layer in range(spec.num_layers))
+    return not has_windows and spec.num_heads // spec.num_kv_heads <= SHARED_ROWS // 4
 
 
 def seqs_per_tile(spec: ModelSpec) -> int:

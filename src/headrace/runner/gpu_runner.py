@@ -105,7 +105,7 @@ class GpuRunner:
         self._next_positions = np.zeros(num_rows, np.int64)
         self._sorted_rows = np.empty(0, np.int64)  # of the last decode step
         self._seqs_per_tile = seqs_per_tile(spec)
-        self._shares = enable_sharing(spec)
+        self._shares = enable_sharing(spec, decoder.max_len)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
         self._is_sharing = False
         self._graph_pool = torch.cuda.graph_pool_handle()
@@ -295,14 +295,16 @@ class GpuRunner:
     @torch.inference_mode()
     def _load_products(self) -> None:
         """Libraries load a kernel when it is first used, and wait for the GPU then: better now than in a step."""
-        layer, spec = self._decoder.layers[0], self._decoder.spec
+        layers = {type(layer.mlp): layer for layer in self._decoder.layers}.values()  # one of each kind
+        spec = self._decoder.spec
         dtype, device = self._decoder.dtype, self._device
         most = min(self._shape.max_num_batched_tokens, _MOST_PRODUCTS)
         for num_tokens in range(_PRODUCT_STEP, most + 1, _PRODUCT_STEP):
             x = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
-            layer.mlp(x)
-            layer.attention.qkv(x)
-            layer.attention.output(torch.zeros(num_tokens, spec.q_size, dtype=dtype, device=device))
+            for layer in layers:
+                layer.mlp(x)
+                layer.attention.qkv(x)
+                layer.attention.output(torch.zeros(num_tokens, spec.q_size, dtype=dtype, device=device))
         torch.cuda.synchronize(device)
 
     def _capture(self, size: int, *, is_sharing: bool) -> None:

@@ -37,7 +37,7 @@ class RowTable:
         self.since = np.full(
             num_rows, NEVER, np.int64
         )  # first step of the row's owner; earlier results are not its own
-        self.is_watched = np.zeros(num_rows, np.bool_)
+        self.is_watched = np.zeros(num_rows, np.bool_)  # its next token is news
         self._is_steady = np.zeros(num_rows, np.bool_)
         self._steady: IntArray | None = None
         self._free = list(range(num_rows))
@@ -72,7 +72,7 @@ class RowTable:
         self.cached[row] = num_computed
         self.is_exact[row] = sequence.is_exact
         self.since[row] = step
-        self.is_watched[row] = sequence.request.watched
+        self.is_watched[row] = sequence.is_next_token_news
         return row
 
     def vacate(self, row: int) -> None:

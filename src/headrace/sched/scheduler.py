@@ -29,6 +29,9 @@ from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
+# Of the cache, that may be promised beyond it: to compute so little again costs less than a few rows alone, later.
+OVERCOMMIT = 0.03
+
 _NOTHING_TO_DRAW = (
     "no token could be drawn: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
     "min_tokens and structured_outputs together forbid every token"
@@ -284,13 +287,14 @@ class Scheduler:
         return True
 
     def _fits_later(self, sequence: Sequence, demand: BlockDemand) -> bool:
-        """Whether the cache will hold all that runs to its end, as far as that is known; what it will not hold would be
-        preempted and computed again."""
+        """Whether the cache will hold all that runs to its end, or nearly, as far as that is known; what it will not
+        hold would be preempted and computed again."""
         if self.rows.num_running == 0 or self._capacity.fits_to_the_end(demand):
             return True
         block_size, pool = self.limits.block_size, self.tables.pool
         num_held = (pool.num_held + demand.num_now) * block_size
-        return self._forecast.peak_tokens(self.rows, sequence, num_held=num_held) <= pool.num_blocks * block_size
+        most = pool.num_blocks * block_size * (1.0 + OVERCOMMIT)
+        return self._forecast.peak_tokens(self.rows, sequence, num_held=num_held) <= most
 
     def _may_cut(self, draft: PlanDraft) -> bool:
         """A prompt that does not fit is cut only if the step would otherwise be small: whole ones are cheaper."""
@@ -408,6 +412,8 @@ class Scheduler:
                 events.append(self._end(sequence, int(finished[position])))
             else:
                 events.append(self._events.news(sequence))
+                if not sequence.request.watched:  # only its first token was news
+                    self.rows.is_watched[sequence.row] = False
         for reading in result.readings:
             if self.rows.since[reading.row] <= result.step:
                 events += self._take_reading(reading)

@@ -51,6 +51,11 @@ class Sequence:
         return SequenceTiming(self.started_at, self.first_token_at, self.last_token_at, self.num_preemptions)
 
     @property
+    def is_next_token_news(self) -> bool:
+        """Whether somebody wants to hear of its next token at once."""
+        return self.request.watched or (self.request.announced and self.num_delivered == 0)
+
+    @property
     def is_exact(self) -> bool:
         """Whether it cannot end before its limit."""
         return self.request.readout is not None or (not self.stop_token_ids and not self.request.params.stop)

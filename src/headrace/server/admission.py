@@ -69,7 +69,9 @@ class Admission:
         self.num_running = 0
         self._overload_status = options.overload_status
         self._drain_seconds = math.ceil(options.shutdown_timeout_s)
+        self._clock = clock
         self._departures = Departures(clock)
+        self._arrivals: dict[Reservation, float] = {}  # of those that wait, the oldest first
         self._state = state
 
     @property
@@ -80,6 +82,11 @@ class Admission:
     def drain_rate(self) -> float:
         """Requests that start, a second."""
         return self._departures.requests_per_s
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the one that has waited longest has waited."""
+        return next((self._clock() - arrived for arrived in self._arrivals.values()), 0.0)
 
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation:
         """Places for so many requests, all or none; an empty queue takes a body of any length."""
@@ -98,7 +105,9 @@ class Admission:
         self._check_tokens(num_tokens, num_others=self.num_waiting_tokens)
         self.num_waiting += num_requests
         self.num_waiting_tokens += num_tokens
-        return Reservation(self, num_requests, num_tokens)
+        reservation = Reservation(self, num_requests, num_tokens)
+        self._arrivals[reservation] = self._clock()
+        return reservation
 
     def _refuse_if_not_ready(self) -> None:
         reason = None if self._state is None else self._state.refuse_reason()
@@ -132,12 +141,13 @@ class Admission:
         self._check_tokens(num_now, num_others=self.num_waiting_tokens - num_before)
         self.num_waiting_tokens += num_now - num_before
 
-    def _leave_queue(self, num_requests: int, num_tokens: int) -> None:
+    def _leave_queue(self, reservation: Reservation, num_requests: int, num_tokens: int) -> None:
+        del self._arrivals[reservation]
         self.num_waiting -= num_requests
         self.num_waiting_tokens -= num_tokens
 
-    def _start(self, num_requests: int, num_tokens: int) -> None:
-        self._leave_queue(num_requests, num_tokens)
+    def _start(self, reservation: Reservation, num_requests: int, num_tokens: int) -> None:
+        self._leave_queue(reservation, num_requests, num_tokens)
         self._departures.add(num_requests, num_tokens)
         self.num_running += num_requests
 
@@ -167,7 +177,7 @@ class Reservation:
         """It runs: its place in the queue is free."""
         if self._is_waiting:
             self._is_waiting = False
-            self._admission._start(self._num_requests, self._num_tokens)
+            self._admission._start(self, self._num_requests, self._num_tokens)
 
     def release(self) -> None:
         if self._is_released:
@@ -175,7 +185,7 @@ class Reservation:
         self._is_released = True
         if self._is_waiting:
             self._is_waiting = False
-            self._admission._leave_queue(self._num_requests, self._num_tokens)
+            self._admission._leave_queue(self, self._num_requests, self._num_tokens)
         else:
             self._admission.num_running -= self._num_requests
 

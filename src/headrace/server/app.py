@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from headrace.errors import EngineDeadError, HeadraceError
-from headrace.server import chat, completions, models, openapi, responses, status, texts
+from headrace.server import admin, chat, completions, models, openapi, responses, status, texts
 from headrace.server.errors import ApiError, ClientGoneError, from_headrace, internal_error
 from headrace.server.exchange import Exchange, Receive, Scope, Send
 from headrace.server.services import Services
@@ -29,6 +29,10 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/load": {"GET": status.load},
     "/metrics": {"GET": status.metrics},
     "/openapi.json": {"GET": openapi.show},
+    "/admin/info": {"GET": admin.info},
+    "/admin/drain": {"POST": admin.drain},
+    "/admin/reload_keys": {"POST": admin.reload_keys},
+    "/admin/reset_prefix_cache": {"POST": admin.reset_prefix_cache},
 }
 GENERATES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
@@ -59,6 +63,8 @@ class App:
                 self._services.metrics.answered(_route(exchange), scope["method"], exchange.status)
 
     async def _answer(self, exchange: Exchange) -> None:
+        if exchange.path.startswith(admin.PREFIX):
+            admin.check(exchange)
         handler = _handler(exchange)
         if exchange.path not in GENERATES:
             await handler(self._services, exchange)

@@ -57,6 +57,8 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             reply.id,
             priority=priority,
             cache_salt=cache_salt(exchange, request.cache_salt),
+            watched=bool(request.stream),
+            announced=True,
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))

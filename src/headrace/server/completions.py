@@ -62,6 +62,8 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
                 f"{reply.id}-{position}",
                 priority=priority,
                 cache_salt=cache_salt(exchange, request.cache_salt),
+                watched=bool(request.stream),
+                announced=True,
             )
             for position, prompt in enumerate(tokenized)
         ]

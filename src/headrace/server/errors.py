@@ -9,6 +9,8 @@ import msgspec
 from headrace.engine.answer_stream import FailedRequestError
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, RequestError
 
+MAX_MESSAGE = 1000  # characters
+
 
 class ApiError(HeadraceError):
     """What one request is answered with. Its message goes to the client as it is."""
@@ -37,7 +39,9 @@ class ClientGoneError(HeadraceError):
 
 
 def error_object(error: ApiError) -> dict[str, object]:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    """In which a value of the request may be repeated, but not all of it."""
+    message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]}…"
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def error_body(error: ApiError) -> bytes:
@@ -64,7 +68,13 @@ def from_headrace(error: HeadraceError) -> ApiError:
         case FailedRequestError():
             return ApiError(500, str(error), type="server_error", code="engine_error")
         case EngineDeadError():
-            return ApiError(503, "the engine has stopped; try again later", type="server_error", code="engine_dead")
+            return ApiError(
+                503,
+                "the engine has stopped; try again later",
+                type="server_error",
+                code="engine_dead",
+                headers={"Retry-After": "1"},
+            )
     if (overload := _overload(error)) is not None:
         return overload
     return internal_error()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.engine.news import News
 from headrace.server.errors import ApiError, ClientGoneError, error_body
@@ -16,6 +16,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 JSON = "application/json"
+PART = "headrace.part"  # the key of a `BodyPart` in a request's scope
+
+
+class BodyPart(Protocol):
+    """Writes a part of an answer that has begun to its connection, at once: `send` without its coroutine."""
+
+    @property
+    def can_be_written(self) -> bool:
+        """Not while the client is slow to read: `send` waits for it."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
 
 
 class Exchange:
@@ -35,6 +47,12 @@ class Exchange:
     @property
     def path(self) -> str:
         return str(self.scope["path"])
+
+    @property
+    def part(self) -> BodyPart | None:
+        """The short way to the connection, where the server has one."""
+        part: BodyPart | None = self.scope.get(PART)
+        return part
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self.scope["headers"]:

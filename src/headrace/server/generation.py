@@ -86,7 +86,8 @@ async def running(
         raise
     finally:
         for meter, answers in zip(meters, requests, strict=True):
-            meter.finish("error" if answers.error is not None else answers.finish_reason or reason)
+            ended = "error" if answers.error is not None else answers.finish_reason or reason
+            meter.finish(ended, answers.lengths)
 
 
 @asynccontextmanager

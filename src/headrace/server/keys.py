@@ -62,14 +62,16 @@ class Keys:
                 found = key
         return found
 
-    def reload(self) -> None:
-        """On an error the keys stay as they are: a half-written file must not lock out, or let in, everybody."""
+    def reload(self) -> bool:
+        """Whether they could be read. On an error they stay as they are: a half-written file must not lock out, or let
+        in, everybody."""
         try:
             self._keys = self._read()
         except ConfigError as error:
             self._tell(f"the keys stay as they were: {error}")
-        else:
-            self._tell(f"read {len(self._keys)} keys again")
+            return False
+        self._tell(f"read {len(self._keys)} keys again")
+        return True
 
     def _read(self) -> tuple[Key, ...]:
         given = [("command-line", self._options.api_key)]

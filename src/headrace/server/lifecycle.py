@@ -32,7 +32,7 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 60
 SPARE_FILES = 128  # for the model, logs and pipes; other open files may be connections
 ABORT_S = 5.0  # for the last chunk of an aborted answer
-WATCH_S = 1.0  # between two looks at the engine
+WATCH_S = 1.0  # between two looks at the engine, and at the event loop's own lag
 
 
 class _Uvicorn(uvicorn.Server):
@@ -58,9 +58,10 @@ class Lifecycle:
         state: ServerState,
         *,
         abort_all: Callable[[], Awaitable[None]],
-        reload_keys: Callable[[], None],
+        reload_keys: Callable[[], bool],
         has_given_up: Callable[[], bool] = lambda: False,
         on_refused: Callable[[str], None] = lambda reason: None,
+        on_lag: Callable[[float], None] = lambda seconds: None,
         tell: Tell,
     ) -> None:
         self._options = options
@@ -68,8 +69,9 @@ class Lifecycle:
         self._abort_all = abort_all
         self._reload_keys = reload_keys
         self._has_given_up = has_given_up
+        self._on_lag = on_lag
         self._tell = tell
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, options, on_refused))
+        self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._is_hurried = False
@@ -105,6 +107,14 @@ class Lifecycle:
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
+    def drain(self) -> None:
+        """What the first signal does; later ones nothing."""
+        if self._stopping is None:
+            self.stop()
+
+    def reload_keys(self) -> bool:
+        return self._reload_keys()
+
     async def _stop(self) -> None:
         num_running = self.num_in_flight
         self._tell(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
@@ -131,8 +141,11 @@ class Lifecycle:
         return True
 
     async def _watch_engine(self) -> None:
+        loop = asyncio.get_running_loop()
         while not self._has_given_up():
+            due = loop.time() + WATCH_S
             await asyncio.sleep(WATCH_S)
+            self._on_lag(max(0.0, loop.time() - due))
         self._tell("the engine has stopped for good; the server ends")
         if self._stopping is None:
             self.stop()
@@ -179,7 +192,7 @@ def run_on_uvloop(main: Awaitable[int]) -> int:
         return runner.run(body())
 
 
-def _uvicorn_config(app: Application, options: ServerOptions, on_refused: Callable[[str], None]) -> uvicorn.Config:
+def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callable[[str], None]) -> uvicorn.Config:
     limits = ConnectionLimits(
         max_header_bytes=options.max_header_bytes,
         max_num_headers=options.max_num_headers,

@@ -33,6 +33,13 @@ _GETS = {
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
 }
+_CONTROLS = {  # with the admin key
+    "/admin/info": ("get", "What the server runs with, and why"),
+    "/admin/drain": ("post", "Finish what runs, take on nothing, and end"),
+    "/admin/reload_keys": ("post", "Read the file of keys again"),
+    "/admin/reset_prefix_cache": ("post", "Empty the prefix cache"),
+}
+_DENIED = {"401": "no key", "403": "not the admin key", "404": "there is no admin key", "503": "not now"}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -65,6 +72,7 @@ def document(root_path: str = "") -> dict[str, Any]:
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {path: {"post": _post(*entry)} for path, entry in _POSTS.items()}
     paths |= {path: {"get": _get(path, summary)} for path, summary in _GETS.items()}
+    paths |= {path: {method: _control(summary)} for path, (method, summary) in _CONTROLS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headrace", "version": __version__},
@@ -104,6 +112,17 @@ def _get(path: str, summary: str) -> dict[str, Any]:
         shown["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
         shown["responses"]["404"] = _error("another model")
     return shown
+
+
+def _control(summary: str) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "security": [{"key": []}],
+        "responses": {
+            "2XX": {"description": "done", "content": {"application/json": {}}},
+            **{status: _error(text) for status, text in _DENIED.items()},
+        },
+    }
 
 
 def _error(description: str) -> dict[str, Any]:

@@ -46,14 +46,15 @@ def as_prompts(given: str | list[Any] | None) -> list[Prompt]:
         return [given]
     if not given:
         raise bad_request("prompt is an empty list", "prompt", "empty_prompt")
-    if all(type(item) is int for item in given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
         return [given]
     if len(given) > MAX_PROMPTS:
         raise bad_request(f"prompt has {len(given):,} prompts; at most {MAX_PROMPTS:,} are taken at once", "prompt")
-    if all(isinstance(item, str) for item in given):
+    if kinds == {str}:
         return given
     for index, item in enumerate(given):
-        if not isinstance(item, list) or not all(type(token) is int for token in item):
+        if not isinstance(item, list) or set(map(type, item)) - {int}:
             raise bad_request(
                 f"prompt[{index}]: prompt must be text, a list of texts, a list of token ids, or a list of such lists",
                 "prompt",
@@ -109,7 +110,7 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> None:
             raise bad_request(f"chat_template_kwargs cannot have {name!r}", f"chat_template_kwargs.{name}")
         if not name.isidentifier():
             raise bad_request("the names in chat_template_kwargs must be identifiers", "chat_template_kwargs")
-        if template is None or not any(name in text for text in template.templates.values()):
+        if template is None or name not in template.variables:
             raise bad_request(
                 f"the model's chat template has no variable {name!r}; leave it out", f"chat_template_kwargs.{name}"
             )
@@ -117,7 +118,7 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> None:
 
 def reads_variable(tokenizer: Tokenizer | None, name: str) -> bool:
     template = None if tokenizer is None else tokenizer.chat_template
-    return template is not None and any(name in text for text in template.templates.values())
+    return template is not None and name in template.variables
 
 
 def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

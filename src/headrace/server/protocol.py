@@ -15,6 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headrace.server.errors import ApiError, error_body
+from headrace.server.exchange import PART
 
 CANCEL_AFTER_S = 1.0  # a handler hears of a lost client by `http.disconnect`; one that does not listen is cancelled
 
@@ -146,6 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope[PART] = _Part(cycle)  # type: ignore[literal-required]
         self._task = self.loop.create_task(cycle.run_asgi(_quiet(app, cycle)))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
@@ -229,6 +231,25 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self.limits.on_refused("write_timeout")
         self.transport.abort()
+
+
+class _Part:
+    """Parts of one answer of unknown length; see `BodyPart`. What a client that has gone would get is dropped."""
+
+    __slots__ = ("_cycle", "_flow")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+
+    @property
+    def can_be_written(self) -> bool:
+        cycle = self._cycle
+        return not (self._flow.write_paused or cycle.response_complete) and cycle.chunked_encoding is True
+
+    def write(self, data: bytes) -> None:
+        if not self._cycle.disconnected:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _quiet(app: Any, cycle: RequestResponseCycle) -> Any:

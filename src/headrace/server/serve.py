@@ -78,8 +78,10 @@ class Server:
             reload_keys=keys.reload,
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
+            on_lag=self.metrics.loop_lag,
             tell=tell,
         )
+        self.services.control = self.lifecycle
 
     def tell_settings(self) -> None:
         """Each automatic value with its reason."""

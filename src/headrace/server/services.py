@@ -28,6 +28,8 @@ class Reservation(Protocol):
 
 
 class Admission(Protocol):
+    @property
+    def oldest_wait_s(self) -> float: ...
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation: ...
 
 
@@ -38,6 +40,7 @@ class Metrics(Protocol):
     def first_token(self, seconds: float) -> None: ...
     def answered(self, handler: str, method: str, status: int) -> None: ...
     def restarted(self) -> None: ...
+    def oldest_wait(self, seconds: float) -> None: ...
     def observe(self, stats: EngineStats | None) -> None: ...
     def render(self, accept: str | None = None) -> tuple[bytes, str]: ...
 
@@ -58,6 +61,13 @@ class Turns(Protocol):
     ) -> AbstractAsyncContextManager[None]: ...
 
 
+class Control(Protocol):
+    """What an admin may do to the server as a whole."""
+
+    def drain(self) -> None: ...
+    def reload_keys(self) -> bool: ...
+
+
 @dataclass
 class Services:
     engine: AsyncEngine
@@ -68,6 +78,7 @@ class Services:
     state: State
     turns: Turns | None = None
     deadline_s: Callable[[Mapping[str, Any]], float | None] | None = None  # of a request's scope; else the options'
+    control: Control | None = None
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests that are being answered
     num_restarts: int = 0  # of the engine, as far as they are counted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 
 from headrace.engine.answer_stream import AnswerStream
@@ -34,6 +35,7 @@ class EventStream:
     def __init__(self, exchange: Exchange, news: News, interval_s: float) -> None:
         self._exchange = exchange
         self._send = exchange.send
+        self._part = exchange.part
         self._news = news
         self._interval_s = interval_s
         self._has_begun = False
@@ -62,7 +64,7 @@ class EventStream:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
 
     def send(self, events: bytes) -> Awaitable[None]:
-        """One or more whole events. Not a coroutine of its own: this runs for every token."""
+        """One or more whole events."""
         self._num_sent += 1
         if self._has_begun:
             return self._send({"type": "http.response.body", "body": events, "more_body": True})
@@ -75,22 +77,29 @@ class EventStream:
     async def follow(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> None:
         """Send all that comes, as `write` has it, up to the end of the answers.
 
-        In a task of its own: it is resumed for every token, and would be through all of its callers otherwise.
+        Most of it is written where it arrives. This task sees to the first event and the end, to silence, and to a
+        client that reads slowly.
         """
-        await asyncio.get_running_loop().create_task(self._follow(stream, write))
-
-    async def _follow(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> None:
         news = stream.news
+        news.read_now = partial(self._write_now, stream, write)
         while not stream.is_finished:
             if (waiter := news.waiter()) is not None:
                 await waiter
-            deltas = stream.take_deltas()
-            events = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))
-            if events:
+            if events := _written(stream, write):
                 await self.send(events)
             elif self._is_silent:
                 self._is_silent = False
                 await self.send(KEEP_ALIVE)
+
+    def _write_now(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> bool:
+        """Write what is new without waking the task, if the client can take it; whether no more is to be done."""
+        part = self._part
+        if not (self._has_begun and part is not None and part.can_be_written):
+            return False
+        if events := _written(stream, write):
+            self._num_sent += 1
+            part.write(events)
+        return not stream.is_finished
 
     async def end(self, events: bytes = b"", *, done: bytes = DONE) -> None:
         if not self._has_begun:
@@ -106,3 +115,8 @@ class EventStream:
 
     async def _fail(self, error: ApiError) -> None:
         await self.end(data(error_body(error)))
+
+
+def _written(stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> bytes:
+    deltas = stream.take_deltas()
+    return write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -65,6 +65,14 @@ class Sandbox:
             raise _failed(f"failed: {type(error).__name__}: {error}") from error
         finally:
             _turns_left.reset(turns)
+
+    def variables(self, source: str) -> set[str]:
+        """The names that a template reads from outside; its own and the sandbox's functions are not among them."""
+        try:
+            parsed = self._environment.parse(source)
+        except jinja2.TemplateSyntaxError:
+            return set()  # rendering says what is wrong
+        return meta.find_undeclared_variables(parsed) - self._environment.globals.keys()
 
     def _compile(self, source: str) -> jinja2.Template:
         template = self._compiled.get(source)

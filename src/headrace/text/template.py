@@ -28,6 +28,7 @@ class ChatTemplate:
         self.templates = {_DEFAULT: templates} if isinstance(templates, str) else dict(templates)
         self.special_tokens = dict(special_tokens or {})
         self._sandbox: Sandbox | None = None
+        self._variables: frozenset[str] | None = None
 
     def render(
         self,
@@ -50,6 +51,14 @@ class ChatTemplate:
         except RecursionError as error:
             raise RequestError("the messages or tools are nested too deeply to be read", param="messages") from error
         return self._open_sandbox().render(self._choose(has_tools=bool(tools)), variables)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """What these templates read of what they are given."""
+        if self._variables is None:
+            sandbox = self._open_sandbox()
+            self._variables = frozenset(name for text in self.templates.values() for name in sandbox.variables(text))
+        return self._variables
 
     def _choose(self, *, has_tools: bool) -> str:
         if has_tools and _WITH_TOOLS in self.templates:

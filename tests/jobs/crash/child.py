@@ -12,17 +12,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headrace import errors
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
-from headrace.jobs import crash_points
-from headrace.jobs.answering import SPARE_SEQUENCES
+from headrace.jobs import crash_points, deadline, disk_full, prepare_process
+from headrace.jobs.current_engine import SPARE_SEQUENCES
+from headrace.jobs.retries import RetryRules
 from headrace.jobs.run import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.template import RowTemplate
 from headrace.runner.fake import FakeRunner
-from headrace.steps import StepPlan, StepResult
+from headrace.steps import Admission, StepPlan, StepResult
 from headrace.text import Tokenizer
 from tests.jobs.conftest import ASCII, starter
 
@@ -45,8 +47,20 @@ class Order:
     term_at_step: int | None = None  # a SIGTERM
     hold_at_step: int | None = None  # the engine stands still until the file `go` is there
     max_file_bytes: int | None = None  # as a full disk
+    room_after: int | None = None  # attempts to write: then the disk is full no more
+    dies_at_steps: tuple[int, ...] = ()  # the engine; counted over all that the process starts
+    poison: tuple[str, ...] = ()  # prompts with which the engine dies
+    poison_kills: bool = False  # the whole process
+    expires_at_step: int | None = None  # the deadline is over
+    prepares_apart: bool = False  # a second process prepares the lines, where there is a core for it
+    kills_preparer: bool = False  # and dies as soon as it was started
     is_nobody: bool = False  # not root, who may write everywhere
     has_wild_clock: bool = False
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a row may be computed twice in one run."""
+        return bool(self.dies_at_steps or self.poison)
 
     @property
     def notes(self) -> Path:
@@ -58,13 +72,23 @@ class OrderedRunner(FakeRunner):
     def __init__(self, order: Order) -> None:
         super().__init__(max_num_seqs=MAX_NUM_SEQS, vocab_size=ASCII)
         self._order = order
+        self._died_at: set[int] = set()
 
     def submit(self, plan: StepPlan) -> StepResult:
         order = self._order
+        if order.poison and any(_text(admission) in order.poison for admission in plan.admissions):
+            if order.poison_kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("poison")
+        if self.num_steps in order.dies_at_steps and self.num_steps not in self._died_at:
+            self._died_at.add(self.num_steps)
+            raise RuntimeError("the device is gone")
         if self.num_steps == order.kill_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.num_steps == order.term_at_step:
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.num_steps == order.expires_at_step:
+            deadline.monotonic = lambda: time.monotonic() + 2 * DAY_SECONDS  # type: ignore[attr-defined]
         if self.num_steps == order.hold_at_step:
             (order.notes / "held").touch()
             while not (order.notes / "go").exists():
@@ -72,14 +96,22 @@ class OrderedRunner(FakeRunner):
         return super().submit(plan)
 
 
+def _text(admission: Admission) -> str:
+    """Of its prompt: a preempted one has its answer so far behind it."""
+    return bytes(admission.token_ids[: admission.prompt_len].tolist()).decode()
+
+
 def run_order(order: Order, tokenizer: Tokenizer) -> int:
     """The exit code that `headrace run` would have."""
     if order.is_nobody and os.geteuid() == 0:
         os.setuid(65_534)
     if order.max_file_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (order.max_file_bytes, order.max_file_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order.max_file_bytes, resource.RLIM_INFINITY))
+    if order.room_after is not None:
+        _make_room_after(order.room_after)
     if order.has_wild_clock:
         _unsettle_clock()
+    _watch_preparer(order)
     crash_points.arm(order.crash_at)
     runner = OrderedRunner(order)
     job = JobSpec(
@@ -87,12 +119,16 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         output=order.output,
         config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
         template=RowTemplate.of(**order.template) if order.template is not None else None,
-        **order.options,
+        deadline=None if order.expires_at_step is None else "1d",
+        **{"disk_wait_s": 0.0 if order.room_after is None else 1e6, **order.options},
     )
     calls = _Calls(order.kill_at_call)
     sys.setprofile(calls.count)
     try:
-        code = run_job(job, start=_recording(starter(tokenizer), runner, order), quiet=True).exit_code
+        start = _recording(starter(tokenizer), runner, order)
+        least_lines = 1 if order.prepares_apart else prepare_process.LEAST_LINES
+        rules = RetryRules(first_delay_s=0.0)
+        code = run_job(job, start=start, rules=rules, least_lines_apart=least_lines, quiet=True).exit_code
     except HeadraceError as error:
         code = 75 if isinstance(error, ResumableJobError) else 1
         _note(order, "error", f"{error}")
@@ -131,11 +167,38 @@ def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
     return started
 
 
+def _watch_preparer(order: Order) -> None:
+    """Note that there was one."""
+    spawn = prepare_process._spawn
+
+    def noted(theirs: Any) -> Any:
+        process = spawn(theirs)
+        _note(order, "apart", f"{process.pid}")
+        if order.kills_preparer:
+            process.kill()
+        return process
+
+    prepare_process._spawn = noted
+
+
 def _note(order: Order, name: str, text: str) -> None:
     try:
         (order.notes / name).write_text(text)
     except OSError:
         pass  # the disk may be full, as ordered
+
+
+def _make_room_after(num_attempts: int) -> None:
+    """The limit is lifted when so many writes have failed; nobody waits meanwhile."""
+    disk_full.TRY_SECONDS = 0.0
+    left = iter(range(num_attempts - 1))
+
+    def counted(self: errors.NoRoomError, *arguments: object) -> None:
+        Exception.__init__(self, *arguments)
+        if next(left, None) is None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    errors.NoRoomError.__init__ = counted  # type: ignore[method-assign]
 
 
 def _unsettle_clock() -> None:

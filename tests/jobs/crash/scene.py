@@ -15,6 +15,8 @@ from headrace.jobs.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT, Order
 from tests.jobs.crash.forge import End, Forge
 
+MAX_POISON_RUNS = 40
+
 
 def make_lines(random: Random, num_lines: int) -> list[str]:
     """Mostly answers of 1 to 12 tokens; some lines blank, broken, in OpenAI's format, or with an id used before."""
@@ -38,17 +40,38 @@ def _make_line(random: Random, number: int) -> str:
 class Scene:
     """Everything under one directory. `run` gives a child an order and checks what it has left."""
 
-    def __init__(self, forge: Forge, directory: Path, lines: list[str], **options: Any) -> None:
+    def __init__(
+        self,
+        forge: Forge,
+        directory: Path,
+        lines: list[str],
+        *,
+        poison: tuple[str, ...] = (),
+        poison_kills: bool = False,
+        prepares_apart: bool = False,
+        **options: Any,
+    ) -> None:
         self._forge = forge
         (directory / "job").mkdir(parents=True)
         (directory / "reference").mkdir()
         source = directory / "in.jsonl"
         source.write_text("".join(f"{line}\n" for line in lines))
-        self.order = Order(input=str(source), output=str(directory / "job" / "out.jsonl"), options=options)
-        self.num_runs = self.num_redone = 0
+        self.order = Order(
+            input=str(source),
+            output=str(directory / "job" / "out.jsonl"),
+            options=options,
+            poison=poison,
+            poison_kills=poison_kills,
+            prepares_apart=prepares_apart,
+        )
+        self.num_runs = self.num_redone = self.num_apart = 0
         self.ends: Counter[str] = Counter()
         self._committed: dict[int, bytes] = {}
-        reference = replace(self.order, output=str(directory / "reference" / "out.jsonl"))
+        self._has_expired = False
+        reference = replace(
+            self.order, output=str(directory / "reference" / "out.jsonl"), options=dict(options), poison_kills=False
+        )
+        reference = replace(reference, prepares_apart=False)
         end = forge.run(reference)
         assert end.code in (0, 3), (end, _error(reference))
         self._num_calls, self._num_steps = map(int, (reference.notes / "counts").read_text().split())
@@ -78,11 +101,16 @@ class Scene:
         return 1 + int(self._num_steps * (1 - len(self._committed) / len(self._expected)))
 
     def run(self, **trouble: Any) -> End:
+        """Rows that have expired are done again by the next runs."""
         order = replace(self.order, **trouble)
-        (order.notes / "submitted").unlink(missing_ok=True)
+        if self._has_expired:
+            order = replace(order, options={**order.options, "redo": "error=batch_expired"})
+        for name in ("submitted", "apart"):
+            (order.notes / name).unlink(missing_ok=True)
         end = self._forge.run(order)
         assert end.was_killed or end.code in (0, 1, 3, 75), (end, _error(order))
         self.num_runs += 1
+        self.num_apart += (order.notes / "apart").exists()
         self.ends["killed" if end.was_killed else f"exit {end.code}"] += 1
         self._check_step(order)
         return end
@@ -93,11 +121,14 @@ class Scene:
         if segment is not None:
             with open(segment, "r+b") as file:
                 file.truncate(max(0, segment.stat().st_size - num_bytes))
-        self._committed = committed_rows(self.output)
+        self._committed = final_rows(self.output)
 
     def finish(self) -> None:
-        """The last run, in which nothing goes wrong, and all checks of its output."""
+        """The last run, in which nothing goes wrong but what rows do themselves, and all checks of its output."""
         end = self.run()
+        for _ in range(MAX_POISON_RUNS if self.order.poison_kills else 0):
+            if end.was_killed:
+                end = self.run()
         assert end.code in (0, 3), (end, _error(self.order))
         published = self.output.read_bytes().splitlines()
         by_index = committed_rows(self.output)
@@ -109,13 +140,15 @@ class Scene:
         assert not left, left
 
     def _check_step(self, order: Order) -> None:
-        before, now = self._committed, committed_rows(self.output)
+        before, now = self._committed, final_rows(self.output)
+        self._has_expired = self._has_expired or any(_has_expired(row) for row in committed_rows(self.output).values())
         changed = {index for index, line in before.items() if now.get(index) != line}
         assert not changed, f"rows {sorted(changed)} were committed and have changed"
         path = order.notes / "submitted"
         submitted = Counter(int(line) for line in path.read_text().split()) if path.exists() else Counter[int]()
         assert not submitted.keys() & before.keys(), "a committed row was computed again"
-        assert all(count == 1 for count in submitted.values()), "a row was computed twice in one run"
+        if not order.may_repeat:
+            assert all(count == 1 for count in submitted.values()), "a row was computed twice in one run"
         lost = submitted.keys() - now.keys()
         assert len(lost) <= MAX_IN_FLIGHT, f"{len(lost)} rows are lost, {MAX_IN_FLIGHT} can be in flight"
         self.num_redone += len(lost)
@@ -132,9 +165,20 @@ def committed_rows(output: Path) -> dict[int, bytes]:
     return dict(rows)
 
 
+def final_rows(output: Path) -> dict[int, bytes]:
+    """The same without those that have expired, which may change."""
+    return {index: row for index, row in committed_rows(output).items() if not _has_expired(row)}
+
+
+def _has_expired(row: bytes) -> bool:
+    return b'"code":"batch_expired"' in row
+
+
 def _content(line: bytes) -> Any:
     """Without what tells one job, or its moment, from another."""
     decoded = json.loads(line)
+    if b'"code":"poison_request"' in line:
+        return decoded.get("index"), decoded.get("custom_id"), "poison"
     return _without(decoded, {"id", "request_id", "created", "prompt_tokens_details"})
 
 

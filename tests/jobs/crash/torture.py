@@ -67,6 +67,32 @@ def full_disk(scene: Scene, random: Random) -> str:
     return "full disk"
 
 
+def disk_with_room_later(scene: Scene, random: Random) -> str:
+    end = scene.run(max_file_bytes=random.randint(2_000, 20_000), room_after=random.randint(1, 8))
+    assert end.was_killed or end.code in (0, 3), "a disk that has room again must not end the job"
+    return "full disk, then room"
+
+
+def dying_engine(scene: Scene, random: Random) -> str:
+    """A few times, so far apart that a row alone ends between: no row is to be blamed."""
+    steps = [random.randrange(1, 20) + 40 * number for number in range(random.randint(1, 3))]
+    kill = random.choice([None, None, random.randint(1, scene.num_calls_left)])
+    scene.run(dies_at_steps=tuple(steps), kill_at_call=kill)
+    return "engine deaths"
+
+
+def past_deadline(scene: Scene, random: Random) -> str:
+    kill = random.choice([None, None, random.randint(1, scene.num_calls_left)])
+    scene.run(expires_at_step=random.randrange(scene.num_steps_left), kill_at_call=kill)
+    return "deadline"
+
+
+def dying_preparer(scene: Scene, random: Random) -> str:
+    kill = random.choice([None, random.randint(1, scene.num_calls_left)])
+    scene.run(prepares_apart=True, kills_preparer=True, kill_at_call=kill)
+    return "preparing process killed"
+
+
 def wild_clock(scene: Scene, random: Random) -> str:
     scene.run(has_wild_clock=True, kill_at_call=random.randint(1, scene.num_calls_left))
     return "clock jumps"
@@ -81,6 +107,11 @@ TROUBLES: list[Trouble] = [
     power_loss,
     drained,
     full_disk,
+    disk_with_room_later,
+    dying_engine,
+    dying_engine,
+    past_deadline,
+    dying_preparer,
     wild_clock,
 ]
 
@@ -89,10 +120,34 @@ def torture(forge: Forge, seed: int, directory: Path) -> dict[str, Any]:
     """One seed; an AssertionError says what was wrong."""
     random = Random(seed)
     lines = make_lines(random, random.randint(20, 120))
-    scene = Scene(forge, directory, lines, keep_order=random.random() < 0.3)
-    kinds = Counter(random.choice(TROUBLES)(scene, random) for _ in range(random.randint(1, MAX_CRASHES)))
+    poison = _some_prompts(random, lines) if random.random() < 0.3 else ()
+    poison_kills = bool(poison) and random.random() < 0.3
+    keep_order = random.random() < 0.3
+    scene = Scene(
+        forge,
+        directory,
+        lines,
+        poison=poison,
+        poison_kills=poison_kills,
+        prepares_apart=random.random() < 0.4,
+        keep_order=keep_order,
+    )
+    kinds = Counter(["poison rows, process killed" if poison_kills else "poison rows"] if poison else [])
+    kinds.update(random.choice(TROUBLES)(scene, random) for _ in range(random.randint(1, MAX_CRASHES)))
     scene.finish()
-    return {"kinds": kinds, "ends": scene.ends, "runs": scene.num_runs, "redone": scene.num_redone, "rows": len(lines)}
+    return {
+        "kinds": kinds,
+        "ends": scene.ends,
+        "runs": scene.num_runs,
+        "apart": scene.num_apart,
+        "redone": scene.num_redone,
+        "rows": len(lines),
+    }
+
+
+def _some_prompts(random: Random, lines: list[str]) -> tuple[str, ...]:
+    numbers = [number for number, line in enumerate(lines) if line and line != '{"broken']
+    return tuple(f"line {number}" for number in random.sample(numbers, min(len(numbers), random.randint(1, 2))))
 
 
 def torture_all(seeds: Iterable[int], num_workers: int) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -138,7 +193,7 @@ def main() -> None:
             continue
         for name, total in totals.items():
             total.update(outcome[name])
-        sums.update({name: outcome[name] for name in ("runs", "redone", "rows")})
+        sums.update({name: outcome[name] for name in ("runs", "apart", "redone", "rows")})
         if number % 50 == 0:
             print(f"{number} seeds, {sums['runs']:,} runs, {len(failures)} failures, {perf_counter() - started:.0f} s")
     summary = {
@@ -150,6 +205,7 @@ def main() -> None:
         "first_seed": args.first_seed,
         "failures": failures,
         "runs": sums["runs"],
+        "runs_with_lines_prepared_apart": sums["apart"],
         "rows": sums["rows"],
         "crashes_by_kind": dict(totals["kinds"].most_common()),
         "runs_by_end": dict(totals["ends"].most_common()),

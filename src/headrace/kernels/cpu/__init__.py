@@ -14,10 +14,10 @@ from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # n
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
 from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
-from headrace.kernels.cpu.linear import PackedLinear, pack_linear  # noqa: E402
+from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
-from headrace.kernels.twins import copy_blocks, embed, gelu, gelu_tanh, soft_cap  # noqa: E402
+from headrace.kernels.twins import copy_blocks, embed, gelu, gelu_tanh, route, soft_cap  # noqa: E402
 
 __all__ = [
     "PackedLinear",
@@ -32,10 +32,12 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "layer_norm",
+    "pack_experts",
     "pack_linear",
     "paged_attention",
     "rms_norm",
     "rope_and_store",
+    "route",
     "silu_and_mul",
     "soft_cap",
     "warm_up",

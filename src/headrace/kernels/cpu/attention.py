@@ -55,11 +55,13 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.keys.shape[1:3]
     if head_dim < PAIR or not is_token_innermost(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
-        return twins.paged_attention(q, cache, layout, scale, window, softcap)
+        return twins.paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
     group = num_heads // num_kv_heads
     tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
@@ -83,6 +85,7 @@ def paged_attention(
         block_size,
         tile_len,
         _NO_WINDOW if window is None else window,
+        int(slides),
         scale,
         0.0 if softcap is None else softcap,
         num_tasks=num_kv_heads * max(layout.num_seqs, num_tokens // tile_len),
@@ -108,6 +111,7 @@ def paged_attention(
     block_size="integer",
     tile_len="integer",
     window="integer",
+    slides="integer",
     scale="float",
     softcap="float",
 )
@@ -165,7 +169,7 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
 
     table = after(int32s(a.block_tables), int32s(a.rows)[seq] * a.table_stride)
     end = first_position + num_tokens
-    begin = max(0, first_position - a.window + 1) // KEYS * KEYS
+    begin = _first_seen(a, first_position) // KEYS * KEYS
     for start in range(begin, end, KEYS):
         num_keys = min(KEYS, end - start)
         if a.block_size % LANES != 0:
@@ -185,6 +189,15 @@ def _take_queries(a: Arguments, queries: Pointer, first_token: int, num_rows: in
             queries[row * a.head_dim + d] = q[source + d] * a.scale
     for i in range(num_rows * a.head_dim, padded * a.head_dim):
         queries[i] = 0.0
+
+
+@inner
+def _first_seen(a: Arguments, position: int) -> int:
+    """The first position that a token sees: its window slides along with it, or jumps."""
+    first: int = max(0, position - a.window + 1)
+    if a.slides == 0:
+        first = position // a.window * a.window
+    return first
 
 
 @inner
@@ -300,7 +313,7 @@ def _soften(
     for row in range(num_rows):
         line = after(scores, row * KEYS)
         end = _visible(a, start, num_keys, first_position, row)
-        begin = max(0, first_position + row // a.group - a.window + 1 - start)
+        begin = max(0, _first_seen(a, first_position + row // a.group) - start)
         highest = _mask_row(line, begin, end, num_keys, a.softcap)
         if highest == -np.inf:  # this row sees none of these keys
             for i in range(0, num_keys, LANES):

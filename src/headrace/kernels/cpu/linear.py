@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels import twins
+
 _ROWS_HINT = 256  # one packing serves every number of rows; the hint only steers MKL's choice of blocks
 _CHECKED_ROWS = (1, 5, 48)
 
@@ -34,6 +36,10 @@ class PackedLinear:
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
     return PackedLinear(weight, bias)
+
+
+def pack_experts(weight: Tensor) -> twins.PackedExperts:  # [E, N, K]
+    return twins.PackedExperts(weight, PackedLinear)
 
 
 def _pack(weight: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from headrace.kernels.gpu.activation import (
 )
 from headrace.kernels.gpu.attention import allocate_cache, paged_attention
 from headrace.kernels.gpu.bitmask import apply_bitmask
+from headrace.kernels.gpu.experts import pack_experts
 from headrace.kernels.gpu.fp8 import pack_linear, quantize_rows
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
@@ -25,6 +26,7 @@ from headrace.kernels.gpu.norms import (
     rms_norm_fp8,
 )
 from headrace.kernels.gpu.rope import rope_and_store
+from headrace.kernels.gpu.routing import route
 from headrace.kernels.twins import gelu, gelu_tanh
 
 __all__ = [
@@ -42,12 +44,14 @@ __all__ = [
     "gelu_tanh_fp8",
     "layer_norm",
     "layer_norm_fp8",
+    "pack_experts",
     "pack_linear",
     "paged_attention",
     "quantize_rows",
     "rms_norm",
     "rms_norm_fp8",
     "rope_and_store",
+    "route",
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",

@@ -10,6 +10,16 @@ LOG2E = 1.4426950408889634
 
 
 @triton.jit
+def first_seen(position, window, SLIDES: tl.constexpr):
+    """The first position that a token sees: its window slides along with it, or jumps."""
+    if SLIDES:
+        first = tl.maximum(0, position - window + 1)
+    else:
+        first = position // window * window
+    return first
+
+
+@triton.jit
 def in_type_of_product(query, keys):
     """The query in the type of its products: half precision with a cache in eight bits, which holds these exactly and
     is the type the GPU widens them to."""
@@ -42,11 +52,15 @@ def attend_keys(
     KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     """One pass over the keys from `begin` to `stop`, KEYS at a time."""
     tokens = tl.arange(0, KEYS)
     dims = tl.arange(0, DIM_BLOCK)
+    firsts = positions
+    if HAS_WINDOW:
+        firsts = first_seen(positions, window, SLIDES)
     for start in tl.range(begin, stop, KEYS):
         position = start + tokens
         if IS_MASKED:
@@ -69,7 +83,7 @@ def attend_keys(
         if IS_MASKED:
             is_seen = position[None, :] <= positions[:, None]
             if HAS_WINDOW:
-                is_seen = is_seen & (position[None, :] > positions[:, None] - window)
+                is_seen = is_seen & (position[None, :] >= firsts[:, None])
             score = tl.where(is_seen, score, float("-inf"))
         peak = tl.maximum(highest, tl.max(score, axis=1))
         floor = tl.where(peak == float("-inf"), 0.0, peak)

@@ -29,16 +29,18 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if layout.num_single:
-        decode_attention(q, cache, layout, out, scale, window, softcap)
+        decode_attention(q, cache, layout, out, scale, window, softcap, slides=slides)
     num_chunks = layout.num_seqs - layout.num_single
-    uses_flash = layout.num_fresh > 0 and flash.takes(q, window)
+    uses_flash = layout.num_fresh > 0 and flash.takes(q, window, layout.max_query_len)
     if uses_flash:
         flash.fresh_attention(q, cache.keys.shape[1], layout, out, scale, softcap)
         num_chunks -= layout.num_fresh
     if num_chunks:
-        chunk_attention(q, cache, layout, out, scale, window, softcap, with_fresh=not uses_flash)
+        chunk_attention(q, cache, layout, out, scale, window, softcap, slides=slides, with_fresh=not uses_flash)
     return out.flatten(1)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, in_type_of_product
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product
 from headrace.kernels.layout import LayerCache, StepLayout
 
 CHUNK_ROWS = 128  # as `runner.tiles` cuts them
@@ -28,6 +28,7 @@ def chunk_attention(
     window: int | None,
     softcap: float | None,
     *,
+    slides: bool = True,
     with_fresh: bool = True,
 ) -> None:
     """The sequences after the first `num_single`, by the tiles that the runner has laid out; without those that begin
@@ -60,6 +61,7 @@ def chunk_attention(
         ROWS=CHUNK_ROWS,
         KEYS=num_keys,
         HAS_WINDOW=window is not None,
+        SLIDES=slides,
         HAS_SOFTCAP=softcap is not None,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -90,6 +92,7 @@ def _chunk(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
@@ -113,7 +116,7 @@ def _chunk(
     end = tl.minimum(context_len, first_position + ROWS)
     begin = 0
     if HAS_WINDOW:
-        begin = tl.maximum(0, first_position - window + 1) // KEYS * KEYS
+        begin = first_seen(first_position, window, SLIDES) // KEYS * KEYS
     # Tiles of keys that every row sees need no mask; only the last ones, around the diagonal, do.
     full_end = tl.maximum(begin, (first_position + 1) // KEYS * KEYS)
 
@@ -144,6 +147,7 @@ def _chunk(
             KEYS,
             False,
             HAS_WINDOW,
+            SLIDES,
             HAS_SOFTCAP,
         )
         begin = full_end
@@ -170,6 +174,7 @@ def _chunk(
         KEYS,
         True,
         HAS_WINDOW,
+        SLIDES,
         HAS_SOFTCAP,
     )
     place = out + at[:, None] * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + dims[None, :]

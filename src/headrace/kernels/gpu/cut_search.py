@@ -21,7 +21,7 @@ BLOCK = 512  # logits that a program holds against all pivots at once
 def search_cuts(
     logits: Tensor,  # [R, V]
     rows: Tensor,  # [R] int32 or int64
-    weights: Tensor,  # [R, num_chunks, 3] float32, see draw.weigh
+    weights: Tensor,  # [R, num_chunks, 2] float32, see draw.weigh
     temperature: Tensor,  # [num_rows] float64; 0 is greedy
     filters: Filters,
     cuts: Cuts,  # in and out: those that are NaN are searched for
@@ -174,7 +174,7 @@ def _search_cuts(
     least, share = tl.load(min_p + row).to(tl.float32), tl.load(top_p + row).to(tl.float32)
     most = tl.minimum(tl.load(top_k + row), vocab_size).to(tl.int32)
     chunks = tl.arange(0, CHUNKS_BLOCK)
-    at_chunks = weights + (place * num_chunks + chunks) * 3
+    at_chunks = weights + (place * num_chunks + chunks) * 2
     tops = tl.load(at_chunks, mask=chunks < num_chunks, other=float("-inf"))
     best = tl.max(tops)
     narrows = (least > 0.0) | ((most > 0) & (most < vocab_size))

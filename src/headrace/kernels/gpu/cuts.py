@@ -30,12 +30,12 @@ from headrace.kernels.gpu.keys import SHIFTS, key_from, key_of, value_of
 CHUNK = 4096  # logits of a program
 BINS = 256
 CANDIDATES = 8192  # places for what is gathered of a row; half of them are meant to be used
-SAMPLE_WARPS, GATHER_WARPS, SETTLE_WARPS = 8, 8, 16
+LANES = 32  # groups of 16 bytes that `gather` looks at together; a program's lie all over the vocabulary
+SAMPLE_WARPS, GATHER_WARPS, SETTLE_WARPS = 4, 1, 16
 
 _FOUND, _BY_COUNT, _BY_MASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a row looks for
 _ONE_OF = tl.constexpr(4)  # logits is in the sample
 _STRIPE = tl.constexpr(64)  # that lie together in the sample
-_SPREAD = tl.constexpr(128)  # logits that lie together in a program of `gather`: each sees all of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Scratch:
     counts: Tensor  # [R, num_samples, BINS] int16
     tails: Tensor  # [R, num_samples] float32, the weight of what lies below all bins
     bounds: Tensor  # [R, 2] float32, the lowest and the highest logit that is gathered; NaN if none is
-    numbers: Tensor  # [R, num_chunks, 2] int32, how many a program of `gather` has found between the bounds, and above
-    masses: Tensor  # [R, num_chunks, 2] float32, above the bounds, and of all that min_p leaves
+    numbers: Tensor  # [R, num_chunks] int32, how many logits a program of `gather` has found between the bounds
+    masses: Tensor  # [R, num_chunks, 2] float32, what lies above the bounds, and all that min_p leaves; see _gather
     candidates: Tensor  # [R, CHUNKS_BLOCK, room] int64: a logit's bits, and its token id
 
     @classmethod
@@ -62,7 +62,7 @@ class Scratch:
             counts=empty(num_samples, BINS, dtype=torch.int16),
             tails=empty(num_samples),
             bounds=empty(2),
-            numbers=empty(num_chunks, 2, dtype=torch.int32),
+            numbers=empty(num_chunks, dtype=torch.int32),
             masses=empty(num_chunks, 2),
             candidates=empty(num_chunks, room, dtype=torch.int64),
         )
@@ -71,7 +71,7 @@ class Scratch:
 def find_cuts(
     logits: Tensor,  # [R, V]
     rows: Tensor,  # [R] int32 or int64
-    weights: Tensor,  # [R, num_chunks, 3] float32, see draw.weigh
+    weights: Tensor,  # [R, num_chunks, 2] float32, see draw.weigh
     temperature: Tensor,  # [num_rows] float64; 0 is greedy
     filters: Filters,
     cuts: Cuts,  # out
@@ -99,7 +99,7 @@ def find_cuts(
     _gather[(num_rows, num_chunks)](
         logits, rows, filters.min_p, scratch.kinds, scratch.measures, scratch.bounds, scratch.numbers,
         scratch.masses, scratch.candidates, vocab_size, stride, num_chunks,
-        CHUNK=CHUNK, ROOM=room, num_warps=GATHER_WARPS,
+        CHUNK=CHUNK, GROUP=16 // logits.element_size(), LANES=LANES, ROOM=room, num_warps=GATHER_WARPS,
     )  # fmt: skip
     _settle[(num_rows,)](
         rows, filters.min_p, filters.top_k, filters.top_p, scratch.kinds, scratch.measures, scratch.bounds,
@@ -135,7 +135,7 @@ def _plan(
     least, share = tl.load(min_p + row).to(tl.float32), tl.load(top_p + row).to(tl.float32)
     most = tl.load(top_k + row)
     chunks = tl.arange(0, CHUNKS_BLOCK)
-    at_chunks = weights + (place * num_chunks + chunks) * 3
+    at_chunks = weights + (place * num_chunks + chunks) * 2
     tops = tl.load(at_chunks, mask=chunks < num_chunks, other=float("-inf"))
     best = tl.max(tops)
     is_fit = (tl.sum((tops != tops).to(tl.int32)) == 0) & (tl.abs(best) < float("inf"))
@@ -304,8 +304,12 @@ def _gather(
     stride,
     num_chunks,
     CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
+    """By count, each logit weighs 1. One warp has no barrier to wait at, and a thread keeps the logits that it loads:
+    what is stored comes in the order of lanes, and nothing is moved between them but how many there are."""
     place, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind = tl.load(kinds + place)
     if kind == _FOUND:
@@ -315,23 +319,32 @@ def _gather(
         return
     at = measures + place * 5
     best, scale, lowest = tl.load(at), tl.load(at + 1), tl.load(at + 3)
-    nth = tl.arange(0, CHUNK)
-    tokens = (nth // _SPREAD) * (_SPREAD * num_chunks) + part * _SPREAD + nth % _SPREAD
-    logit = tl.load(logits + place * stride + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
+    scale = tl.where(kind == _BY_MASS, scale, 0.0)
+    has_floor = (kind == _BY_MASS) & (tl.load(min_p + tl.load(rows + place)) > 0.0)
     at_part = place * num_chunks + part
-    is_above = logit > high
-    if kind == _BY_MASS:
-        weight = tl.exp2((logit - best) * scale)
-        tl.store(masses + at_part * 2, tl.sum(tl.where(is_above, weight, 0.0)))
-        if tl.load(min_p + tl.load(rows + place)) > 0.0:
-            tl.store(masses + at_part * 2 + 1, tl.sum(tl.where(logit >= lowest, weight, 0.0)))
-    else:
-        tl.store(numbers + at_part * 2 + 1, tl.sum(is_above.to(tl.int32)))
-    is_candidate = (logit >= low) & (logit <= high)
-    order = tl.cumsum(is_candidate.to(tl.int32), axis=0)
-    tl.store(numbers + at_part * 2, tl.max(order))
-    packed = (logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | tokens
-    tl.store(candidates + at_part * ROOM + order - 1, packed, mask=is_candidate & (order <= ROOM))
+    places = candidates + at_part * ROOM
+    number = tl.full([], 0, tl.int32)
+    above, whole = tl.zeros([GROUP, LANES], tl.float32), tl.zeros([GROUP, LANES], tl.float32)
+    inside, lanes = tl.arange(0, GROUP), tl.arange(0, LANES)
+    for nth in range(CHUNK // (GROUP * LANES)):
+        tokens = ((nth * num_chunks + part) * LANES + lanes[None, :]) * GROUP + inside[:, None]
+        logit = tl.load(logits + place * stride + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
+        weight = tl.exp2(tl.maximum(logit - best, -1e30) * scale)
+        above += tl.where(logit > high, weight, 0.0)
+        if has_floor:
+            whole += tl.where(logit >= lowest, weight, 0.0)
+        is_candidate = (logit >= low) & (logit <= high)
+        by_lane = tl.sum(is_candidate.to(tl.int32), axis=0)
+        found = tl.sum(by_lane)
+        if found > 0:
+            before = number + tl.cumsum(by_lane, axis=0) - by_lane
+            order = before[None, :] + tl.cumsum(is_candidate.to(tl.int32), axis=0)
+            packed = (logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | tokens
+            tl.store(places + order - 1, packed, mask=is_candidate & (order <= ROOM))
+        number += found
+    tl.store(numbers + at_part, number)
+    tl.store(masses + at_part * 2, tl.sum(above))
+    tl.store(masses + at_part * 2 + 1, tl.sum(whole))
 
 
 @triton.jit
@@ -397,7 +410,8 @@ def _settle(
     best, scale, lowest, mass = tl.load(at), tl.load(at + 1), tl.load(at + 3), tl.load(at + 4)
     chunks = tl.arange(0, CHUNKS_BLOCK)
     at_chunks = place * num_chunks + chunks
-    found = tl.load(numbers + at_chunks * 2, mask=chunks < num_chunks, other=0)
+    found = tl.load(numbers + at_chunks, mask=chunks < num_chunks, other=0)
+    above = tl.sum(tl.load(masses + at_chunks * 2, mask=chunks < num_chunks, other=0.0))
     number = tl.sum(found)
     nth = tl.arange(0, ROOM)
     is_kept = nth[None, :] < found[:, None]
@@ -408,8 +422,7 @@ def _settle(
     is_found = tl.max(found) <= ROOM
     cut, last_id = tl.load(cuts + place), vocab_size + tl.full([], 0, tl.int32)
     if is_found & (kind == _BY_COUNT):
-        above = tl.sum(tl.load(numbers + at_chunks * 2 + 1, mask=chunks < num_chunks, other=0))
-        needed = tl.load(top_k + row).to(tl.int32) - above
+        needed = tl.load(top_k + row).to(tl.int32) - above.to(tl.int32)
         is_found = (needed > 0) & ((needed <= number) | (low == lowest))
         if is_found & (needed < number):
             key = _highest(keys, is_kept.to(tl.float32), needed.to(tl.float32))
@@ -421,7 +434,6 @@ def _settle(
         at_hand = tl.sum(weight)
         needed = share * at_hand
         if kind == _BY_MASS:
-            above = tl.sum(tl.load(masses + at_chunks * 2, mask=chunks < num_chunks, other=0.0))
             if tl.load(min_p + row).to(tl.float32) > 0.0:
                 mass = tl.sum(tl.load(masses + at_chunks * 2 + 1, mask=chunks < num_chunks, other=0.0))
             needed = share * mass - above

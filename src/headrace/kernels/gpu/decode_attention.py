@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, in_type_of_product
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -20,6 +20,8 @@ def decode_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    *,
+    slides: bool = True,
 ) -> None:
     """The first `num_single` sequences, which have one token each.
 
@@ -93,6 +95,7 @@ def decode_attention(
         IS_PART=num_parts > 1,
         HAS_SHARED=shared is not None,
         HAS_WINDOW=window is not None,
+        SLIDES=slides,
         num_warps=num_warps,
         num_stages=num_stages,
         **common,
@@ -117,6 +120,7 @@ def decode_attention(
             TILE=tile,
             HAS_SHARED=shared is not None,
             HAS_WINDOW=window is not None,
+            SLIDES=slides,
             num_warps=1,
         )
 
@@ -197,6 +201,7 @@ def _shared(
             KEYS,
             True,
             False,
+            True,
             HAS_SOFTCAP,
         )
         place = (tl.maximum(seq, 0).to(tl.int64) * NUM_HEADS + head * GROUP + member) * num_parts + num_splits + split
@@ -244,13 +249,14 @@ def _decode(
     IS_PART: tl.constexpr,
     HAS_SHARED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     head, split, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context_len = tl.load(context_lens + seq)
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(0, context_len - window)
+        first = first_seen(context_len - 1, window, SLIDES)
     begin = first // TILE * TILE
     shared_len = 0
     if HAS_SHARED:
@@ -342,12 +348,13 @@ def _merge(
     TILE: tl.constexpr,
     HAS_SHARED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
 ):
     """The parts of a context into one, for the query heads of one kv head; what was computed whole stands already."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(context_lens + seq)
     if HAS_WINDOW:
-        length = length - tl.maximum(0, length - window) // TILE * TILE
+        length = length - first_seen(length - 1, window, SLIDES) // TILE * TILE
     shared_len = 0
     if HAS_SHARED:
         shared_len = tl.load(shared_lens + seq)

@@ -1,6 +1,6 @@
 """The draw: temperature and two uniform numbers a row, in one pass over the logits and one chunk more.
 
-    weigh    each chunk of a row: its largest logit (and where), and the sum of e**(logit / T - that)
+    weigh    each chunk of a row: its largest logit, and the sum of e**(logit / T - that)
     cut      only with filters: `cuts.find_cuts`, and the rows that have any are weighed again
     choose   the chunk by the sums of all, then the token inside the chunk
 
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from headrace.kernels.gpu.cuts import CHUNK, find_cuts
 from headrace.kernels.gpu.filters import Cuts, Filters
+
+WEIGH_WARPS = 4
 
 
 def draw(
@@ -67,10 +69,13 @@ def draw(
 
 
 def weigh(logits: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
-    """Of each chunk: its largest logit, the sum of its weights in units of that one's, and its token. [R, chunks, 3]"""
+    """Of each chunk: its largest logit (NaN if any is), and the sum of its weights in units of that one's.
+
+    [R, num_chunks, 2]
+    """
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, CHUNK)
-    weights = torch.empty((num_rows, num_chunks, 3), dtype=torch.float32, device=logits.device)
+    weights = torch.empty((num_rows, num_chunks, 2), dtype=torch.float32, device=logits.device)
     _weigh[(num_rows, num_chunks)](
         logits,
         rows,
@@ -83,7 +88,7 @@ def weigh(logits: Tensor, rows: Tensor, temperature: Tensor) -> Tensor:
         num_chunks,
         CHUNK=CHUNK,
         HAS_CUTS=False,
-        num_warps=8,
+        num_warps=WEIGH_WARPS,
     )
     return weights
 
@@ -103,7 +108,7 @@ def _weigh_again(logits: Tensor, rows: Tensor, temperature: Tensor, weights: Ten
         num_chunks,
         CHUNK=CHUNK,
         HAS_CUTS=True,
-        num_warps=8,
+        num_warps=WEIGH_WARPS,
     )
 
 
@@ -139,9 +144,9 @@ def _weigh(
         last_id = tl.load(last_ids + place)
         if cut == float("-inf"):
             return  # weighed already
-        if tl.load(weights + (place * num_chunks + chunk) * 3) < cut:
-            tl.store(weights + (place * num_chunks + chunk) * 3, float("-inf"))
-            tl.store(weights + (place * num_chunks + chunk) * 3 + 1, 0.0)
+        if tl.load(weights + (place * num_chunks + chunk) * 2) < cut:
+            tl.store(weights + (place * num_chunks + chunk) * 2, float("-inf"))
+            tl.store(weights + (place * num_chunks + chunk) * 2 + 1, 0.0)
             return
     row = tl.load(rows + place).to(tl.int64)
     scale = _inverse(tl.load(temperature + row).to(tl.float32)) * 1.4426950408889634
@@ -150,14 +155,12 @@ def _weigh(
     logit = tl.load(logits + place * stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     if HAS_CUTS:
         logit = _kept(logit, tokens, cut, last_id)
-    broken = tl.sum((logit != logit).to(tl.int32))
-    top, where = tl.max(logit, axis=0, return_indices=True)
+    top = tl.max(logit)
     floor = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2((logit - floor) * scale))
-    at = weights + (place * num_chunks + chunk) * 3
-    tl.store(at, tl.where(broken > 0, float("nan"), top))
+    at = weights + (place * num_chunks + chunk) * 2
+    tl.store(at, tl.where(total != total, float("nan"), top))
     tl.store(at + 1, total)
-    tl.store(at + 2, (chunk * CHUNK + where).to(tl.float32))
 
 
 @triton.jit
@@ -198,33 +201,34 @@ def _choose(
     scale = _inverse(heat) * 1.4426950408889634
     chunks = tl.arange(0, CHUNKS_BLOCK)
     inside = chunks < num_chunks
-    at = weights + (place * num_chunks + chunks) * 3
+    at = weights + (place * num_chunks + chunks) * 2
     tops = tl.load(at, mask=inside, other=float("-inf"))
     totals = tl.load(at + 1, mask=inside, other=0.0)
     broken = tl.sum((tops != tops).to(tl.int32))
     best, best_chunk = tl.max(tops, axis=0, return_indices=True)
     broken += (tl.abs(best) == float("inf")).to(tl.int32)
     tl.store(flags + place, tl.where(broken > 0, 3, 0).to(tl.uint8))
-    if (heat == 0.0) | (broken > 0):
-        winner = tl.load(weights + (place * num_chunks + best_chunk) * 3 + 2).to(tl.int64)
-        tl.store(drawn + place, tl.where(broken > 0, 0, winner))
-    else:
-        length = tl.load(lens + place) if LENS_OF_BATCH else tl.load(lens + row)
-        one, two = _uniforms(tl.load(seed + row), length)
-        masses = tl.where(inside, totals * tl.exp2((tops - best) * scale), 0.0)
-        running = tl.cumsum(masses, axis=0)
-        goal = one * tl.sum(masses)
-        chunk = tl.sum(((running <= goal) & inside).to(tl.int32))
-        last = tl.max(tl.where(masses > 0.0, chunks, 0))
-        chunk = tl.minimum(chunk, last)
-        tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-        known = tokens < vocab_size
-        logit = tl.load(logits + place * stride + tokens, mask=known, other=float("-inf")).to(tl.float32)
-        if HAS_CUTS:
-            logit = _kept(logit, tokens, tl.load(cuts + place), tl.load(last_ids + place))
-        weight = tl.exp2((logit - tl.max(logit)) * scale)
+    if broken > 0:
+        tl.store(drawn + place, tl.full([], 0, tl.int64))
+        return
+    length = tl.load(lens + place) if LENS_OF_BATCH else tl.load(lens + row)
+    one, two = _uniforms(tl.load(seed + row), length)
+    masses = tl.where(inside, totals * tl.exp2((tops - best) * scale), 0.0)
+    running = tl.cumsum(masses, axis=0)
+    goal = one * tl.sum(masses)
+    chunk = tl.sum(((running <= goal) & inside).to(tl.int32))
+    last = tl.max(tl.where(masses > 0.0, chunks, 0))
+    chunk = tl.where(heat == 0.0, best_chunk, tl.minimum(chunk, last))
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    known = tokens < vocab_size
+    logit = tl.load(logits + place * stride + tokens, mask=known, other=float("-inf")).to(tl.float32)
+    if HAS_CUTS:
+        logit = _kept(logit, tokens, tl.load(cuts + place), tl.load(last_ids + place))
+    top, token = tl.max(logit, axis=0, return_indices=True)
+    if heat > 0.0:
+        weight = tl.exp2((logit - top) * scale)
         inner = tl.cumsum(weight, axis=0)
         goal = two * tl.sum(weight)
-        token = tl.sum((inner <= goal).to(tl.int32))
         last = tl.max(tl.where(weight > 0.0, tl.arange(0, CHUNK), 0))
-        tl.store(drawn + place, (chunk * CHUNK + tl.minimum(token, last)).to(tl.int64))
+        token = tl.minimum(tl.sum((inner <= goal).to(tl.int32)), last)
+    tl.store(drawn + place, (chunk * CHUNK + token).to(tl.int64))

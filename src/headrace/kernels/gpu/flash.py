@@ -17,8 +17,10 @@ from headrace.kernels.layout import StepLayout
 _HEAD_DIMS = (64, 96, 128, 192, 256)
 
 
-def takes(q: Tensor, window: int | None) -> bool:
-    return window is None and q.dtype == torch.bfloat16 and q.shape[2] in _HEAD_DIMS and is_available(q.device)
+def takes(q: Tensor, window: int | None, max_query_len: int) -> bool:
+    """A window that a prompt from its beginning on does not outgrow hides nothing."""
+    sees_all = window is None or max_query_len <= window
+    return sees_all and q.dtype == torch.bfloat16 and q.shape[2] in _HEAD_DIMS and is_available(q.device)
 
 
 @functools.cache

@@ -14,10 +14,11 @@ from headrace.config import Quantization
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
-from headrace.models.decoder import Decoder
+from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
-from headrace.models.layers import Attention, Layer, Mlp, Norm
-from headrace.models.rope import cos_sin_table, head_order
+from headrace.models.layers import Attention, Mlp, Norm
+from headrace.models.mixture import Mixture
+from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.random_numbers import RandomNumbers
 from headrace.models.weights.source import WeightSource, check_tensors
@@ -49,6 +50,7 @@ def load_decoder(
         rope: cos_sin_table(rope, head_dim=spec.head_dim, rotary_dim=spec.rotary_dim, max_len=max_len, device=device)
         for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
     }
+    scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     return Decoder(
         spec=spec,
         dtype=dtype,
@@ -56,7 +58,9 @@ def load_decoder(
         embeddings=_scaled(embeddings, spec, dtype),
         positions=None if spec.num_positions is None else reader.tensor("model.embed_positions.weight"),
         head=head,
-        layers=tuple(_layer(reader, spec, index, tables[spec.rope_of(index)]) for index in range(spec.num_layers)),
+        layers=tuple(
+            _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
+        ),
         norm=_scaled_norm(reader.norm("model.norm"), spec.logit_scale),
         max_len=max_len,
         num_bytes=reader.num_bytes,
@@ -102,42 +106,76 @@ def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
     return norm
 
 
-def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor) -> Layer:
+def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Layer:
     prefix = f"model.layers.{index}."
-    before = ("mlp.gate_proj", "mlp.up_proj") if spec.is_gated else ("mlp.up_proj",)
     attention_norm = reader.norm(prefix + "input_layernorm") if spec.pre_norms else None
     has_norm_of_its_own = spec.pre_norms and not spec.shares_norm
     return Layer(
         attention_norm=attention_norm,
-        attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin),
+        attention=_attention(reader, spec, index, cos_sin, query_scales),
         attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
         mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
-        mlp=Mlp(
-            up=reader.linear(*(prefix + name for name in before), has_bias=spec.mlp_bias),
-            down=reader.linear(prefix + "mlp.down_proj", has_bias=spec.mlp_bias),
-            activation=spec.activation,
-            is_gated=spec.is_gated,
-        ),
+        mlp=_mixture(reader, spec, prefix + "mlp.") if spec.has_mixture(index) else _mlp(reader, spec, prefix + "mlp."),
         mlp_post_norm=reader.norm(prefix + "post_feedforward_layernorm") if spec.post_norms else None,
         is_parallel=spec.is_parallel,
     )
 
 
-def _attention(reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor) -> Attention:
+def _mlp(reader: _Reader, spec: ModelSpec, prefix: str) -> Mlp:
+    before = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
+    return Mlp(
+        up=reader.linear(*(prefix + name for name in before), has_bias=spec.mlp_bias),
+        down=reader.linear(prefix + "down_proj", has_bias=spec.mlp_bias),
+        activation=spec.activation,
+        is_gated=spec.is_gated,
+    )
+
+
+def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
+    mixture = spec.mixture
+    assert mixture is not None and spec.is_gated and not spec.mlp_bias
+    experts = [f"{prefix}experts.{expert}." for expert in range(mixture.num_experts)]
+    return Mixture(
+        router=ops.pack_linear(reader.tensor(prefix + "router.weight")),
+        up=reader.experts([(name + "gate_proj.weight", name + "up_proj.weight") for name in experts]),
+        down=reader.experts([(name + "down_proj.weight",) for name in experts]),
+        shared=None if mixture.shared_size is None else _mlp(reader, spec, prefix + "shared_expert."),
+        num_chosen=mixture.num_chosen,
+        routing=mixture.routing,
+        weighs_input=mixture.weighs_input,
+        activation=spec.activation,
+    )
+
+
+def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Attention:
+    prefix, rotates = f"model.layers.{index}.self_attn.", index not in spec.ropeless_layers
+    q_norm, k_norm = _head_norms(reader, spec, prefix, rotates=rotates)
     return Attention(
         qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
         output=reader.linear(prefix + "o_proj", has_bias=spec.output_bias),
-        q_norm=reader.norm_weight(prefix + "q_norm.weight") if spec.qk_norm else None,
-        k_norm=reader.norm_weight(prefix + "k_norm.weight") if spec.qk_norm else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
         wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
         cos_sin=cos_sin,
+        query_scales=None if rotates else query_scales,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         scale=1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
-        window=spec.windows[index],
+        window=spec.window_of(index, len(cos_sin)),
+        slides=spec.windows_slide,
         softcap=spec.attention_softcap,
         eps=spec.norm_eps,
     )
+
+
+def _head_norms(reader: _Reader, spec: ModelSpec, prefix: str, *, rotates: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Those without weights come after the rotation in the model. It keeps a head's length: here they come before."""
+    if spec.bare_qk_norm and rotates:
+        ones = torch.ones(spec.head_dim, dtype=torch.float32, device=reader.device)
+        return ones, ones
+    if not spec.qk_norm:
+        return None, None
+    return reader.norm_weight(prefix + "q_norm.weight"), reader.norm_weight(prefix + "k_norm.weight")
 
 
 def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> tuple[Norm, Norm]:
@@ -157,11 +195,11 @@ class _Reader:
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
         self._as_fp8 = as_fp8  # the layers' matrices
         self._dtype = dtype
-        self._device = device
+        self.device = device
 
     @property
     def is_plain_cpu(self) -> bool:
-        return self._device.type == "cpu" and self._dtype == torch.float32
+        return self.device.type == "cpu" and self._dtype == torch.float32
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
         """One product for several matrices that share their input: their rows stand under each other."""
@@ -170,6 +208,17 @@ class _Reader:
         if packed.takes_fp8:
             num_params = sum(math.prod(self.source.shape(f"{name}.weight")) for name in names)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
+        return packed
+
+    def experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
+        """One product for the matrices of all experts; several of one stand under each other."""
+        num_rows = sum(self.source.shape(name)[0] for name in names[0])
+        width = self.source.shape(names[0][0])[1]
+        stack = _allocate((len(names), num_rows, width), self._dtype, self.device)
+        for expert, parts in zip(stack, names, strict=True):
+            self._fill_rows(parts, expert)
+        packed = ops.pack_experts(stack, as_fp8=self._as_fp8)
+        self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
 
     def norm(self, name: str) -> Norm:
@@ -185,7 +234,7 @@ class _Reader:
 
     def _norm_tensor(self, name: str) -> Tensor:
         """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""
-        out = _allocate(self.source.shape(name), torch.float32, self._device)
+        out = _allocate(self.source.shape(name), torch.float32, self.device)
         self._fill(name, out)
         self.num_bytes += out.nbytes
         return out
@@ -193,11 +242,15 @@ class _Reader:
     def tensor(self, *names: str) -> Tensor:
         shapes = [self.source.shape(name) for name in names]
         num_rows = [shape[0] for shape in shapes]
-        out = _allocate((sum(num_rows), *shapes[0][1:]), self._dtype, self._device)
-        for name, part in zip(names, out.split(num_rows), strict=True):
-            self._fill(name, part)
+        out = _allocate((sum(num_rows), *shapes[0][1:]), self._dtype, self.device)
+        self._fill_rows(names, out)
         self.num_bytes += out.nbytes
         return out
+
+    def _fill_rows(self, names: tuple[str, ...], out: Tensor) -> None:
+        num_rows = [self.source.shape(name)[0] for name in names]
+        for name, part in zip(names, out.split(num_rows), strict=True):
+            self._fill(name, part)
 
     def _fill(self, name: str, out: Tensor) -> None:
         self.source.fill(name, out)

@@ -1,0 +1,95 @@
+"""Which experts each token goes to, and the order that brings each expert's tokens together: two launches, no host."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.layout import Routes
+
+_BLOCK = 1024
+_RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2}
+
+
+def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+    num_tokens, num_experts = logits.shape
+    num_routes, device = num_tokens * num_chosen, logits.device
+    chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
+    weights = torch.empty(num_routes, dtype=torch.float32, device=device)
+    order = torch.empty(num_routes, dtype=torch.int32, device=device)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=device)
+    if num_tokens:
+        _choose[(num_tokens,)](
+            logits,
+            chosen,
+            weights,
+            logits.stride(0),
+            NUM_EXPERTS=num_experts,
+            EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+            NUM_CHOSEN=num_chosen,
+            CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
+            RULE=_RULES[rule],
+            num_warps=1,
+        )
+    _sort[(num_experts,)](chosen, order, ends, num_routes, BLOCK=_BLOCK, num_warps=4)
+    return Routes(weights, order, ends)
+
+
+@triton.jit
+def _choose(
+    logits,
+    chosen,
+    weights,
+    stride,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    CHOSEN_BLOCK: tl.constexpr,
+    RULE: tl.constexpr,
+):
+    """One token: its highest experts, one after the other, and their weights."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, EXPERTS_BLOCK)
+    slots = tl.arange(0, CHOSEN_BLOCK)
+    scores = tl.load(logits + token * stride + experts, mask=experts < NUM_EXPERTS, other=float("-inf")).to(tl.float32)
+    peak = tl.max(scores, axis=0)
+    left = scores
+    highest = tl.full([CHOSEN_BLOCK], float("-inf"), tl.float32)
+    numbers = tl.zeros([CHOSEN_BLOCK], tl.int32)
+    for slot in tl.static_range(NUM_CHOSEN):
+        best = tl.max(left, axis=0)
+        at = tl.minimum(tl.argmax(left, axis=0), NUM_EXPERTS - 1)  # whatever a NaN does, it is one of the experts
+        highest = tl.where(slots == slot, best, highest)
+        numbers = tl.where(slots == slot, at, numbers)
+        left = tl.where(experts == at, float("-inf"), left)
+    if RULE == 0:
+        weight = tl.sigmoid(highest)
+    else:
+        weight = tl.exp(highest - peak)
+        if RULE == 1:
+            weight = weight / tl.sum(tl.exp(scores - peak), axis=0)
+        else:
+            weight = weight / tl.sum(weight, axis=0)
+    place = token * NUM_CHOSEN + slots
+    tl.store(chosen + place, numbers, mask=slots < NUM_CHOSEN)
+    tl.store(weights + place, weight, mask=slots < NUM_CHOSEN)
+
+
+@triton.jit(do_not_specialize=["num_routes"])
+def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr):
+    """One expert: its routes, in their order, after those of all experts before it."""
+    expert = tl.program_id(0)
+    lines = tl.arange(0, BLOCK)
+    end = 0
+    for start in tl.range(0, num_routes, BLOCK):
+        each = tl.load(chosen + start + lines, mask=start + lines < num_routes, other=1 << 30)
+        end += tl.sum((each < expert).to(tl.int32), axis=0)
+    for start in tl.range(0, num_routes, BLOCK):
+        each = tl.load(chosen + start + lines, mask=start + lines < num_routes, other=1 << 30)
+        is_ours = (each == expert).to(tl.int32)
+        rank = tl.cumsum(is_ours, axis=0) - 1
+        tl.store(order + end + rank, start + lines, mask=is_ours > 0)
+        end += tl.sum(is_ours, axis=0)
+    tl.store(ends + expert, end)

@@ -1,0 +1,149 @@
+"""Routes to experts and products with their matrices: the twins against plain sums, the kernels against the twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.kernels import ops, twins
+from headrace.kernels.layout import Routes
+from tests.kernels.test_gpu import Place, cases, relative_error
+
+RULES = ["sigmoid", "softmax", "softmax_of_chosen"]
+
+
+def route_one_by_one(logits: Tensor, num_chosen: int, rule: str) -> list[list[tuple[int, float]]]:
+    """Of each token, its experts and their weights, the highest first."""
+    found = []
+    for line in logits.float():
+        chosen = line.argsort(descending=True)[:num_chosen]
+        weights = {
+            "sigmoid": line.sigmoid()[chosen],
+            "softmax": line.softmax(0)[chosen],
+            "softmax_of_chosen": line[chosen].softmax(0),
+        }[rule]
+        found.append(list(zip(chosen.tolist(), weights.tolist(), strict=True)))
+    return found
+
+
+def experts_of(routes: Routes) -> Tensor:
+    """[R]: of each route, the expert in whose part of the order it stands."""
+    counts = routes.ends.diff(prepend=torch.zeros_like(routes.ends[:1]))
+    experts = torch.empty_like(routes.order)
+    experts[routes.order.long()] = torch.repeat_interleave(counts.cpu()).to(experts)
+    return experts
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("num_chosen", [1, 3])
+def test_tokens_go_to_their_highest_experts(rule: str, num_chosen: int) -> None:
+    logits = torch.randn(20, 7, generator=torch.Generator().manual_seed(0))
+    routes = ops.route(logits, num_chosen, rule)
+    expected = [route for token in route_one_by_one(logits, num_chosen, rule) for route in token]
+    assert experts_of(routes).tolist() == [expert for expert, _ in expected]
+    torch.testing.assert_close(routes.weights, torch.tensor([weight for _, weight in expected]))
+    order = routes.order.tolist()
+    assert order == sorted(order, key=lambda route: (expected[route][0], route))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_chosen", [1, 3])
+def test_products_are_with_the_matrix_of_each_routes_expert(num_chosen: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(7, 24, 16).to(dtype), torch.randn(20, 16).to(dtype)
+    logits = torch.randn(20, 7)
+    logits[:, 2] = -9.0  # nobody goes there
+    routes = ops.route(logits, num_chosen, "softmax")
+    experts = experts_of(routes).tolist()
+    packed = ops.pack_experts(weight)
+    of_tokens = torch.stack([weight[expert] @ x[route // num_chosen] for route, expert in enumerate(experts)])
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    torch.testing.assert_close(packed(x, routes), of_tokens, **tolerance)
+    weighed = (of_tokens.float() * routes.weights[:, None]).to(dtype)
+    torch.testing.assert_close(packed(x, routes, weighs=True), weighed, **tolerance)
+    wide = torch.randn(20 * num_chosen, 16).to(dtype)
+    of_routes = torch.stack([weight[expert] @ wide[route] for route, expert in enumerate(experts)])
+    torch.testing.assert_close(packed(wide, routes), of_routes, **tolerance)
+
+
+def test_no_tokens_have_no_routes() -> None:
+    routes = ops.route(torch.empty(0, 7), 2, "softmax")
+    assert routes.ends.tolist() == [0] * 7
+    assert ops.pack_experts(torch.randn(7, 24, 16))(torch.empty(0, 16), routes).shape == (0, 24)
+
+
+@cases(
+    "num_tokens num_experts num_chosen",
+    gpu=[(1, 16, 1), (300, 16, 1), (5000, 128, 8), (77, 7, 3), (0, 8, 2)],
+    interpreted=[(1, 16, 1), (30, 7, 3), (600, 4, 2), (0, 8, 2)],
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_routes_equal_their_twin(place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str) -> None:
+    from headrace.kernels import gpu
+
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randperm(num_experts, generator=generator) for _ in range(num_tokens)]  # no two alike
+    logits = torch.stack(rows) if rows else torch.empty(0, num_experts)
+    logits = ((logits - num_experts / 2) / 8).to(place.device, place.dtype)
+    found, expected = gpu.route(logits, num_chosen, rule), twins.route(logits, num_chosen, rule)
+    assert torch.equal(found.order, expected.order)
+    assert torch.equal(found.ends, expected.ends)
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+
+
+@cases("", gpu=[()], interpreted=[()])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning:triton")  # numpy's, in the interpreter
+def test_a_token_whose_logits_are_no_numbers_still_goes_to_experts_that_exist(place: Place) -> None:
+    from headrace.kernels import gpu
+
+    logits = place.randn(5, 6)
+    logits[2] = float("nan")
+    routes = gpu.route(logits, 2, "softmax_of_chosen")
+    assert sorted(routes.order.tolist()) == list(range(10))
+    assert routes.ends[-1] == 10
+
+
+def routes_with_crowds(place: Place, num_tokens: int, num_experts: int, num_chosen: int) -> Routes:
+    """Most go to one expert, and nobody to some."""
+    logits = torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(1))
+    logits[: num_tokens // 2, 1] += 9.0
+    logits[:, 0] = -20.0
+    return twins.route(logits.to(place.device), num_chosen, "softmax")
+
+
+PRODUCTS = [(1, 16, 1), (3, 16, 2), (40, 4, 1), (150, 4, 2), (900, 4, 1)]  # tokens, experts, chosen
+
+
+@cases(
+    "num_tokens num_experts num_chosen num_columns width",
+    gpu=[(*case, *shape) for case in [*PRODUCTS, (4000, 64, 4)] for shape in [(512, 256), (200, 136)]],
+    interpreted=[(*case, *shape) for case in PRODUCTS[:4] for shape in [(128, 64), (72, 40)]],
+)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_products_with_experts_equal_their_twin(
+    place: Place, num_tokens: int, num_experts: int, num_chosen: int, num_columns: int, width: int, weighs: bool
+) -> None:
+    from headrace.kernels import gpu
+
+    routes = routes_with_crowds(place, num_tokens, num_experts, num_chosen)
+    weight = place.randn(num_experts, num_columns, width)
+    for num_rows in {num_tokens, num_tokens * num_chosen}:
+        x = place.randn(num_rows, width)
+        expected = twins.pack_experts(weight)(x, routes, weighs=weighs)
+        found = gpu.pack_experts(weight)(x, routes, weighs=weighs)
+        assert relative_error(found, expected) < place.error
+
+
+@cases("num_tokens num_chosen", gpu=[(1, 1), (50, 2), (900, 1)], interpreted=[])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_products_in_eight_bits_equal_their_twin(place: Place, num_tokens: int, num_chosen: int, weighs: bool) -> None:
+    from headrace.kernels import gpu
+
+    routes = routes_with_crowds(place, num_tokens, 8, num_chosen)
+    weight, x = place.randn(8, 512, 384), place.randn(num_tokens, 384)
+    expected = twins.pack_experts(weight, as_fp8=True)(x, routes, weighs=weighs)
+    packed = gpu.pack_experts(weight, as_fp8=True)
+    assert packed.takes_fp8
+    assert relative_error(packed(x, routes, weighs=weighs), expected) < 0.02
+    assert relative_error(packed(gpu.quantize_rows(x), routes, weighs=weighs), expected) < 0.02
