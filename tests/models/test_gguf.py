@@ -396,7 +396,7 @@ def test_end_ids_come_from_the_metadata_and_from_the_tokens_that_end_a_turn_and_
 @pytest.mark.parametrize(
     "extra",
     [
-        {"llama.expert_count": 8},
+        {"llama.expert_used_count": 2},
         {"llama.attention.clamp_kqv": 8.0},
         {"llama.rope.dimension_count": 8},
         {"llama.rope.scaling.type": "longrope"},
@@ -420,7 +420,7 @@ def test_a_sliding_window_in_a_llama_file_is_kept(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", tensors_of(make("llama"), "llama"), architecture="mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, phi3, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' is not supported.*llama, llama4, phi3, qwen2, qwen3"):
         open_checkpoint(str(path))
 
 

@@ -5,6 +5,7 @@ Tensors are named by the gguf package and rearranged as llama.cpp's converter do
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from transformers import (
     CohereForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -29,6 +32,8 @@ from transformers import (
     GraniteForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -41,13 +46,15 @@ from transformers import (
 )
 
 from headrace.errors import ModelError, UnsupportedModelError
-from headrace.models import load_decoder, open_checkpoint
+from headrace.models import RopeSpec, load_decoder, open_checkpoint
 from tests.models.test_gguf import SMALL, interleave, logits, write
 from tests.models.test_parity import is_gain
 
 Array = np.ndarray
 EPS = 1e-6
 DIVISORS = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + 0.5 * i for i in range(6)]}
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def as_it_is(name: str, weight: Array, model: PreTrainedModel) -> Array:
@@ -131,6 +138,36 @@ CASES = {
         extra={"embedding_scale": 12.0, "residual_scale": 0.25, "attention.scale": 0.1, "logit_scale": 2.0},
     ),
     "olmo 2": Case("olmo2", lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL, rms_norm_eps=EPS, pad_token_id=None))),
+    "olmo 3": Case(
+        "olmo2",
+        lambda: Olmo3ForCausalLM(
+            Olmo3Config(
+                **SMALL | {"num_hidden_layers": 4},
+                rms_norm_eps=EPS,
+                pad_token_id=None,
+                sliding_window=8,
+                layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+                rope_parameters={
+                    "full_attention": {"rope_theta": 10000.0, **YARN},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                },
+            )
+        ),
+        numbers={"num_hidden_layers": 4},
+        extra={
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": [True, False, False, True],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_attn_factor": 0.1 * np.log(4.0) + 1.0,
+        },
+    ),
+    "glm": Case(
+        "chatglm",
+        lambda: GlmForCausalLM(GlmConfig(**SMALL, rms_norm_eps=EPS, head_dim=16, pad_token_id=None)),
+        extra={"rope.dimension_count": 8},
+    ),
     "glm 4": Case(
         "glm4",
         lambda: Glm4ForCausalLM(Glm4Config(**SMALL, rms_norm_eps=EPS, head_dim=32, pad_token_id=None)),
@@ -219,7 +256,8 @@ def tensors_of(case: Case, model: PreTrainedModel) -> dict[str, Array]:
 
 
 def save(case: Case, model: PreTrainedModel, path: Path, **extra: Any) -> str:
-    values = {f"{case.architecture}.{key}": value for key, value in (case.extra | extra).items()}
+    keys = {key: value for key, value in (case.extra | extra).items() if value is not None}
+    values = {f"{case.architecture}.{key}": value for key, value in keys.items()}
     tensors = tensors_of(case, model)
     return str(write(path / "model.gguf", tensors, architecture=case.architecture, extra=values, **case.numbers))
 
@@ -246,18 +284,32 @@ def test_a_fused_matrix_of_the_wrong_height_is_named(tmp_path: Path) -> None:
         load_decoder(checkpoint, dtype=torch.float32)
 
 
-def test_a_mixture_of_experts_is_refused_as_such(tmp_path: Path) -> None:
-    tensors = {"token_embd.weight": np.zeros((96, 64), np.float32)}
-    path = write(tmp_path / "model.gguf", tensors, architecture="llama4", extra={"llama4.expert_count": 16})
-    with pytest.raises(
-        UnsupportedModelError, match=r"'llama4' is not supported: it is a mixture of experts.*safetensors"
-    ):
-        open_checkpoint(str(path))
+def test_the_fused_matrices_of_a_chatglm_file_are_taken_apart(tmp_path: Path) -> None:
+    """Files made from the first checkpoints of GLM-4 have queries, keys and values in one."""
+    case = CASES["glm"]
+    model = make(case)
+    tensors = tensors_of(case, model)
+    for layer, kind in itertools.product(range(2), ("weight", "bias")):
+        parts = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+        tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+    values = {f"chatglm.{key}": value for key, value in case.extra.items()}
+    fused = open_checkpoint(str(write(tmp_path / "fused.gguf", tensors, architecture="chatglm", extra=values)))
+    plain = dict(open_checkpoint(save(case, model, tmp_path)).tensors())
+    assert plain.keys() == dict(fused.tensors()).keys()
+    for name, tensor in fused.tensors():
+        torch.testing.assert_close(tensor, plain[name], atol=0, rtol=0)
 
 
-def test_a_window_in_an_olmo_2_file_is_refused(tmp_path: Path) -> None:
-    """OLMo 3 is stored as olmo2, and has a rope of its own in layers with a window."""
-    case = CASES["olmo 2"]
-    path = save(case, make(case), tmp_path, **{"attention.sliding_window": 8})
-    with pytest.raises(UnsupportedModelError, match="sliding window"):
+def test_an_olmo_3_file_may_leave_its_pattern_out_and_state_the_rope_of_its_windows(tmp_path: Path) -> None:
+    case = CASES["olmo 3"]
+    changes = {"attention.sliding_window_pattern": None, "rope.freq_base_swa": 500.0}
+    spec = open_checkpoint(save(case, make(case), tmp_path, **changes)).spec
+    assert (spec.family, spec.windows) == ("olmo3", (8, 8, 8, None))
+    assert spec.local_rope == RopeSpec(theta=500.0)
+
+
+def test_another_attention_factor_than_yarn_implies_is_refused(tmp_path: Path) -> None:
+    case = CASES["olmo 3"]
+    path = save(case, make(case), tmp_path, **{"rope.scaling.yarn_attn_factor": 1.0})
+    with pytest.raises(UnsupportedModelError, match=r"yarn_attn_factor=1\.0"):
         open_checkpoint(path)

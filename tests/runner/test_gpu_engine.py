@@ -86,7 +86,9 @@ def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tm
         shortfalls(judge, prompt, list(output.outputs[0].token_ids))
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
-    assert torch.cat(found).mean() < 0.5  # a token at random lies about 3 below the best
+    # A token at random lies about 3 below the best. With the inputs of their products rounded to eight bits, the
+    # choices of transformers lie 0.70 below on average for Mixtral's tiny weights, 0.17 for Qwen3's, 0.29 for Llama's.
+    assert torch.cat(found).mean() < (1.0 if family == "mixtral" else 0.5)
 
 
 def test_two_engines_share_a_gpu(tmp_path: Path) -> None:

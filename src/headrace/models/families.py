@@ -55,6 +55,7 @@ _MIXTRAL_NAMES = {
     "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
     "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
 }
+_EXPERT_GGUF_KEYS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 8192,
@@ -86,7 +87,7 @@ FAMILIES = (
         name="llama4_text",  # llama4 is the model with images
         models="Llama 4 Scout and Maverick (the text model)",
         architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-        gguf_architectures=(),
+        gguf_architectures=("llama4",),
         traits=traits.llama4,
         reads=frozenset(
             {
@@ -133,6 +134,12 @@ FAMILIES = (
             fused={"feed_forward.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
             leftovers=r"(vision_model|multi_modal_projector)\..*",
         ),
+        gguf_keys=_EXPERT_GGUF_KEYS
+        | {
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+            "attention.sliding_window": "attention_chunk_size",
+        },
     ),
     Family(
         name="mistral",
@@ -156,7 +163,7 @@ FAMILIES = (
         name="mixtral",
         models="Mixtral 8x7B and 8x22B",
         architectures=("MixtralForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("llama",),
         traits=traits.mixtral,
         reads=frozenset({"sliding_window", "num_local_experts", "num_experts_per_tok"}),
         defaults={
@@ -171,6 +178,9 @@ FAMILIES = (
             "bos_token_id": 1,
         },
         stored=Stored(names=_MIXTRAL_NAMES),
+        gguf_keys=_EXPERT_GGUF_KEYS,
+        gguf_mark="expert_count",
+        gguf_rotates_pairs=True,
     ),
     Family(
         name="phi3",
@@ -211,7 +221,7 @@ FAMILIES = (
         name="qwen3_moe",
         models="Qwen3 30B-A3B, 235B-A22B and Coder",
         architectures=("Qwen3MoeForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("qwen3moe",),
         traits=traits.qwen3_moe,
         reads=_QWEN_KEYS
         | {"attention_bias", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"},
@@ -227,6 +237,8 @@ FAMILIES = (
             "norm_topk_prob": False,
         },
         stored=Stored(names={"mlp.router": "mlp.gate"}),
+        gguf_keys=_EXPERT_GGUF_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        gguf_implies={"norm_topk_prob": True},
     ),
     Family(
         name="smollm3",
@@ -287,17 +299,25 @@ FAMILIES = (
         name="olmo3",
         models="OLMo 3",
         architectures=("Olmo3ForCausalLM",),
-        gguf_architectures=(),  # stored as olmo2, with windows
+        gguf_architectures=("olmo2",),
         traits=traits.olmo3,
-        reads=frozenset({"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types"}),
+        reads=frozenset(
+            {"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types", "rope_local_base_freq"}
+        ),
         defaults=_OLMO2_DEFAULTS | {"rope_theta": 500_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
         has_local_rope=True,
+        gguf_keys={
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        gguf_mark="attention.sliding_window",
     ),
     Family(
         name="glm",
         models="GLM-4 9B (2024), GLM-Edge",
         architectures=("GlmForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("chatglm",),
         traits=traits.glm,
         reads=_GLM_KEYS,
         defaults=_GLM_DEFAULTS,
@@ -613,6 +633,8 @@ FAMILIES = (
     ),
 )
 
+_UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
+
 
 def family_of_config(config: Config) -> Family:
     names = config.get("architectures") or []
@@ -634,13 +656,15 @@ def _by_model_type(config: Config) -> Family:
 
 
 def family_of_gguf(metadata: Config) -> Family:
-    known = {name: family for family in FAMILIES for name in family.gguf_architectures}
+    """Of several that share the architecture, the one whose mark is set, or else the one without a mark."""
     architecture = metadata.get("general.architecture")
-    if architecture not in known:
-        has_experts = bool(metadata.get(f"{architecture}.expert_count"))
-        reason = ": it is a mixture of experts, and these are read from safetensors only" if has_experts else ""
-        raise _unknown("GGUF architecture", architecture, list(known), reason)
-    return known[str(architecture)]
+    named = [family for family in FAMILIES if architecture in family.gguf_architectures]
+    for family in sorted(named, key=lambda family: family.gguf_mark is None):
+        if family.gguf_mark is None or metadata.get(f"{architecture}.{family.gguf_mark}"):
+            return family
+    known = dict.fromkeys(name for family in FAMILIES for name in family.gguf_architectures)
+    reason = _UNKNOWN_MIXTURE if metadata.get(f"{architecture}.expert_count") else ""
+    raise _unknown("GGUF architecture", architecture, list(known), reason)
 
 
 def _why_unknown(config: Config) -> str:
@@ -648,7 +672,7 @@ def _why_unknown(config: Config) -> str:
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     inner = config.get("text_config") or {}
     has_experts = any(config.get(key) or inner.get(key) for key in keys)
-    return ": it is a mixture of experts of a kind that Headrace does not know" if has_experts else ""
+    return _UNKNOWN_MIXTURE if has_experts else ""
 
 
 def _unknown(what: str, name: object, known: list[str], reason: str) -> UnsupportedModelError:

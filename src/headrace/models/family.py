@@ -67,4 +67,6 @@ class Family:
     has_local_rope: bool = False  # layers with a window have a rope of their own
     states_stretched_len: bool = False  # its configs state the context after linear stretching
     gguf_keys: Mapping[str, str] = field(default_factory=dict)  # GGUF keys of its own -> their names in config.json
+    gguf_mark: str | None = None  # a GGUF key that sets its files apart from another family's of the same architecture
+    gguf_implies: Config = field(default_factory=dict)  # what its GGUF files leave out and llama.cpp takes for granted
     gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,12 @@ Metadata = Mapping[str, Any]
 
 _CONTROL_OR_USER_DEFINED = (3, 4)
 # Ends of a turn that some converters leave out of the metadata; without them a chat model talks on.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|eom|>")
+_YARN_ATTENTION_FACTOR = "rope.scaling.yarn_attn_factor"
 # Models, by family and number of layers, whose attention is scaled by the width a head would have if heads shared the
 # hidden size, not by the width it has. GGUF files do not say so.
 _SCALED_BY_SHARE = {("gemma2", 46), ("gemma3_text", 62)}  # the 27B ones
+_EXPERTS_OF_MAVERICK = 128  # Llama 4's model whose queries and keys are not normed; GGUF files do not say so either
 _READ = frozenset(
     {
         "attention.head_count",
@@ -57,7 +60,8 @@ def spec_from_gguf(
     }
     _refuse_ignored(family, values)
     rope = _rope_parameters(values, rope_tensors)
-    config = _as_config(values, metadata, shapes) | _of_family(family, values) | {"rope_scaling": rope, "dtype": dtype}
+    config = _as_config(values, metadata, shapes) | _of_family(family, values)
+    config |= {"rope_scaling": rope, "rope_theta": rope["rope_theta"], "dtype": dtype}
     spec = build_spec(family, config, generation={})
     return dataclasses.replace(
         spec,
@@ -73,9 +77,17 @@ def spec_from_gguf(
 
 def _refuse_ignored(family: Family, values: Metadata) -> None:
     set_values = {key: value for key, value in values.items() if value != 0}
+    if _is_implied_by_yarn(values):
+        del set_values[_YARN_ATTENTION_FACTOR]
     refuse_unread(set_values, _READ | family.gguf_keys.keys(), where="the GGUF metadata")
     if values.get("attention.causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the GGUF metadata says this model is not one")
+
+
+def _is_implied_by_yarn(values: Metadata) -> bool:
+    """Converters copy the factor of yarn from the config, where it may stand although it is the usual one."""
+    found, factor = values.get(_YARN_ATTENTION_FACTOR, 0.0), values.get("rope.scaling.factor", 0.0)
+    return found != 0 and factor > 0 and math.isclose(found, 0.1 * math.log(factor) + 1, rel_tol=1e-5)
 
 
 def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]) -> dict[str, Any]:
@@ -104,7 +116,14 @@ def _as_config(values: Metadata, metadata: Metadata, shapes: Mapping[str, Shape]
 
 
 def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
-    config = {name: values[key] for key, name in family.gguf_keys.items() if key in values}
+    config = {**family.gguf_implies, **{name: values[key] for key, name in family.gguf_keys.items() if key in values}}
+    if "num_local_experts" in family.reads:
+        _require_counts(family, values)
+    if family.name == "llama4_text":
+        config["use_qk_norm"] = values["expert_count"] != _EXPERTS_OF_MAVERICK
+    if isinstance(config.get("sliding_window_pattern"), list):
+        has_window = config.pop("sliding_window_pattern")
+        config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in has_window]
     if config.get("sliding_window") == 0:
         config["sliding_window"] = None
     if "query_pre_attn_scalar" in family.reads:
@@ -112,6 +131,14 @@ def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
         width_of = _width_of_share if (family.name, values.get("block_count")) in _SCALED_BY_SHARE else _head_dim
         config["query_pre_attn_scalar"] = width_of(values, num_heads)
     return config
+
+
+def _require_counts(family: Family, values: Metadata) -> None:
+    """No default of config.json may stand in for them."""
+    of_experts = [key for key in family.gguf_keys if not key.startswith("attention.")]
+    missing = [key for key in of_experts if not values.get(key)]
+    if missing:
+        raise ModelError(f"the GGUF metadata has no {', '.join(missing)}, which a {family.name} model needs")
 
 
 def _same_for_all_layers(values: Metadata, key: str) -> int | None:
@@ -175,7 +202,7 @@ def _windows(family: Family, values: Metadata, spec: ModelSpec) -> tuple[int | N
     window = values.get("attention.sliding_window") or None
     if window is None or window >= spec.max_model_len or "attention.sliding_window" in family.gguf_keys:
         return spec.windows
-    if family.name != "llama":
+    if family.name not in ("llama", "mixtral"):
         raise UnsupportedModelError(f"a sliding window ({window}) in a {family.name} GGUF file is not supported")
     return (window,) * spec.num_layers
 

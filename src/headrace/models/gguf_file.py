@@ -5,6 +5,7 @@ The reader of the `gguf` package makes several array objects for each token of t
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -42,6 +43,11 @@ class GgufTensor:
     type_id: int  # a gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
+
+    @property
+    def num_rows(self) -> int:
+        """Of a stack of matrices, those of all. The elements of a vector count as rows."""
+        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
 
     @property
     def type_name(self) -> str:

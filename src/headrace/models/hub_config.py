@@ -56,7 +56,9 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
 
 def spec_from_config(config: Config, generation: Config | None = None) -> ModelSpec:
     """The model that config.json describes; generation_config.json may add end-of-sequence ids."""
-    return build_spec(family_of_config(config), _text_config(config), generation or {})
+    family = family_of_config(config)
+    renamed = {family.renamed.get(key, key): value for key, value in _text_config(config).items()}
+    return build_spec(family, renamed, generation or {})
 
 
 def _text_config(config: Config) -> Config:
@@ -68,7 +70,8 @@ def _text_config(config: Config) -> Config:
 
 
 def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
-    config = {**family.defaults, **{family.renamed.get(key, key): value for key, value in config.items()}}
+    """`config` has the names that families share, not those of one alone."""
+    config = {**family.defaults, **config}
     _refuse_ignored(family, config)
     hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
     num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")

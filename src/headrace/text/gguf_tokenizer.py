@@ -33,7 +33,8 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_CASED_WORDS = tuple(rf"[^\r\n\p{{L}}\p{{N}}]?{word}" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
+_SIGNS_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,12 @@ _LLAMA3_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}
 _LLAMA3 = Splitting(_LLAMA3_PATTERN, ignores_merges=True, adds_bos=True)
 _QWEN2 = Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS_AND_SPACES}", composes=True)
 _TEKKEN = Splitting(
-    rf"{_CASED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    rf"{'|'.join(_CASED_WORDS)}|\p{{N}}|{_SIGNS_WITH_SLASHES}",
+    ignores_merges=True,
+    adds_bos=True,
+)
+_LLAMA4 = Splitting(
+    rf"{'|'.join(f'{word}{_CONTRACTIONS}?' for word in _CASED_WORDS)}|\p{{N}}{{1,3}}|{_SIGNS_WITH_SLASHES}",
     ignores_merges=True,
     adds_bos=True,
 )
@@ -80,6 +86,7 @@ SPLITTINGS = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
+    "llama4": _LLAMA4,
 }
 
 

@@ -41,7 +41,12 @@ _IN_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}  # stacks of all
 _WITH_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -51,6 +56,7 @@ _FUSED_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FUSED_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _PART_OF_SPEC = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # files from before April 2024
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
@@ -74,20 +80,21 @@ class GgufTensors:
     def fill(self, name: str, out: Tensor) -> None:
         place = self._places[name]
         tensor = self._file.tensors[place.name]
-        row_len = 1 if len(tensor.shape) == 1 else tensor.shape[1]
+        row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
         starts = range(0, place.num_rows, rows_at_once)
         pieces = (out[start : start + rows_at_once] for start in starts)
-        stored_starts = (place.first_row + start for start in starts)
+        stored_starts = (_first_row(place) + start for start in starts)
         # Array operations leave the interpreter's lock, and threads with a piece each never wait for one another.
         with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
             list(pool.map(self._fill_rows, repeat(tensor), stored_starts, pieces))  # raises what a thread raised
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        tensor = self._file.tensors[self._places[name].name]
+        place = self._places[name]
+        tensor = self._file.tensors[place.name]
         if not is_block_type(tensor.type_name):
             return None
-        return StoredRows(self._read_rows(tensor, 0, tensor.shape[0]), tensor.type_name)
+        return StoredRows(self._read_rows(tensor, _first_row(place), place.num_rows), tensor.type_name)
 
     def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor) -> None:
         import torch
@@ -103,7 +110,7 @@ class GgufTensors:
             out.copy_(torch.from_numpy(exact))
 
     def _read_rows(self, tensor: GgufTensor, start: int, num_rows: int) -> Bytes:
-        row_bytes = tensor.num_bytes // tensor.shape[0]
+        row_bytes = tensor.num_bytes // tensor.num_rows
         count, offset = num_rows * row_bytes, tensor.offset + start * row_bytes
         raw = np.fromfile(self._file.path, dtype=np.uint8, count=count, offset=offset)
         if len(raw) < count:
@@ -123,15 +130,26 @@ class GgufTensors:
         num_rows = tensor.shape[0]
         match = _LAYER_NAME.fullmatch(tensor.name)
         if match is None:
-            stem, _, kind = tensor.name.rpartition(".")
-            name = f"{_OUTER[stem]}.{kind}" if stem in _OUTER else tensor.name
-            return {name: Place(tensor.name, 0, num_rows, num_rows)}
+            return {_other_name(tensor.name): Place(tensor.name, 0, num_rows, num_rows)}
         index, stem, kind = match.groups()
+        if stem in _OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == 3:
+            return self._expert_places(tensor, f"model.layers.{index}.mlp.experts.*.{_OF_EXPERTS[stem]}.{kind}")
         parts = self._fused_parts(index, stem)
         if parts:
             return self._fused_places(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
         name = f"model.layers.{index}.{self._in_layer[stem]}.{kind}" if stem in self._in_layer else tensor.name
         return {name: Place(tensor.name, 0, num_rows, num_rows)}
+
+    def _expert_places(self, tensor: GgufTensor, name: str) -> dict[str, Place]:
+        """`name` has a star for the number of the expert. There are as many as the spec says: a place checks it."""
+        assert self._spec.mixture is not None
+        num_rows, num_experts = tensor.shape[1], self._spec.mixture.num_experts
+        return {
+            name.replace("*", str(expert)): Place(
+                tensor.name, 0, num_rows, num_rows, member=expert, num_members=num_experts
+            )
+            for expert in range(num_experts)
+        }
 
     def _fused_parts(self, index: str, stem: str) -> tuple[str, ...]:
         if stem == "attn_qkv":
@@ -152,6 +170,20 @@ class GgufTensors:
     @cached_property
     def _shapes(self) -> dict[str, Shape]:
         return self._spec.tensor_shapes()
+
+
+def _other_name(name: str) -> str:
+    """Of a tensor outside of the layers, or of one expert in an old file."""
+    lone_expert = _LONE_EXPERT.fullmatch(name)
+    if lone_expert is not None:
+        index, part, expert = lone_expert.groups()
+        return f"model.layers.{index}.mlp.experts.{expert}.{part}_proj.weight"
+    stem, _, kind = name.rpartition(".")
+    return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
+
+
+def _first_row(place: Place) -> int:
+    return place.first_row + (place.member or 0) * place.rows_of_group
 
 
 def _num_cores() -> int:
@@ -183,7 +215,11 @@ def _read_floats(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
 
 
 def stored_dtype(file: GgufFile) -> str:
-    """The type of the matrices; quantized ones count as bfloat16, which holds any of their values' range."""
+    """The type of the matrices; quantized ones count as bfloat16, which holds any of their values' range.
+
+    Routers do not count: converters leave them in float32.
+    """
     names = {"F32": "float32", "F16": "float16"}
-    kinds = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1]
+    kinds = {tensor.type_name for tensor in matrices if ".ffn_gate_inp." not in tensor.name}
     return names.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"

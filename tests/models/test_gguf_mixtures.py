@@ -1,0 +1,274 @@
+"""Mixtures of experts from GGUF files, named and arranged as llama.cpp's converter does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models import ModelSpec, load_decoder, open_checkpoint
+from headrace.models.spec import QueryGrowth
+from headrace.models.weights import gguf_tensors
+from tests.models.test_gguf import LLAMA3_ROPE, SMALL, Types, interleave, logits, rope_divisors, write
+from tests.models.test_parity import is_gain
+
+Tensors = dict[str, np.ndarray]
+FOUR_LAYERS = SMALL | {"num_hidden_layers": 4, "head_dim": 16}
+# One layer does not rotate, every other one has experts.
+LLAMA4 = FOUR_LAYERS | {
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+    "rope_parameters": LLAMA3_ROPE,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": None,
+}
+LLAMA4_KEYS = {"expert_used_count": 1, "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2}
+QWEN3 = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
+MIXTRAL = MixtralConfig(**SMALL, num_local_experts=4, rms_norm_eps=1e-6, rope_theta=10000.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    architecture: str
+    model: Callable[[], PreTrainedModel]
+    extra: dict[str, Any]  # keys of the architecture
+    numbers: dict[str, Any] = field(default_factory=dict)  # of the metadata
+
+
+CASES = {
+    "llama 4": Case(
+        "llama4",
+        lambda: Llama4ForCausalLM(Llama4TextConfig(**LLAMA4, num_local_experts=4)),
+        LLAMA4_KEYS | {"expert_count": 4, "rope.dimension_count": 16},
+        {"num_hidden_layers": 4, "head_dim": 16, "rope_theta": 500.0},
+    ),
+    "llama 4 with 128 experts": Case(
+        "llama4",
+        lambda: Llama4ForCausalLM(Llama4TextConfig(**LLAMA4, num_local_experts=128, use_qk_norm=False)),
+        LLAMA4_KEYS | {"expert_count": 128},
+        {"num_hidden_layers": 4, "head_dim": 16, "rope_theta": 500.0},
+    ),
+    "mixtral": Case(
+        "llama",
+        lambda: MixtralForCausalLM(MIXTRAL),
+        {"expert_count": 4, "expert_used_count": 2, "rope.dimension_count": 16},
+    ),
+    "qwen3 moe": Case(
+        "qwen3moe",
+        lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **QWEN3, head_dim=32)),
+        {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
+        {"head_dim": 32},
+    ),
+}
+
+
+def make(case: Case) -> PreTrainedModel:
+    torch.manual_seed(5)
+    model = case.model().float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if is_gain(name) else 0.0, 0.2)
+    return model
+
+
+def parts(name: str, tensor: torch.Tensor, case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stacks of experts have a row for each output, and the gate apart; Llama 4's checkpoints turn them."""
+    if ".experts." in name and case.architecture == "llama4":
+        tensor = tensor.transpose(1, 2)
+    if name.endswith("experts.gate_up_proj"):
+        stem = name.removesuffix("gate_up_proj")
+        yield from zip((f"{stem}gate_proj.weight", f"{stem}up_proj.weight"), tensor.chunk(2, dim=1), strict=True)
+    else:
+        yield (f"{name}.weight" if name.endswith("experts.down_proj") else name), tensor
+
+
+def tensors_of(case: Case, model: PreTrainedModel) -> Tensors:
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[case.architecture]
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    tensors = {"rope_freqs.weight": rope_divisors(16)} if case.architecture == "llama4" else {}
+    for stored_name, stored in model.state_dict().items():
+        for name, tensor in parts(stored_name, stored, case):
+            stem, weight = name.removesuffix(".weight"), np.ascontiguousarray(tensor.numpy())
+            part = stem.rpartition(".")[2]
+            if case.architecture == "llama" and part in heads:
+                weight = interleave(weight, heads[part])
+            tensors[f"{names.get_name(stem)}.weight"] = weight
+    return tensors
+
+
+def save(case: Case, tensors: Tensors, path: Path, *, kind: Types = Types.F32, **extra: Any) -> str:
+    """`kind` is for all matrices but the routers."""
+    kinds = {name: kind for name, tensor in tensors.items() if tensor.ndim > 1 and "ffn_gate_inp" not in name}
+    keys = {key: value for key, value in (case.extra | extra).items() if value is not None}
+    values = {f"{case.architecture}.{key}": value for key, value in keys.items()}
+    numbers = {"architecture": case.architecture, "kinds": kinds, "extra": values, **case.numbers}
+    return str(write(path / "model.gguf", tensors, **numbers))
+
+
+def assert_same_logits(path: str, theirs: PreTrainedModel) -> None:
+    text = torch.arange(40)
+    with torch.no_grad():
+        expected = theirs(text[None]).logits[0]
+    assert expected.std() > 0.5
+    ours = load_decoder(open_checkpoint(path), dtype=torch.float32)
+    torch.testing.assert_close(logits(ours, text), expected, atol=5e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_gives_the_logits_of_the_model_it_was_made_from(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    theirs = make(case)
+    assert_same_logits(save(case, tensors_of(case, theirs), tmp_path), theirs)
+
+
+@pytest.mark.parametrize("name", ["llama 4", "mixtral", "qwen3 moe"])
+def test_a_quantized_file_gives_the_logits_of_the_model_with_rounded_weights(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    theirs = make(case)
+    path = save(case, tensors_of(case, theirs), tmp_path, kind=Types.Q8_0)
+    with torch.no_grad():
+        for stored_name, stored in theirs.state_dict().items():
+            is_router = stored_name.endswith(("router.weight", "mlp.gate.weight"))
+            for _, part in parts(stored_name, stored, case):
+                if part.ndim > 1 and not is_router:
+                    blocks = gguf.quants.quantize(np.ascontiguousarray(part.numpy()), Types.Q8_0)
+                    part.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, Types.Q8_0)))
+    assert_same_logits(path, theirs)
+
+
+def test_experts_that_are_tensors_of_their_own_are_read(tmp_path: Path) -> None:
+    """As in files of Mixtral's first months."""
+    case = CASES["mixtral"]
+    theirs, tensors = make(case), {}
+    for name, tensor in tensors_of(case, theirs).items():
+        if "_exps." in name:
+            tensors |= {name.replace("_exps.", f".{expert}."): matrix for expert, matrix in enumerate(tensor)}
+        else:
+            tensors[name] = tensor
+    assert "blk.1.ffn_down.3.weight" in tensors
+    assert_same_logits(save(case, tensors, tmp_path), theirs)
+
+
+def test_an_expert_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["mixtral"]
+    tensors = tensors_of(case, make(case))
+    checkpoint = open_checkpoint(save(case, tensors, tmp_path, kind=Types.Q8_0))
+    sizes = []
+
+    def dequantize(raw: Any, type_name: str, out: Any) -> None:
+        sizes.append(out.size)
+        gguf_tensors_dequantize(raw, type_name, out)
+
+    gguf_tensors_dequantize = gguf_tensors.dequantize
+    monkeypatch.setattr(gguf_tensors, "dequantize", dequantize)
+    found = checkpoint.tensor("model.layers.1.mlp.experts.2.down_proj.weight").numpy()
+    stored = gguf.quants.quantize(tensors["blk.1.ffn_down_exps.weight"][2], Types.Q8_0)
+    np.testing.assert_array_equal(found, gguf.quants.dequantize(stored, Types.Q8_0))
+    assert sum(sizes) == found.size == 64 * 96
+
+
+def test_routers_in_float32_do_not_make_a_float16_file_another(tmp_path: Path) -> None:
+    case = CASES["qwen3 moe"]
+    path = save(case, tensors_of(case, make(case)), tmp_path, kind=Types.F16)
+    assert open_checkpoint(path).spec.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "message"),
+    [
+        ("mixtral", {"expert_used_count": 5}, "num_experts_per_tok is 5, but there are 4 experts"),
+        ("mixtral", {"expert_used_count": None}, "no expert_used_count"),
+        ("mixtral", {"expert_shared_count": 1}, "expert_shared_count=1"),
+        ("qwen3 moe", {"expert_count": None}, "no expert_count"),
+        ("qwen3 moe", {"expert_feed_forward_length": None}, "no expert_feed_forward_length"),
+        ("qwen3 moe", {"expert_weights_scale": 2.5}, "expert_weights_scale=2.5"),
+        ("llama 4", {"interleave_moe_layer_step": None}, "no interleave_moe_layer_step"),
+        ("llama 4", {"attention.sliding_window": 0}, "attention_chunk_size, got 0"),
+    ],
+)
+def test_counts_that_do_not_fit_or_are_not_there_are_refused(
+    name: str, extra: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    path = save(case, {"token_embd.weight": np.zeros((96, 64), np.float32)}, tmp_path, **extra)
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "message"),
+    [
+        ("mixtral", {"expert_count": 8}, r"router.weight' has shape \[4, 64\], its config implies \[8, 64\]"),
+        ("qwen3 moe", {"expert_feed_forward_length": 48}, r"has shape \[32, 64\], its config implies \[48, 64\]"),
+        ("llama 4", {"interleave_moe_layer_step": 1}, "lacks tensors 'model.layers.0.mlp.router.weight'"),
+        ("llama 4", {"interleave_moe_layer_step": 4}, "lacks tensors 'model.layers.1.mlp.gate_proj.weight'"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_counts_are_refused(
+    name: str, extra: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    checkpoint = open_checkpoint(save(case, tensors_of(case, make(case)), tmp_path, **extra))
+    with pytest.raises(ModelError, match=message):
+        load_decoder(checkpoint, dtype=torch.float32)
+
+
+def test_a_stack_of_too_few_experts_is_named(tmp_path: Path) -> None:
+    case = CASES["mixtral"]
+    tensors = tensors_of(case, make(case))
+    tensors["blk.1.ffn_up_exps.weight"] = tensors["blk.1.ffn_up_exps.weight"][:3]
+    checkpoint = open_checkpoint(save(case, tensors, tmp_path))
+    with pytest.raises(ModelError, match=r"'blk.1.ffn_up_exps.weight' is for 3 experts; its config says 4"):
+        load_decoder(checkpoint, dtype=torch.float32)
+
+
+def spec_of(path: Path, name: str, **extra: Any) -> ModelSpec:
+    case, context = CASES[name], {"max_position_embeddings": 16384}
+    long = Case(case.architecture, case.model, case.extra, case.numbers | context)
+    return open_checkpoint(save(long, {"token_embd.weight": np.zeros((96, 64), np.float32)}, path, **extra)).spec
+
+
+def test_what_a_llama_4_file_leaves_out_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "llama 4")
+    assert spec.windows == (8192, 8192, 8192, None)
+    assert (spec.windows_slide, spec.ropeless_layers) == (False, (3,))
+    assert spec.query_growth == QueryGrowth(step=8192, strength=0.1)
+    assert spec.bare_qk_norm
+    assert not spec_of(tmp_path, "llama 4 with 128 experts").bare_qk_norm
+
+
+def test_a_window_in_a_mixtral_file_is_kept(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "mixtral").windows == (None, None)
+    assert spec_of(tmp_path, "mixtral", **{"attention.sliding_window": 4096}).windows == (4096, 4096)
+
+
+def test_a_llama_file_that_counts_no_experts_is_dense(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "mixtral", expert_count=0, expert_used_count=0)
+    assert (spec.family, spec.mixture) == ("llama", None)
+
+
+def test_a_mixture_of_another_kind_is_refused_as_such(tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": np.zeros((96, 64), np.float32)}
+    path = write(tmp_path / "model.gguf", tensors, architecture="deepseek2", extra={"deepseek2.expert_count": 64})
+    with pytest.raises(
+        UnsupportedModelError, match=r"'deepseek2' is not supported: it is a mixture of experts of a kind.*qwen3moe"
+    ):
+        open_checkpoint(str(path))
