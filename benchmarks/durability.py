@@ -1,6 +1,7 @@
 """What it costs a batch job to survive: the same job with its journal, and with results plainly written to a file.
 
-The engine is fake and takes no time, so that everything measured is the host's; beside a real one the share is smaller.
+The engine is fake and takes no time, so that everything measured is the host's; with `--step-ms 10` a step of 512 rows
+takes as long as one of a 1B model on an H200, and what is lost is what such a job loses.
 Both ways have the same settings of threads and garbage, prepare lines in the same way and know how many there are. They
 take turns, and which of them comes first, until the time is up. `loss` is of throughput: `medians` compares the median
 of all rounds, `pairs` each round with its neighbour; by wall time, which says something on a machine with nothing else
@@ -10,6 +11,7 @@ calls take beyond the plain writer's, of the plain job's CPU time (`share_of_syn
 holds nobody up), and `share_alone` the time in which nothing else goes on: opening and publishing.
 
     python benchmarks/durability.py --json benchmarks/results/durability.json        # four minutes
+    python benchmarks/durability.py --step-ms 10 --rows 4096 --json benchmarks/results/durability-paced.json
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from time import perf_counter, process_time, thread_time
+from time import perf_counter, process_time, sleep, thread_time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,6 +48,7 @@ from headrace.engine.start import Engine
 from headrace.jobs import syncer
 from headrace.jobs.answering import JobRun
 from headrace.jobs.directory import JobDirectory
+from headrace.jobs.engine_keeper import Start
 from headrace.jobs.journal import Journal
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.run import run_job, taking_turns
@@ -53,6 +57,7 @@ from headrace.jobs.writer import ResultWriter, StreamResults
 from headrace.models import ModelSpec
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
+from headrace.steps import Masks, StepPlan, StepResult
 from headrace.text import Tokenizer
 from headrace.text.pieces import BYTE_OF_CHARACTER
 from headrace.version import __version__
@@ -137,8 +142,22 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def start(config: EngineConfig, deliver: Deliver) -> Engine:
-    core = EngineCore(Scheduler(SETTINGS.limits), FakeRunner(max_num_seqs=SETTINGS.max_num_seqs, vocab_size=ASCII))
+class PacedRunner(FakeRunner):
+    """Its steps take a time, one after the other, as a device's do."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(max_num_seqs=SETTINGS.max_num_seqs, vocab_size=ASCII)
+        self._step_s = step_s
+        self._free_at = 0.0
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+        self._free_at = max(self._free_at, perf_counter()) + self._step_s
+        sleep(max(0.0, self._free_at - perf_counter()))
+        return super().submit(plan, masks)
+
+
+def start(config: EngineConfig, deliver: Deliver, *, step_s: float = 0.0) -> Engine:
+    core = EngineCore(Scheduler(SETTINGS.limits), PacedRunner(step_s))
     return Engine(
         client=EngineClient(core, deliver),
         settings=SETTINGS,
@@ -150,7 +169,7 @@ def start(config: EngineConfig, deliver: Deliver) -> Engine:
     )
 
 
-def run_plainly(job: JobSpec) -> None:
+def run_plainly(job: JobSpec, start: Start) -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
     engine = start(job.config, inbox.put)
     try:
@@ -173,18 +192,18 @@ def run_plainly(job: JobSpec) -> None:
         engine.close()
 
 
-def run_durably(job: JobSpec) -> None:
+def run_durably(job: JobSpec, start: Start) -> None:
     run_job(job, start=start, quiet=True)
 
 
-def measure(run: Callable[[JobSpec], None], source: Path) -> Cost:
+def measure(run: Callable[[JobSpec, Start], None], start: Start, source: Path) -> Cost:
     directory = Path(tempfile.mkdtemp(dir=source.parent))
     job = JobSpec(input=str(source), output=str(directory / "out.jsonl"))
     meter, sync_meter, own = Meter(), Meter(), own_seconds_a_call()
     os.sync()  # what earlier rounds left to be written is not this one's
     with metered(meter, sync_meter):
         wall, cpu = perf_counter(), cpu_seconds()
-        run(job)
+        run(job, start)
         wall, cpu = perf_counter() - wall, cpu_seconds() - cpu
     in_results = meter.cpu_s - own * meter.num_calls
     cost = Cost(
@@ -224,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000, help="fewer than are worth a process to prepare them")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="that a step of the engine takes")
     parser.add_argument("--minutes", type=float, default=4.0, help="no round begins after these, but for the first")
     parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
     args = parser.parse_args()
@@ -240,7 +260,7 @@ def main() -> None:
         if number > LEAST_ROUNDS and perf_counter() >= end:
             break
         for name in list(ways)[:: 1 if number % 2 else -1]:
-            cost = measure(ways[name], source)
+            cost = measure(ways[name], partial(start, step_s=args.step_ms / 1e3), source)
             if number:  # the first round warms up
                 costs[name].append(cost)
                 cpu, results = (1e6 * seconds / args.rows for seconds in (cost.cpu_s, cost.results_cpu_s))
@@ -267,6 +287,7 @@ def main() -> None:
             "load": {"before": load, "after": os.getloadavg()},  # more than one: others ran beside it
             "rows": args.rows,
             "tokens_per_answer": args.tokens,
+            "step_ms": args.step_ms,
             "max_num_seqs": SETTINGS.max_num_seqs,
             "rounds": {name: [asdict(cost) for cost in each] for name, each in costs.items()},
             "loss": losses,
