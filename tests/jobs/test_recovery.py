@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,15 @@ from tests.jobs.faults import FaultyRunner, FaultyStart, OutOfMemoryError
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
 AT_ONCE = RetryRules(first_delay_s=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    """Each death of an engine collects garbage, for which all that other tests have left would be looked through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def run(source: Path, start: Any, rules: RetryRules = AT_ONCE, **options: Any) -> JobReport:

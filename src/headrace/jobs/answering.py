@@ -122,10 +122,12 @@ class JobRun:
     def run(self) -> JobReport:
         self._feed.start()
         try:
+            wait_s = TICK_SECONDS
             while not self._is_over:
-                death = self._turn()
+                death, wait_s = self._turn(wait_s), TICK_SECONDS
                 if death is not None:
                     self._recover(death)
+                    wait_s = 0.0  # there is something to submit
             self._outcomes.flush()
         finally:
             self._feed.stop()
@@ -135,10 +137,10 @@ class JobRun:
             self._bulletin.show(self._ending.state if self._is_over else "failed")
         return self._bulletin.report(self._ending)
 
-    def _turn(self) -> EngineDeadError | None:
+    def _turn(self, wait_s: float) -> EngineDeadError | None:
         """What is returned holds nothing of the engine that has died."""
         try:
-            self._take_next()
+            self._take_next(wait_s)
             self._outcomes.flush()
             self._submit_ready()
             self._look_around()
