@@ -1,9 +1,10 @@
-"""What the markers mean; their names are registered in pyproject.toml."""
+"""What the markers mean, whose names are registered in pyproject.toml, and the small model that several tests run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,3 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="with a GPU, kernels are compiled: make gpu-test"))
             elif sys.platform != "linux":
                 item.add_marker(pytest.mark.skip(reason="Triton is for Linux only"))
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with a tokenizer, on disk."""
+    from tests.engine.tiny import save_model
+
+    directory = tmp_path_factory.mktemp("tiny-llama")
+    save_model(directory)
+    return directory

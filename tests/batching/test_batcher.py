@@ -12,44 +12,9 @@ import pytest
 
 from headrace import DynamicBatcher
 from headrace.errors import BatchError, ConfigError, RequestError
+from tests.hand_timer import HandTimer
 
 PATIENCE = 30.0  # seconds until a test that hangs is given up; no result depends on it
-
-
-class HandTimer:
-    """A clock that moves only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._alarms: list[HandAlarm] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> HandAlarm:
-        alarm = HandAlarm(self.now + delay, callback)
-        self._alarms.append(alarm)
-        return alarm
-
-    @property
-    def num_set(self) -> int:
-        return sum(not alarm.is_cancelled for alarm in self._alarms)
-
-    def move(self, milliseconds: float) -> None:
-        self.now += milliseconds / 1000
-        due = [alarm for alarm in self._alarms if alarm.when <= self.now + 1e-9]
-        self._alarms = [alarm for alarm in self._alarms if alarm not in due]
-        for alarm in due:
-            if not alarm.is_cancelled:
-                alarm.callback()
-
-
-class HandAlarm:
-    def __init__(self, when: float, callback: Callable[[], None]) -> None:
-        self.when, self.callback, self.is_cancelled = when, callback, False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
 
 
 class HandModel:
@@ -104,12 +69,12 @@ def test_a_batch_that_is_not_full_starts_when_its_oldest_has_waited_long_enough(
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=3, max_wait_ms=20)
         batcher.submit("a")
-        timer.move(15)
+        timer.move(0.015)
         batcher.submit("b")
-        timer.move(4)
+        timer.move(0.004)
         await settle()
         assert model.batches == []
-        timer.move(1)  # 20 ms for a, 5 ms for b
+        timer.move(0.001)  # 20 ms for a, 5 ms for b
         await settle()
         assert model.batches == [["a", "b"]]
 
@@ -120,13 +85,13 @@ def test_after_a_batch_the_next_oldest_counts_its_own_time() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20, max_concurrent_batches=2)
         batcher.submit("a")
-        timer.move(15)
+        timer.move(0.015)
         batcher.submit("b")
         batcher.submit("c")
-        timer.move(19)
+        timer.move(0.019)
         await settle()
         assert model.batches == [["a", "b"]]
-        timer.move(1)
+        timer.move(0.001)
         await settle()
         assert model.batches == [["a", "b"], ["c"]]
 
@@ -178,7 +143,7 @@ def test_what_comes_while_a_batch_runs_gathers_and_starts_when_it_ends() -> None
         model.let_go(0, 1, 2)
         await settle()
         assert model.batches == [[0, 1], [2, 3], [4, 5]]
-        timer.move(20)
+        timer.move(0.02)
         await settle()
         assert model.batches[3:] == [[6]]
 
@@ -190,7 +155,7 @@ def test_a_wait_that_is_over_when_a_batch_ends_is_not_begun_again() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20)
         for i in range(3):
             batcher.submit(i)
-        timer.move(500)
+        timer.move(0.5)
         model.let_go(0)
         await settle()
         assert model.batches == [[0, 1], [2]]
@@ -384,7 +349,7 @@ def test_a_cancelled_waiting_item_is_not_run() -> None:
         task.cancel()
         await settle()
         assert task.cancelled() and batcher.stats.num_waiting == 1
-        timer.move(20)
+        timer.move(0.02)
         model.let_go(0)
         assert await other == "<b>"
         assert model.batches == [["b"]]
@@ -397,13 +362,13 @@ def test_after_the_oldest_is_cancelled_the_next_one_s_time_counts() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_wait_ms=20)
         oldest = batcher.submit("a")
-        timer.move(15)
+        timer.move(0.015)
         batcher.submit("b")
         oldest.cancel()
-        timer.move(5)  # a's time
+        timer.move(0.005)  # a's time
         await settle()
         assert model.batches == []
-        timer.move(15)
+        timer.move(0.015)
         await settle()
         assert model.batches == [["b"]]
 
@@ -610,10 +575,10 @@ def test_statistics_count_batches_items_tokens_and_waits() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20, size=len, max_concurrent_batches=2)
         batcher.submit("aa")
-        timer.move(10)
+        timer.move(0.01)
         batcher.submit("bbbb")
         batcher.submit("c")
-        timer.move(20)
+        timer.move(0.02)
         model.let_go(0, 1)
         await settle()
         stats = batcher.stats

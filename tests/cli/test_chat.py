@@ -136,9 +136,12 @@ def test_a_talk_goes_on_until_the_user_leaves(
     assert "(forgotten)" in out
 
 
-def test_the_end_of_input_leaves(conversation: Conversation, typed: Callable[..., None]) -> None:
+def test_the_end_of_input_leaves(
+    conversation: Conversation, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     typed(EOFError())
     _talk(conversation)
+    assert "tokens" not in capsys.readouterr().err  # nothing was answered
 
 
 def test_a_pipe_gives_one_answer_a_line(

@@ -17,6 +17,10 @@ def finish(driver: Driver, depth: int = 0) -> None:
     driver.check_empty()
 
 
+def ends_of(driver: Driver, request_id: str, num: int) -> list[str | None]:
+    return [driver.answers[request_id, index].finish_reason for index in range(num)]
+
+
 def test_aborting_a_waiting_request_ends_it_without_tokens() -> None:
     driver = make_driver()
     driver.add(make_request("one", range(9)))
@@ -63,6 +67,7 @@ def test_a_successor_in_the_row_does_not_get_its_predecessors_results() -> None:
     driver.add(make_request("two", range(20, 29), max_tokens=5), seeds=(7,))
     driver.submit()
     finish(driver, depth=3)
+    assert len(driver.answers["two", 0].token_ids) == 5
 
 
 def test_a_successor_in_the_blocks_is_not_disturbed_by_steps_in_flight() -> None:
@@ -73,6 +78,7 @@ def test_a_successor_in_the_blocks_is_not_disturbed_by_steps_in_flight() -> None
     driver.abort("one")
     driver.add(make_request("two", range(20, 36), max_tokens=5), seeds=(7,))
     finish(driver, depth=3)
+    assert len(driver.answers["two", 0].token_ids) == 5
 
 
 def test_a_preempted_request_can_be_aborted_while_it_waits() -> None:
@@ -95,7 +101,7 @@ def test_one_sibling_can_be_aborted_alone() -> None:
     (event,) = driver.abort("three", 1)
     assert event.index == 1
     finish(driver)
-    assert [driver.answers["three", index].finish_reason for index in range(3)] == ["length", "abort", "length"]
+    assert ends_of(driver, "three", 3) == ["length", "abort", "length"]
 
 
 def test_siblings_go_on_when_the_one_that_computes_their_prompt_is_aborted() -> None:
@@ -104,7 +110,7 @@ def test_siblings_go_on_when_the_one_that_computes_their_prompt_is_aborted() -> 
     driver.turn()
     driver.abort("three", 0)
     finish(driver)
-    assert [driver.answers["three", index].finish_reason for index in range(3)] == ["abort", "length", "length"]
+    assert ends_of(driver, "three", 3) == ["abort", "length", "length"]
 
 
 def test_siblings_go_on_when_the_first_is_aborted_before_it_starts() -> None:
@@ -112,6 +118,7 @@ def test_siblings_go_on_when_the_first_is_aborted_before_it_starts() -> None:
     driver.add(make_request("three", range(9), n=3, max_tokens=6))
     driver.abort("three", 0)
     finish(driver)
+    assert ends_of(driver, "three", 3) == ["abort", "length", "length"]
 
 
 def test_siblings_go_on_when_the_first_is_aborted_with_its_prompt_in_flight() -> None:
@@ -120,6 +127,7 @@ def test_siblings_go_on_when_the_first_is_aborted_with_its_prompt_in_flight() ->
     driver.submit()
     driver.abort("three", 0)
     finish(driver, depth=2)
+    assert ends_of(driver, "three", 3) == ["abort", "length", "length"]
 
 
 def test_a_sibling_that_waits_for_the_prompt_can_be_aborted() -> None:
@@ -127,6 +135,7 @@ def test_a_sibling_that_waits_for_the_prompt_can_be_aborted() -> None:
     driver.add(make_request("three", range(9), n=3, max_tokens=6))
     driver.abort("three", 2)
     finish(driver)
+    assert ends_of(driver, "three", 3) == ["length", "length", "abort"]
 
 
 def test_aborting_a_request_ends_all_its_sequences() -> None:

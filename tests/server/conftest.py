@@ -10,15 +10,6 @@ from tests.server.serving import Server, serving
 
 
 @pytest.fixture(scope="session")
-def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.engine.tiny import save_model
-
-    directory = tmp_path_factory.mktemp("tiny-llama")
-    save_model(directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
 def server(tiny_directory: Path) -> Iterator[Server]:
     with serving(str(tiny_directory), max_num_seqs=8, num_gpu_blocks_override=256) as running:
         yield running

@@ -10,7 +10,7 @@ from headrace.errors import RequestError
 from headrace.server.admission import LONGEST_RETRY_S, WINDOW_S, Admission, AdmissionLimits, Overloaded
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
-from tests.server.hand_timer import HandTimer
+from tests.hand_timer import HandTimer
 
 
 @pytest.fixture

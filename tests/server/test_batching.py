@@ -12,7 +12,7 @@ from headrace.errors import RequestError
 from headrace.server.admission import Overloaded
 from headrace.server.batching import BatchPolicy, Dispatcher
 from headrace.server.options import ServerOptions
-from tests.server.hand_timer import HandTimer
+from tests.hand_timer import HandTimer
 
 PATIENCE = 30.0  # seconds until a test that hangs is given up; no result depends on it
 MS = 0.001

@@ -17,7 +17,7 @@ from headrace.server.completions import truncated
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
+from headrace.server.generation import Usage, check_model, new_id, prepared, priority_of, running
 from headrace.server.logprobs import prompt_entries
 from headrace.server.prompting import beside, reads_variable, tokenize_chat
 from headrace.server.reading import read
@@ -51,15 +51,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)
             return
-        answers = services.engine.prepare(
-            prompt,
-            params,
-            reply.id,
-            priority=priority,
-            cache_salt=cache_salt(exchange, request.cache_salt),
-            watched=bool(request.stream),
-            announced=True,
-        )
+        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 

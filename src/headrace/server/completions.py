@@ -17,7 +17,7 @@ from headrace.server.chunks import Chunks
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import bad_request
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
+from headrace.server.generation import Usage, check_model, new_id, prepared, priority_of, running
 from headrace.server.logprobs import completion_lists, prompt_entries
 from headrace.server.prompting import as_prompts, beside, tokenize
 from headrace.server.reading import read
@@ -56,14 +56,14 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
             await reply.search_beams(exchange, reservation, limit, arrived)
             return
         requests = [
-            services.engine.prepare(
+            prepared(
+                services,
+                exchange,
+                request,
                 prompt,
                 _within(params, prompt, max_model_len),
                 f"{reply.id}-{position}",
                 priority=priority,
-                cache_salt=cache_salt(exchange, request.cache_salt),
-                watched=bool(request.stream),
-                announced=True,
             )
             for position, prompt in enumerate(tokenized)
         ]

@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
+from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
 from headrace.server.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.errors import ApiError, ClientGoneError, bad_request, not_supported
 from headrace.server.exchange import Exchange, too_late
 from headrace.server.services import Reservation, Services
-from headrace.types import RequestOutput, SequenceEvent
+from headrace.types import RequestOutput, SamplingParams, SequenceEvent
 
 
 def check_model(services: Services, name: str | None) -> None:
@@ -51,6 +52,38 @@ def cache_salt(exchange: Exchange, given: str | None) -> str | None:
     if of_key is None:
         return given
     return str(of_key) if given is None else f"{of_key}/{given}"
+
+
+class Asked(Protocol):
+    """What the bodies of all these endpoints have."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+def prepared(
+    services: Services,
+    exchange: Exchange,
+    asked: Asked,
+    prompt: TokenizedPrompt,
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+) -> Answers:
+    """A request for the engine. Of one that is not streamed only the first token is heard, and the end."""
+    return services.engine.prepare(
+        prompt,
+        params,
+        request_id,
+        priority=priority,
+        cache_salt=cache_salt(exchange, asked.cache_salt),
+        watched=bool(asked.stream),
+        announced=True,
+    )
 
 
 @asynccontextmanager

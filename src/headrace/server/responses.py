@@ -15,7 +15,7 @@ from headrace.server.chunks import encode
 from headrace.server.constraints import structured_outputs
 from headrace.server.errors import ApiError, bad_request, not_supported
 from headrace.server.exchange import Exchange
-from headrace.server.generation import Usage, cache_salt, check_model, new_id, priority_of, running
+from headrace.server.generation import Usage, check_model, new_id, prepared, priority_of, running
 from headrace.server.prompting import tokenize_chat
 from headrace.server.reading import read
 from headrace.server.response_items import as_messages
@@ -50,15 +50,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
         reservation.count_tokens(len(prompt.token_ids))
         check_context(len(prompt.token_ids), limit, services.engine.settings.max_model_len, prompt_param="input")
         reply = ResponseReply(request, services, params, new_id("resp_", request.request_id))
-        answers = services.engine.prepare(
-            prompt,
-            params,
-            reply.id,
-            priority=priority,
-            cache_salt=cache_salt(exchange, request.cache_salt),
-            watched=bool(request.stream),
-            announced=True,
-        )
+        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 

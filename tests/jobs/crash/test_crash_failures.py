@@ -12,7 +12,7 @@ import pytest
 from headrace.jobs.spec import job_directory
 from headrace.jobs.survey import survey
 from tests.jobs.crash.forge import Forge
-from tests.jobs.crash.scene import Scene, committed_rows, make_lines
+from tests.jobs.crash.scene import Scene, committed_rows, final_rows, make_lines
 from tests.jobs.crash.torture import torture
 
 
@@ -70,7 +70,10 @@ def test_a_disk_that_has_room_again_does_not_end_the_job(forge: Forge, tmp_path:
 def test_expired_rows_are_done_by_a_later_run(forge: Forge, tmp_path: Path, kill_at_call: int | None) -> None:
     scene = Scene(forge, tmp_path / "scene", make_lines(Random(1), 60))
     scene.run(expires_at_step=8, kill_at_call=kill_at_call)
+    if kill_at_call is None:
+        assert 0 < len(final_rows(scene.output)) < len(committed_rows(scene.output))
     scene.finish()
+    assert final_rows(scene.output) == committed_rows(scene.output)
 
 
 @pytest.mark.parametrize("seed", range(6))
