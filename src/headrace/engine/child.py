@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 STATS_S = 0.1  # a snapshot of the counters at most so often, and whenever the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of news; an engine whose front reads nothing stops there
 LAST_WORDS_S = 5.0  # for the front to read them
-GATHER_S = 0.0005  # a front passes requests that come together on at shorter intervals than this
+GATHER_S = 0.002  # a busy front passes requests that come together on every 0.3 to 0.7 ms
 PREFIX = "engine: "
 
 _STDERR = 2

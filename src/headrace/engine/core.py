@@ -94,6 +94,10 @@ class EngineCore:
         return self._scheduler.has_unfinished or bool(self._in_flight)
 
     @property
+    def max_step_tokens(self) -> int:
+        return self._scheduler.limits.max_num_batched_tokens
+
+    @property
     def stats(self) -> EngineStats:
         return EngineStats(
             self._scheduler.stats,

@@ -18,7 +18,7 @@ from headrace.types import Request, SequenceEvent, TokenIds
 AfterTurn = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
 
-MAX_GATHERS = 16  # that a first request waits for others
+MAX_GATHERS = 8  # times that a first request waits for others
 
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
@@ -28,8 +28,9 @@ class EngineLoop:
     """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
     block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes.
 
-    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last: started
-    alone, it would have its first token early and its second after all of their prompts."""
+    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last and their
+    prompts fit in a step: started alone, it would have its first token early and its second after all of their prompts.
+    If the one before it came and went alone, it does not wait: so does somebody who asks one thing after the other."""
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class EngineLoop:
         self._on_failure = on_failure
         self._gather_s = gather_s
         self._inbox: deque[Command] = deque()
+        self._num_new_tokens = 0  # of prompts in the inbox
+        self._num_together = 0  # requests since the engine was idle last
         self._has_news = threading.Condition()
         self._is_stopping = False
         self._failure: BaseException | None = None
@@ -68,7 +71,7 @@ class EngineLoop:
         """Queue a request. What could never run is refused here and now, a grammar compiled."""
         self._core.check(request)
         grammar = self._core.grammar_of(request)
-        self._send(lambda: self._add(request, grammar))
+        self._send(lambda: self._add(request, grammar), len(request.prompt_token_ids))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one of its sequences; its last event says `abort`."""
@@ -105,14 +108,16 @@ class EngineLoop:
         finally:
             self._shut_down()
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: Command, num_tokens: int = 0) -> None:
         if self._failure is not None:
             raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
         with self._has_news:
             self._inbox.append(command)
+            self._num_new_tokens += num_tokens
             self._has_news.notify()
 
     def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
+        self._num_together += 1
         try:
             self._core.add(request, grammar)
         except RequestError as error:
@@ -127,17 +132,22 @@ class EngineLoop:
             if not (self.has_work or self._is_stopping):
                 while not (self._inbox or self._is_stopping):
                     self._has_news.wait()
-                self._wait_for_others()
+                if self._num_together != 1:
+                    self._wait_for_others()
+                self._num_together = 0
             return not self._is_stopping
 
     def _wait_for_others(self) -> None:
         num_seen, until = 0, monotonic() + MAX_GATHERS * self._gather_s
         while num_seen < len(self._inbox) and not self._is_stopping and monotonic() < until:
+            if self._num_new_tokens >= self._core.max_step_tokens:
+                break
             num_seen = len(self._inbox)
             self._has_news.wait(self._gather_s)
 
     def _take_inbox(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
+        self._num_new_tokens = 0
         while self._inbox:
             events += self._inbox.popleft()()
         return events

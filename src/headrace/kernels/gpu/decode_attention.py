@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product
+from headrace.kernels.gpu.attend import (
+    LOG2E,
+    NO_WINDOW,
+    attend_keys,
+    first_of_pairs,
+    first_seen,
+    in_type_of_product,
+    second_of_pairs,
+)
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -70,11 +78,12 @@ def decode_attention(
             num_stages=3 if head_dim <= 128 else 2,
             **common,
         )
-    tile, num_warps, num_stages = _decode_shape(is_fp8=cache.keys.element_size() == 1)
+    is_fp8 = cache.keys.element_size() == 1
+    tile, num_warps, num_stages = _decode_shape(is_fp8=is_fp8)
     _decode[(num_kv_heads, num_splits, num_seqs)](  # in this order all parts of the first, long contexts start first
         q,
         cache.keys,
-        cache.values,
+        cache.values.view(torch.int16) if is_fp8 else cache.values,
         layout.block_tables,
         layout.rows,
         layout.context_lens,
@@ -96,6 +105,8 @@ def decode_attention(
         HAS_SHARED=shared is not None,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
+        IN_PAIRS=is_fp8,
+        IS_INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=num_warps,
         num_stages=num_stages,
         **common,
@@ -250,8 +261,12 @@ def _decode(
     HAS_SHARED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
+    """Values of eight bits come in pairs of dimensions: a GPU can turn tiles of 16-bit words as its products need them,
+    but not of bytes."""
     head, split, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context_len = tl.load(context_lens + seq)
     first = 0
@@ -280,7 +295,12 @@ def _decode(
 
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
-    mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    if IN_PAIRS:
+        columns = tl.arange(0, DIM_BLOCK // 2)
+        firsts = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
+        seconds = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
+    else:
+        mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     tokens = tl.arange(0, TILE)
     for start in tl.range(begin, end, TILE):
         position = start + tokens
@@ -292,7 +312,13 @@ def _decode(
         else:
             is_inside = is_known[:, None] & (dims[None, :] < HEAD_DIM)
         key = tl.load(keys + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
-        value = tl.load(values + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
+        if IN_PAIRS:
+            is_pair = is_known[:, None]
+            if DIM_BLOCK != HEAD_DIM:
+                is_pair = is_known[:, None] & (columns[None, :] < HEAD_DIM // 2)
+            value = tl.load(values + (line // 2)[:, None] + columns[None, :], mask=is_pair, other=0)
+        else:
+            value = tl.load(values + line[:, None] + dims[None, :], mask=is_inside, other=0.0)
         score = tl.dot(query, tl.trans(key.to(query.dtype))) * scale
         if HAS_SOFTCAP:
             capped = score * (0.6931471805599453 / softcap)
@@ -306,9 +332,16 @@ def _decode(
         weight = tl.exp2(score - floor[:, None])
         shrink = tl.exp2(highest - floor)
         total = total * shrink + tl.sum(weight, axis=1)
-        mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value.to(query.dtype))
+        weight = weight.to(query.dtype)
+        if IN_PAIRS:
+            firsts = firsts * shrink[:, None] + tl.dot(weight, first_of_pairs(value, IS_INTERPRETED))
+            seconds = seconds * shrink[:, None] + tl.dot(weight, second_of_pairs(value, IS_INTERPRETED))
+        else:
+            mixed = mixed * shrink[:, None] + tl.dot(weight, value)
         highest = peak
 
+    if IN_PAIRS:
+        mixed = tl.interleave(firsts, seconds)
     at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
     if (count == 1) & (shared_len == 0):  # whole: the merge has nothing to do
         tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
