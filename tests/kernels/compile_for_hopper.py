@@ -21,7 +21,7 @@ from headrace.kernels.gpu.allowed import keep_allowed
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.gpu.scores import scores
-from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
+from headrace.kernels.layout import LayerCache, SharedPrefixes, Splits, StepLayout
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 compiled: set[str] = set()
@@ -63,7 +63,7 @@ def layout_of(num_single: int, num_splits: int) -> StepLayout:
         max_query_len=128,
         max_context_len=256,
         num_single=num_single,
-        num_splits=num_splits,
+        splits=Splits(num_splits),
         tiles=torch.zeros((1, 2), dtype=torch.int32),
     )
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace.kernels import twins
-from headrace.kernels.layout import LayerCache, StepLayout
+from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
 
 
@@ -51,6 +51,7 @@ def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any
 
 SHAPES = [(32, 8, 128), (24, 8, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256)]  # Hq, Hkv, D
 SMALL_SHAPES = [(4, 2, 16), (3, 1, 24)]
+WHOLE = Splits()
 everywhere = cases("", gpu=[()], interpreted=[()])
 
 
@@ -64,7 +65,7 @@ def make_cache(place: Place, num_blocks: int, block_size: int, num_kv_heads: int
 
 
 def make_layout(
-    place: Place, query_lens: list[int], context_lens: list[int], block_size: int, num_splits: int = 1
+    place: Place, query_lens: list[int], context_lens: list[int], block_size: int, splits: Splits = WHOLE
 ) -> tuple[StepLayout, int]:
     """Sequences with scattered blocks, those of one token first; the layout and the number of blocks."""
     from headrace.runner.tiles import tiles_of
@@ -97,7 +98,7 @@ def make_layout(
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
         num_single=num_single,
-        num_splits=num_splits,
+        splits=splits,
         tiles=None if tiles is None else tiles.to(place.device),
     ), sum(counts)
 
@@ -198,7 +199,7 @@ def test_rope_and_store_equals_its_twin(
     gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
     interpreted=[(*shape, [1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150]) for shape in SMALL_SHAPES],
 )
-@pytest.mark.parametrize("num_splits", [1, 5])
+@pytest.mark.parametrize("splits", [Splits(), Splits(5), Splits(5, num_seqs=3)], ids=str)
 @pytest.mark.parametrize(
     ("window", "slides", "softcap"), [(None, True, None), (50, True, None), (50, False, None), (None, True, 20.0)]
 )
@@ -209,14 +210,14 @@ def test_attention_equals_its_twin(
     head_dim: int,
     query_lens: list[int],
     context_lens: list[int],
-    num_splits: int,
+    splits: Splits,
     window: int | None,
     slides: bool,
     softcap: float | None,
 ) -> None:
     from headrace.kernels import gpu
 
-    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, num_splits)
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, splits)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
     expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
@@ -258,7 +259,7 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
     gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],
     interpreted=[(*shape, 4, [75] * 18 + [125, 5, 65] + [103] * 5) for shape in [(3, 1, 24), (8, 1, 16)]],
 )
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("splits", [Splits(), Splits(3), Splits(3, num_seqs=19)], ids=str)
 def test_attention_over_shared_beginnings_equals_its_twin(
     place: Place,
     num_heads: int,
@@ -266,7 +267,7 @@ def test_attention_over_shared_beginnings_equals_its_twin(
     head_dim: int,
     block_size: int,
     context_lens: list[int],
-    num_splits: int,
+    splits: Splits,
 ) -> None:
     from headrace.kernels import gpu
     from headrace.kernels.gpu.decode_attention import SHARED_ROWS
@@ -274,7 +275,7 @@ def test_attention_over_shared_beginnings_equals_its_twin(
     from headrace.runner.prefix_groups import BlockTableMirror
     from headrace.steps import TableWrites
 
-    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, num_splits)
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, splits)
     tables, rows = layout.block_tables, layout.rows.long()
     tables[rows[1:-8], :10] = tables[rows[0], :10].clone()  # all up to the last eight share ten blocks
     tables[rows[-4:], :21] = tables[rows[-5], :21].clone()  # the last five share 21

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.kernels import twins
-from headrace.kernels.layout import Fp8Rows, LayerCache
+from headrace.kernels.layout import Fp8Rows, LayerCache, Splits
 from tests.kernels.test_gpu import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
 
 ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may fall on either side of a step
@@ -107,7 +107,7 @@ def test_a_cache_in_eight_bits_is_written_as_its_twin_does(
     gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
     interpreted=[(*shape, [1, 1, 1, 50, 2, 17], [1, 15, 99, 70, 2, 50]) for shape in SMALL_SHAPES],
 )
-@pytest.mark.parametrize("num_splits", [1, 5])
+@pytest.mark.parametrize("splits", [Splits(), Splits(5), Splits(5, num_seqs=3)], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, 20.0)])
 def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
     place: Place,
@@ -116,13 +116,13 @@ def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
     head_dim: int,
     query_lens: list[int],
     context_lens: list[int],
-    num_splits: int,
+    splits: Splits,
     window: int | None,
     softcap: float | None,
 ) -> None:
     from headrace.kernels import gpu
 
-    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, num_splits)
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, splits)
     cache = make_fp8_cache(place, num_blocks, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
     expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)

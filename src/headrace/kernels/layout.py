@@ -41,6 +41,15 @@ class SharedPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """How the contexts of single-token sequences are cut, so that the whole GPU has work to the end."""
+
+    num_parts: int = 1  # of one context, at most
+    min_tokens: int = 64  # of a part
+    num_seqs: int | None = None  # leading sequences that are cut, if they are long; None: any
+
+
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """Where the tokens of a step lie. The runner builds one a step; every layer reads it.
 
@@ -59,8 +68,7 @@ class StepLayout:
     max_query_len: int
     max_context_len: int
     num_single: int = 0  # leading sequences that are known to have one token; a GPU has a kernel of its own for them
-    num_splits: int = 1  # most parts into which a context of those is cut, so that the whole GPU has work to the end
-    min_split: int = 64  # fewest tokens of a part
+    splits: Splits = Splits()  # of those
     shared: SharedPrefixes | None = None  # of the single-token sequences
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
     num_fresh: int = 0  # last sequences that have no tokens but those of this step

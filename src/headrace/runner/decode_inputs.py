@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu.decode_attention import MAX_SPLITS, SHARED_ROWS
-from headrace.kernels.layout import SharedPrefixes
+from headrace.kernels.layout import SharedPrefixes, Splits
 from headrace.models.spec import ModelSpec
 from headrace.runner.prefix_groups import MIN_SEQS
 
 LONG_CONTEXT = 1024
 LONG_PARTS = 4
+LEAST_CUT = 32  # sequences
 
 _CLEARLY = 1.03  # less could be chance, and answers should not depend on that
 
@@ -113,13 +114,16 @@ def seqs_per_tile(spec: ModelSpec) -> int:
     return max(1, SHARED_ROWS >> (group - 1).bit_length())
 
 
-def splits_of(num_seqs: int, num_kv_heads: int, max_model_len: int) -> tuple[int, int]:
-    """Into how many parts a context is cut at most, and the fewest tokens of one.
+def splits_of(num_seqs: int, num_kv_heads: int, max_model_len: int) -> Splits:
+    """For a step whose longest contexts come first.
 
-    Few sequences are cut small enough for four programs on each of some 132 processors. Of many, only the long ones
-    are: one program that reads on when all others are done would waste the GPU.
+    Few sequences are cut small enough for four programs on each of some 132 processors. Of many, only long ones are,
+    and only the longest: one program that reads on when all others are done would waste the GPU, but programs of parts
+    that are not there cost time too.
     """
     num_parts = min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads))
     if num_parts > 1:
-        return max(num_parts, LONG_PARTS), 64
-    return (LONG_PARTS if max_model_len > LONG_CONTEXT else 1), LONG_CONTEXT
+        return Splits(max(num_parts, LONG_PARTS), 64)
+    if max_model_len <= LONG_CONTEXT:
+        return Splits()
+    return Splits(LONG_PARTS, LONG_CONTEXT, num_seqs=max(LEAST_CUT, num_seqs // 16))

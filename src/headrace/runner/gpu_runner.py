@@ -17,7 +17,7 @@ from headrace.kernels import ops
 from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
-from headrace.kernels.layout import SharedPrefixes, StepLayout
+from headrace.kernels.layout import SharedPrefixes, Splits, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.decode_inputs import (
@@ -254,7 +254,6 @@ class GpuRunner:
             inputs.slots,
             inputs.context_lens,
         )
-        num_splits, min_split = self._splits(size)
         layout = StepLayout(
             positions=inputs.positions,
             slots=inputs.slots,
@@ -265,8 +264,7 @@ class GpuRunner:
             max_query_len=1,
             max_context_len=self._shape.max_model_len,
             num_single=size,
-            num_splits=num_splits,
-            min_split=min_split,
+            splits=self._splits(size),
             shared=self._shared.first(size) if is_sharing else None,
         )
         hidden = self._decoder.hidden(inputs.token_ids, layout, self._caches)
@@ -387,7 +385,6 @@ class GpuRunner:
         token_rows_long = token_rows.long()
         positions = self._computed[token_rows_long] + offsets
         blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
-        num_splits, min_split = self._splits(max(1, num_single))
         layout = StepLayout(
             positions=positions,
             slots=blocks * self._shape.block_size + positions % self._shape.block_size,
@@ -398,13 +395,12 @@ class GpuRunner:
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
             num_single=num_single,
-            num_splits=num_splits,
-            min_split=min_split,
+            splits=self._splits(max(1, num_single)),
             tiles=tiles.view(-1, 2),
         )
         return layout, self._tokens[token_rows_long, positions]
 
-    def _splits(self, num_seqs: int) -> tuple[int, int]:
+    def _splits(self, num_seqs: int) -> Splits:
         return splits_of(num_seqs, self._decoder.spec.num_kv_heads, self._shape.max_model_len)
 
     def _advance(self, rows: Tensor, num_tokens: Tensor) -> None:

@@ -39,12 +39,14 @@ def decode_attention(
     num_seqs, num_heads, head_dim = layout.num_single, q.shape[1], q.shape[2]
     num_kv_heads = cache.keys.shape[1]
     shared = layout.shared if window is None else None
-    num_splits = layout.num_splits
+    num_splits = layout.splits.num_parts
+    num_cut = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
     num_parts = num_splits + (SHARED_SPLITS if shared is not None else 0)
     partial = sums = q
     if num_parts > 1:
-        partial = torch.empty((num_seqs, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
-        sums = torch.empty((num_seqs, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
+        num_merged = num_cut if shared is None else num_seqs
+        partial = torch.empty((num_merged, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
+        sums = torch.empty((num_merged, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
     common = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -80,7 +82,7 @@ def decode_attention(
         )
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(is_fp8=is_fp8)
-    _decode[(num_kv_heads, num_splits, num_seqs)](  # in this order all parts of the first, long contexts start first
+    _decode[(num_kv_heads, num_cut * num_splits + num_seqs - num_cut)](  # all parts of the first contexts come first
         q,
         cache.keys,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
@@ -96,8 +98,9 @@ def decode_attention(
         scale * LOG2E,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else softcap,
-        layout.min_split,
+        layout.splits.min_tokens,
         num_splits,
+        num_cut,
         num_parts,
         GROUP_BLOCK=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
         TILE=tile,
@@ -112,15 +115,16 @@ def decode_attention(
         **common,
     )
     if num_parts > 1:
-        _merge[(num_seqs, num_kv_heads)](
+        _merge[(num_merged, num_kv_heads)](
             layout.context_lens,
             layout.context_lens if shared is None else shared.lens,
             partial,
             sums,
             out,
             NO_WINDOW if window is None else window,
-            layout.min_split,
+            layout.splits.min_tokens,
             num_splits,
+            num_cut,
             num_parts,
             NUM_HEADS=num_heads,
             GROUP=num_heads // num_kv_heads,
@@ -226,10 +230,10 @@ MAX_SPLITS = 32
 
 def _decode_shape(is_fp8: bool) -> tuple[int, int, int]:
     """Keys a step of the loop, warps and stages: the best of sweeps on an H200, 2026-11-15."""
-    return (32, 1, 5) if is_fp8 else (64, 2, 3)
+    return (64, 2, 5) if is_fp8 else (64, 2, 3)
 
 
-@triton.jit(do_not_specialize=["min_split", "num_splits", "num_parts"])
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_cut", "num_parts"])
 def _decode(
     q,
     keys,
@@ -248,6 +252,7 @@ def _decode(
     softcap,
     min_split,
     num_splits,
+    num_cut,
     num_parts,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -267,7 +272,12 @@ def _decode(
 ):
     """Values of eight bits come in pairs of dimensions: a GPU can turn tiles of 16-bit words as its products need them,
     but not of bytes."""
-    head, split, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, item = tl.program_id(0), tl.program_id(1)
+    seq, split = item, 0
+    if IS_PART:
+        is_cut = item < num_cut * num_splits
+        seq = tl.where(is_cut, item // num_splits, item - num_cut * (num_splits - 1))
+        split = tl.where(is_cut, item % num_splits, 0)
     context_len = tl.load(context_lens + seq)
     first = 0
     if HAS_WINDOW:
@@ -280,7 +290,7 @@ def _decode(
     end = context_len
     count = 1  # parts of this sequence's own context
     if IS_PART:
-        count, per_split = _own_parts(context_len - begin, min_split, num_splits, TILE)
+        count, per_split = _own_parts(context_len - begin, min_split, tl.where(is_cut, num_splits, 1), TILE)
         if split >= count:
             return
         begin = begin + split * per_split
@@ -361,7 +371,7 @@ def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
     return tl.cdiv(length, per_split), per_split
 
 
-@triton.jit(do_not_specialize=["min_split", "num_splits", "num_parts"])
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_cut", "num_parts"])
 def _merge(
     context_lens,
     shared_lens,
@@ -371,6 +381,7 @@ def _merge(
     window,
     min_split,
     num_splits,
+    num_cut,
     num_parts,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -392,7 +403,7 @@ def _merge(
     if HAS_SHARED:
         shared_len = tl.load(shared_lens + seq)
         length = length - shared_len
-    count, _ = _own_parts(length, min_split, num_splits, TILE)
+    count, _ = _own_parts(length, min_split, tl.where(seq < num_cut, num_splits, 1), TILE)
     if (count == 1) & (shared_len == 0):
         return
     lines = tl.arange(0, GROUP_BLOCK)
