@@ -95,7 +95,7 @@ def _frames(channel: Channel) -> Iterator[bytes]:
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
     # Tokenizers free thousands of small pieces of memory at once: glibc keeps more of them at hand than its seven.
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=256"} | child_environment()
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=64"} | child_environment()
     if num_cores() <= 2:  # the job has the other core: threads would only get in each other's way
         environment = {"TOKENIZERS_PARALLELISM": "false"} | environment
     return subprocess.Popen(
