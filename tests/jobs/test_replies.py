@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.errors import RequestError
-from headrace.jobs.openai_lines import OpenAIReply
+from headrace.jobs.openai_lines import Endpoint, OpenAIReply
 from headrace.jobs.output import LineAnswer, LineOutput
 from headrace.jobs.plain_lines import PlainReply, as_members
 from headrace.jobs.reply import ENGINE_ERROR, JobFacts, Reply
@@ -137,6 +137,23 @@ def test_several_plain_answers_are_outputs() -> None:
     line = answer(PlainReply(4), output(2))
     assert line["outputs"] == [{"text": "Hi", "finish_reason": "stop"}] * 2
     assert "text" not in line
+
+
+@pytest.mark.parametrize("logprobs", [None, LOGPROBS])
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
+def test_an_answer_is_compact_json_whatever_its_texts_are(
+    endpoint: Endpoint, logprobs: tuple[TokenLogprobs, ...] | None
+) -> None:
+    texts = ('"quoted" \\ %d %b', "\x00\n\u2028é😀")
+    result = LineOutput(3, tuple(LineAnswer(i, text, 2, None, logprobs) for i, text in enumerate(texts)), 1)
+    line = OpenAIReply(4, 'a "b" é %s', endpoint).answer(result, JobFacts('m "%d" é', None, 'job"id'))
+    decoded = msgspec.json.decode(line)
+    assert msgspec.json.encode(decoded) == line
+    assert decoded["custom_id"] == 'a "b" é %s'
+    assert decoded["id"] == 'batch_req_job"id-4'
+    assert decoded["response"]["body"]["model"] == 'm "%d" é'
+    choices = decoded["response"]["body"]["choices"]
+    assert tuple(choice.get("text") or choice["message"]["content"] for choice in choices) == texts
 
 
 def test_a_failure_of_the_engine_is_a_500() -> None:

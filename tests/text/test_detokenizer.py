@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text import Detokenizer, Tokenizer
+from headrace.text import Detokenizer, Tokenizer, whole_text
 
 FIRST_BYTE = {"bytes": 0, "nested bytes": 0, "llama": 3, "gemma": 3, "three spaces": 3}
 
@@ -37,6 +37,20 @@ def test_pushes_and_flush_together_are_what_decode_gives(
     pushes = [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
     pieces = stream(tokenizer, pushes, skip_special_tokens=skip_special_tokens)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+@pytest.mark.parametrize("kind", ["bytes", "llama", "gemma", "three spaces"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_an_answer_read_at_once_is_what_its_pushes_give(
+    tokenizers_by_kind: dict[str, Tokenizer], kind: str, skip_special_tokens: bool, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    prompt, ids = (data.draw(some_ids(tokenizer, FIRST_BYTE[kind])) for _ in range(2))
+    detokenizer = Detokenizer(tokenizer, prompt[-8:], skip_special_tokens)
+    pushed = "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.flush()
+    assert whole_text(tokenizer, np.array(prompt, np.int32), ids, skip_special_tokens) == pushed
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,6 +16,7 @@ class InFlight(msgspec.Struct, eq=False):
     line: Work
     request: Request
     answers: Answers | None  # None: until its end there is nothing to tell
+    num_sequences: int
 
 
 class LinesInFlight:
@@ -53,12 +54,12 @@ class LinesInFlight:
 
     def add(self, entry: InFlight) -> None:
         self._by_id[entry.request.request_id] = entry
-        self.num_sequences += entry.request.params.num_sequences
+        self.num_sequences += entry.num_sequences
 
     def remove(self, entry: InFlight) -> None:
         """Its result has to be written before others are announced."""
         del self._by_id[entry.request.request_id]
-        self.num_sequences -= entry.request.params.num_sequences
+        self.num_sequences -= entry.num_sequences
         self._file.remove(entry.line.reply.index)
 
     def give_up(self) -> list[Work]:

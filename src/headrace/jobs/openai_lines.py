@@ -11,8 +11,7 @@ from headrace.errors import RequestError, nearest
 from headrace.jobs.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.logprobs import chat_entries, completion_lists
 from headrace.jobs.output import LineAnswer, LineOutput
-from headrace.jobs.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, Usage, encode, message_of, usage
-from headrace.types import FinishReason
+from headrace.jobs.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, encode, message_of, usage
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -73,17 +72,12 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     endpoint: Endpoint | None  # None: not even a request, so its error is the line's and has no response
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
-        is_chat = self.endpoint == CHAT
-        read = _chat_choice if is_chat else _text_choice
-        body = _Completion(
-            id=facts.id_of("chatcmpl-" if is_chat else "cmpl-", self.index),
-            object="chat.completion" if is_chat else "text_completion",
-            created=facts.now(),
-            model=facts.model_name,
-            choices=[read(answer, facts) for answer in output.answers],
-            usage=usage(output),
-        )
-        return self._line(facts, response=self._response(200, body, facts))
+        kind, name, choice = _CHAT_NAMES if self.endpoint == CHAT else _TEXT_NAMES
+        own_id, custom_id = b"%b-%d" % (facts.job_id_text, self.index), encode(self.custom_id)
+        answers = output.answers
+        choices = choice(answers[0], facts) if len(answers) == 1 else b",".join([choice(a, facts) for a in answers])
+        body = (kind, own_id, name, facts.now(), facts.model_name_text, choices, usage(output))
+        return _ANSWER % (own_id, custom_id, own_id, *body)
 
     def error(self, error: RequestError, facts: JobFacts) -> bytes:
         if error.code == EXPIRED:
@@ -101,11 +95,11 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     ) -> bytes:
         return encode(_Line(facts.id_of(ID_PREFIX, self.index), self.custom_id, response, error))
 
-    def _response(self, status_code: int, body: _Completion | dict[str, Any], facts: JobFacts) -> _Response:
+    def _response(self, status_code: int, body: dict[str, Any], facts: JobFacts) -> _Response:
         return _Response(status_code, facts.id_of("req_", self.index), body)
 
 
-# The objects of an output line, their fields in the order in which they are written.
+# An error line's objects, their fields in the order in which they are written.
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -118,46 +112,35 @@ class _Line(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     status_code: int
     request_id: str
-    body: _Completion | dict[str, Any]
+    body: dict[str, Any]
 
 
-class _Completion(msgspec.Struct, gc=False):
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[_ChatChoice | _TextChoice]
-    usage: Usage
-    system_fingerprint: None = None
+# Answers are written into texts: in less than half the time that objects take.
+
+_ANSWER = (
+    b'{"id":"batch_req_%b","custom_id":%b,"response":{"status_code":200,"request_id":"req_%b",'
+    b'"body":{"id":"%b-%b","object":"%b","created":%d,"model":%b,"choices":[%b],"usage":%b,'
+    b'"system_fingerprint":null}},"error":null}'
+)
+_CHAT_CHOICE = (
+    b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,"finish_reason":%b}'
+)
+_TEXT_CHOICE = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
 
 
-class _Message(msgspec.Struct, gc=False):
-    role: str
-    content: str
-    refusal: None = None
-
-
-class _ChatChoice(msgspec.Struct, gc=False):
-    index: int
-    message: _Message
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishReason | None
-
-
-class _TextChoice(msgspec.Struct, gc=False):
-    index: int
-    text: str
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishReason | None
-
-
-def _chat_choice(answer: LineAnswer, facts: JobFacts) -> _ChatChoice:
-    logprobs = None
+def _chat_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
+    logprobs = b"null"
     if answer.logprobs is not None:
-        logprobs = {"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None}
-    return _ChatChoice(answer.index, _Message("assistant", answer.text), logprobs, answer.finish_reason)
+        logprobs = encode({"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None})
+    return _CHAT_CHOICE % (answer.index, encode(answer.text), logprobs, encode(answer.finish_reason))
 
 
-def _text_choice(answer: LineAnswer, facts: JobFacts) -> _TextChoice:
-    logprobs = None if answer.logprobs is None else completion_lists(answer.logprobs, facts.tokenizer)
-    return _TextChoice(answer.index, answer.text, logprobs, answer.finish_reason)
+def _text_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
+    logprobs = b"null"
+    if answer.logprobs is not None:
+        logprobs = encode(completion_lists(answer.logprobs, facts.tokenizer))
+    return _TEXT_CHOICE % (answer.index, encode(answer.text), logprobs, encode(answer.finish_reason))
+
+
+_CHAT_NAMES = (b"chatcmpl", b"chat.completion", _chat_choice)
+_TEXT_NAMES = (b"cmpl", b"text_completion", _text_choice)

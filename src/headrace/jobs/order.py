@@ -163,7 +163,7 @@ class Planner:
         """The line that `take` would give."""
         chosen = self._chosen
         if chosen is None:
-            if not self.num_waiting:
+            if not self._sums.num_rows and not self._arrived:
                 return None
             if self._is_plan_old:
                 self._plan()
@@ -177,10 +177,13 @@ class Planner:
         item, self._chosen = self._chosen, None
         assert item is not None, "nothing is waiting"
         item.is_taken = True
+        num_tokens, sums = len(item.tokens) // TOKEN_BYTES, self._sums
+        sums.num_rows -= 1
+        sums.num_tokens -= num_tokens
+        sums.decode = max(0.0, sums.decode - item.num_decode_tokens)
         self._num_taken += 1
-        self._count_out(item)
         self._running[item.line.reply.index] = item
-        self._num_running_tokens += len(item.tokens) // TOKEN_BYTES
+        self._num_running_tokens += num_tokens
         if not item.is_exact:
             self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
         self._last = item
@@ -309,12 +312,6 @@ class Planner:
         sums, limits = self._sums, self._limits
         mean_len = (sums.num_tokens * sums.new_share + sums.decode) / max(1, sums.num_rows)
         return max(1.0, min(limits.max_num_seqs, limits.num_blocks * limits.block_size / max(1.0, mean_len)))
-
-    def _count_out(self, item: Pending) -> None:
-        sums = self._sums
-        sums.num_rows -= 1
-        sums.num_tokens -= len(item.tokens) // TOKEN_BYTES
-        sums.decode = max(0.0, sums.decode - item.num_decode_tokens)
 
     def _pending(self, line: Work) -> Pending:
         params = line.params

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.text import Detokenizer, Tokenizer
+from headrace.text import Tokenizer, whole_text
 from headrace.types import FinishReason, Request, RequestOutput, SamplingParams, SequenceEvent, TokenLogprobs
-
-NUM_TAIL = 8  # of a prompt's tokens, after which an answer's text goes on
 
 
 class LineAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +45,7 @@ def output_of(output: RequestOutput) -> LineOutput:
 
 def comes_at_once(params: SamplingParams) -> bool:
     """Whether one event at the end is all that an unwatched request brings, and `output_at_end` can read it."""
-    return not params.stop and params.detokenize and params.num_sequences == 1 and not params.uses_logprobs
+    return not params.stop and params.detokenize and params.num_sequences == 1 and params.logprobs is None
 
 
 def output_at_end(request: Request, event: SequenceEvent, tokenizer: Tokenizer | None) -> LineOutput:
@@ -58,6 +56,5 @@ def output_at_end(request: Request, event: SequenceEvent, tokenizer: Tokenizer |
         tokens.pop()
     text = ""
     if tokenizer is not None:
-        detokenizer = Detokenizer(tokenizer, prompt[-NUM_TAIL:].tolist(), params.skip_special_tokens)
-        text = detokenizer.push(tokens) + detokenizer.flush()
+        text = whole_text(tokenizer, prompt, tokens, params.skip_special_tokens)
     return LineOutput(len(prompt), (LineAnswer(0, text, num_tokens, event.finish_reason),), event.num_cached_tokens)

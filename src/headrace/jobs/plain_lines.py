@@ -90,7 +90,7 @@ class PlainReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
             body = encode(_answer(answers[0], facts))[1:-1]
         else:
             body = b'"outputs":' + encode([_answer(answer, facts) for answer in answers])
-        return b'{"index":%d,%b%b,"usage":%b}' % (self.index, self.carried, body, encode(usage(output)))
+        return b'{"index":%d,%b%b,"usage":%b}' % (self.index, self.carried, body, usage(output))
 
     def error(self, error: RequestError, facts: JobFacts) -> bytes:
         body = encode(error_body(error, self.index))

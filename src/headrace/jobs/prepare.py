@@ -6,8 +6,8 @@ Nothing here depends on other lines, so it can be done in another process (`prep
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from struct import pack
 
 import msgspec
 import numpy as np
@@ -113,7 +113,7 @@ class LinePreparer:
                 self._tokenize([one], items, add_special_tokens=add_special_tokens)
             return
         for (place, request, text), ids in zip(rendered, encoded, strict=True):
-            items[place] = self._work(request, array("i", ids).tobytes(), text)
+            items[place] = self._work(request, pack(f"{len(ids)}i", *ids), text)
 
     def _work(self, request: LineRequest, tokens: bytes, text: str | None) -> Work:
         question = None

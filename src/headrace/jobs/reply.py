@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from headrace.text import Tokenizer
 ENGINE_ERROR = "engine_error"  # the code of a failure that is not the request's fault
 EXPIRED = "batch_expired"  # of a line that was not answered by the job's deadline
 POISON = "poison_request"  # and of one with which the engine dies
+
+_USAGE = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
 
 
 @dataclass(frozen=True)
@@ -30,23 +33,22 @@ class JobFacts:
         """Unique among all jobs, as clients expect of ids."""
         return f"{kind}{self.job_id}-{index}"
 
+    @cached_property
+    def job_id_text(self) -> bytes:
+        """As it stands within a JSON text."""
+        return encode(self.job_id)[1:-1]
+
+    @cached_property
+    def model_name_text(self) -> bytes:
+        """As a JSON text."""
+        return encode(self.model_name)
+
     def now(self) -> int:
         return int(time())
 
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
-
-
-class Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class CachedTokens(msgspec.Struct, gc=False):
-    cached_tokens: int
 
 
 class Reply(Protocol):
@@ -89,6 +91,6 @@ def message_of(error: RequestError, index: int) -> str:
     return f"line {index + 1}: {error}"
 
 
-def usage(output: LineOutput) -> Usage:
+def usage(output: LineOutput) -> bytes:
     num_read, num_generated = output.num_prompt_tokens, output.num_generated_tokens
-    return Usage(num_read, num_generated, num_read + num_generated, CachedTokens(output.num_cached_tokens))
+    return _USAGE % (num_read, num_generated, num_read + num_generated, output.num_cached_tokens)

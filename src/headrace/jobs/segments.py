@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.jobs.record import Record, decode, results_of
 
 BUFFER_BYTES = 1 << 20
+RESULTS_BYTES = 1 << 18  # read and cut at once while they are in the processor's cache
 
 _NAME = re.compile(r"seg-(\d+)-(\d+)\.jsonl")
 
@@ -40,7 +41,7 @@ class Segment:
         left = self.path.stat().st_size if self.end is None else self.end
         with open(self.path, "rb") as file:
             while left > 0:
-                lines = file.read(min(left, BUFFER_BYTES))
+                lines = file.read(min(left, RESULTS_BYTES))
                 if len(lines) < left:
                     lines += file.readline()
                 left -= len(lines)

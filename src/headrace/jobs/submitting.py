@@ -114,4 +114,4 @@ class Submitter:
         answers = None
         if not comes_at_once(params):
             answers = Answers(request, None, engine.tokenizer, engine.eos_token_ids)
-        self._in_flight.add(InFlight(line, request, answers))
+        self._in_flight.add(InFlight(line, request, answers, params.num_sequences))

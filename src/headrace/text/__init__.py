@@ -5,11 +5,11 @@ Imports neither torch nor transformers; transformers is asked only for a directo
 
 from __future__ import annotations
 
-from headrace.text.detokenizer import Detokenizer
+from headrace.text.detokenizer import Detokenizer, whole_text
 from headrace.text.load import load_tokenizer
 from headrace.text.source import TextSource
 from headrace.text.stops import StopMatcher
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "TextSource", "Tokenizer", "load_tokenizer"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "TextSource", "Tokenizer", "load_tokenizer", "whole_text"]

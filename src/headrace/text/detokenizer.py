@@ -44,6 +44,17 @@ class Detokenizer:
         return self._stream.flush()
 
 
+def whole_text(tokenizer: Tokenizer, prompt_ids: Ids, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+    """What a `Detokenizer` makes of an answer that comes at once."""
+    pieces = tokenizer.pieces(skip_special_tokens)
+    if isinstance(pieces, BytePieces) and len(prompt_ids):
+        last = pieces[int(prompt_ids[-1])]
+        if last and last[-1] < 0x80:  # most prompts: no character is unfinished
+            return b"".join(map(pieces.__getitem__, token_ids)).decode("utf-8", "replace")
+    detokenizer = Detokenizer(tokenizer, prompt_ids[-_NUM_CONTEXT:], skip_special_tokens)
+    return detokenizer.push(token_ids) + detokenizer.flush()
+
+
 class _Stream(Protocol):
     def follow(self, token_ids: list[int]) -> None: ...
     def push(self, token_ids: list[int]) -> str: ...

@@ -54,7 +54,8 @@ class Sandbox:
         turns = _turns_left.set([MAX_TURNS])
         try:
             template = self._compile(source)
-            return _collect(template.root_render_func(template.new_context(dict(variables))))
+            context = template.new_context({**template.globals, **variables}, shared=True)
+            return _collect(template.root_render_func(context))
         except _Refusal as error:
             raise _failed(f"refuses these messages: {error.message}") from error
         except jinja2.TemplateSyntaxError as error:
@@ -195,12 +196,14 @@ def _check_name(name: object) -> None:
 def _collect(chunks: Iterator[str]) -> str:
     parts: list[str] = []
     size = 0
-    while some := list(islice(chunks, _CHUNKS_AT_ONCE)):
+    while True:
+        some = list(islice(chunks, _CHUNKS_AT_ONCE))
         size += sum(map(len, some))
         if size > MAX_SIZE:
             raise _BoundError(f"its output is longer than {MAX_SIZE:,} characters")
         parts += some
-    return "".join(parts)
+        if len(some) < _CHUNKS_AT_ONCE:
+            return "".join(parts)
 
 
 def _tojson(

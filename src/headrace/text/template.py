@@ -96,16 +96,18 @@ def named_templates(value: Any) -> dict[str, str]:
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages as plain data, content parts joined to text by line breaks."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+    is_list = type(messages) is list or (isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)))
+    if not is_list or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
-    return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_read_message(message, index) for index, message in enumerate(messages)]
 
 
-def _read_message(message: Any, place: str) -> dict[str, Any]:
+def _read_message(message: Any, index: int) -> dict[str, Any]:
     if type(message) is dict and len(message) == 2:  # most messages, and the only shape worth being fast for
         role, content = message.get("role"), message.get("content")
         if type(role) is str and role and type(content) is str:
             return {"role": role, "content": content}
+    place = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise _refuse(place, f"must be an object with role and content, got {_kind(message)}")
     role = message.get("role")
