@@ -6,7 +6,8 @@
 Every request is given at once; end of sequence is ignored and temperature is 1, as for every engine measured on these.
 A few short requests run before the clock starts, so that kernels are compiled; the prefix cache is emptied before each
 round. The best round is the record's figure; all rounds are in it. After the rounds a part of the workload runs once
-more under torch's profiler, for the share of the time in which the GPU was busy.
+more under torch's profiler, for the share of the time in which the GPU was busy: with fewer sequences, so that it is
+low. With --profile-whole it is the middle of another round.
 """
 
 from __future__ import annotations
@@ -122,18 +123,23 @@ def work(llm: LLM, tasks: list[Task], rates: dict[str, Any]) -> dict[str, float]
     }
 
 
-def profile(llm: LLM, tasks: list[Task], tokens_per_second: float) -> dict[str, Any]:
-    """The GPU's busy share, and the kernels that took most of it, while a part of the workload runs."""
-    part, room = [], 4 * PROFILED_SECONDS * tokens_per_second
+def some_of(tasks: list[Task], num_tokens: float) -> list[Task]:
+    """Of the longest answers as many as there is room for."""
+    part = []
     for task in sorted(tasks, key=lambda task: -task.num_tokens_out):
-        room -= len(task.prompt) + task.num_tokens_out
-        if room < 0:
+        num_tokens -= len(task.prompt) + task.num_tokens_out
+        if num_tokens < 0:
             break
         part.append(task)
+    return part
+
+
+def profile(llm: LLM, tasks: list[Task], after_seconds: float) -> dict[str, Any]:
+    """The GPU's busy share, and the kernels that took most of it, while these tasks run."""
     llm.forget_prefixes()
     with ThreadPoolExecutor(1) as beside:
-        running = beside.submit(run, llm, part)
-        sleep(PROFILED_SECONDS)
+        running = beside.submit(run, llm, tasks)
+        sleep(after_seconds)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             sleep(PROFILED_SECONDS)
         running.result()
@@ -159,7 +165,7 @@ def busy_share(profiler: torch.profiler.profile) -> dict[str, Any]:
     }
 
 
-def measure(llm: LLM, model: str, workload: str, num_rounds: int) -> dict[str, Any]:
+def measure(llm: LLM, model: str, workload: str, num_rounds: int, *, profiles_whole: bool) -> dict[str, Any]:
     tasks = WORKLOADS[workload]()
     warm_up(llm, tasks)
     rounds = []
@@ -171,7 +177,11 @@ def measure(llm: LLM, model: str, workload: str, num_rounds: int) -> dict[str, A
     best = min(rounds, key=lambda result: result["seconds"])
     key = (model, workload, dtype)
     num_tokens = sum(len(task.prompt) + task.num_tokens_out for task in tasks)
-    profiled = profile(llm, tasks, num_tokens / best["seconds"])
+    if profiles_whole:
+        profiled = profile(llm, tasks, best["seconds"] / 2)
+    else:
+        tokens_per_second = num_tokens / best["seconds"]
+        profiled = profile(llm, some_of(tasks, 4 * PROFILED_SECONDS * tokens_per_second), PROFILED_SECONDS)
     print(f"  {profiled}", flush=True)
     return {
         "model": model,
@@ -196,6 +206,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="NAME=N", help="an engine setting, a whole number"
     )
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--profile-whole", action="store_true", help="profile the middle of another whole round")
     parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
     parser.add_argument("--json", type=Path, help="write the records here")
     arguments = parser.parse_args()
@@ -223,7 +234,8 @@ def main() -> None:
     }
     lines = ""
     for name in arguments.workload or list(WORKLOADS):
-        lines += json.dumps(measure(llm, arguments.model, name, arguments.rounds) | common) + "\n"
+        record = measure(llm, arguments.model, name, arguments.rounds, profiles_whole=arguments.profile_whole)
+        lines += json.dumps(record | common) + "\n"
         if arguments.json:  # after each, so that an interrupted run has those that are done
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(lines)

@@ -11,7 +11,7 @@ from headrace.jobs.last_checks import LastChecks
 from headrace.jobs.prepare import Items
 from headrace.jobs.reader import InputLine
 
-MAX_BATCHES_AHEAD = 8  # so that neither side waits for a burst of the other
+MAX_BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)

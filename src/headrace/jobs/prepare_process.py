@@ -22,7 +22,7 @@ from headrace.jobs.prepare_wire import ItemReader, Setup, encode_lines, encode_s
 from headrace.jobs.reader import InputLine
 
 LEAST_LINES = 50_000  # for fewer it is not worth a process, which takes a second to start
-NUM_AHEAD = 8  # batches that the process has or has done, at most
+NUM_AHEAD = 4  # batches that the process has or has done, at most
 EXIT_S = 5.0
 
 _log = logging.getLogger(__name__)
