@@ -30,7 +30,7 @@ class EngineLoop:
 
     A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last and their
     prompts fit in a step: started alone, it would have its first token early and its second after all of their prompts.
-    If the one before it came and went alone, it does not wait: so does somebody who asks one thing after the other."""
+    If the one before it came and went alone, it does not wait: somebody may be asking one thing after the other."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class EngineLoop:
         num_seen, until = 0, monotonic() + MAX_GATHERS * self._gather_s
         while num_seen < len(self._inbox) and not self._is_stopping and monotonic() < until:
             if self._num_new_tokens >= self._core.max_step_tokens:
-                break
+                return
             num_seen = len(self._inbox)
             self._has_news.wait(self._gather_s)
 

@@ -54,7 +54,7 @@ class ServerOptions:
     max_logprobs: int = setting(20, "most log-probabilities of a token")
 
     # dynamic batching, as Triton means it
-    max_queue_delay_us: int = setting(0, "longest wait of a request for company; 0: none")
+    max_queue_delay_us: int = setting(0, "longest wait of a request for company in the queue; 0: none")
     preferred_batch_size: str = setting("", "batch sizes that start at once, separated by commas; default: none")
     queue_timeout_us: int = setting(0, "a request that has waited so long is refused or delayed; 0: never")
     queue_timeout_action: QueuePolicy = setting("reject", "what happens to it: a refusal, or the end of the queue")

@@ -28,49 +28,25 @@ def in_type_of_product(query, keys):
     return query
 
 
-@triton.jit
-def first_of_pairs(pairs, IS_INTERPRETED: tl.constexpr):
-    """The lower bytes of 16-bit words, which are eight-bit numbers, in half precision."""
-    if IS_INTERPRETED:
-        wide = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:
-        wide = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 two, none;
-            prmt.b32 bytes, $1, 0, 0x4420;
-            mov.b32 {two, none}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, two;
-            }""",
-            "=r,r",
-            [pairs],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
-    return wide
+_WIDEN = """{
+.reg .b32 bytes;
+.reg .b16 two, none;
+prmt.b32 bytes, $1, 0, %s;
+mov.b32 {two, none}, bytes;
+cvt.rn.f16x2.e4m3x2 $0, two;
+}"""
+_WIDEN_LOWER = tl.constexpr(_WIDEN % "0x4420")
+_WIDEN_UPPER = tl.constexpr(_WIDEN % "0x4431")
 
 
 @triton.jit
-def second_of_pairs(pairs, IS_INTERPRETED: tl.constexpr):
-    """The upper bytes, likewise."""
+def widened(pairs, UPPER: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """The lower or upper bytes of 16-bit words, which are eight-bit numbers, in half precision."""
     if IS_INTERPRETED:
-        wide = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        wide = ((pairs >> (8 if UPPER else 0)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
-        wide = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 two, none;
-            prmt.b32 bytes, $1, 0, 0x4431;
-            mov.b32 {two, none}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, two;
-            }""",
-            "=r,r",
-            [pairs],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
+        asm: tl.constexpr = _WIDEN_UPPER if UPPER else _WIDEN_LOWER
+        wide = tl.inline_asm_elementwise(asm, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
     return wide
 
 

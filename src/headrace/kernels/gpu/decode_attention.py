@@ -8,15 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import (
-    LOG2E,
-    NO_WINDOW,
-    attend_keys,
-    first_of_pairs,
-    first_seen,
-    in_type_of_product,
-    second_of_pairs,
-)
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product, widened
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -344,8 +336,8 @@ def _decode(
         total = total * shrink + tl.sum(weight, axis=1)
         weight = weight.to(query.dtype)
         if IN_PAIRS:
-            firsts = firsts * shrink[:, None] + tl.dot(weight, first_of_pairs(value, IS_INTERPRETED))
-            seconds = seconds * shrink[:, None] + tl.dot(weight, second_of_pairs(value, IS_INTERPRETED))
+            firsts = firsts * shrink[:, None] + tl.dot(weight, widened(value, False, IS_INTERPRETED))
+            seconds = seconds * shrink[:, None] + tl.dot(weight, widened(value, True, IS_INTERPRETED))
         else:
             mixed = mixed * shrink[:, None] + tl.dot(weight, value)
         highest = peak
