@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.loop import MAX_GATHERS, EngineLoop
+from headrace.engine.loop import GATHER_SHARE, MAX_GATHERS, EngineLoop
 from headrace.types import SequenceEvent
 from tests.engine import cores
 from tests.engine.process_tools import make_request
@@ -39,8 +39,21 @@ class Arrivals(threading.Condition):
         return True
 
 
-def run_loop(num_together: int, gather_s: float, *, times: int = 1) -> tuple[list[set[str]], list[float | None]]:
+def run_loop(
+    num_together: int, gather_s: float, *, times: int = 1, token_s: float | None = None
+) -> tuple[list[set[str]], list[float | None]]:
     """Requests that come one by one to an idle engine: those that each turn has news of, and how the loop waited."""
+    turns, arrivals, _ = _run(num_together, gather_s, times, token_s)
+    return turns, arrivals.timeouts
+
+
+def learned(num_together: int) -> float | None:
+    return _run(num_together, LONG_S, 1, None)[2]._token_s
+
+
+def _run(
+    num_together: int, gather_s: float, times: int, token_s: float | None
+) -> tuple[list[set[str]], Arrivals, EngineLoop]:
     turns: list[set[str]] = []
 
     def after_turn(events: list[SequenceEvent]) -> None:
@@ -58,8 +71,9 @@ def run_loop(num_together: int, gather_s: float, *, times: int = 1) -> tuple[lis
     names = [f"r{i}" for i in range(num_together * times)]
     arrivals = Arrivals([lambda name=name: loop.submit(make_request(name)) for name in names], num_together)  # type: ignore[misc]
     loop._has_news = arrivals
+    loop._token_s = token_s
     loop.run()
-    return [turn for turn in turns if turn], arrivals.timeouts
+    return [turn for turn in turns if turn], arrivals, loop
 
 
 def test_requests_that_come_together_to_an_idle_engine_start_together() -> None:
@@ -98,3 +112,26 @@ def test_the_first_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("headrace.engine.loop.monotonic", lambda: float(next(clock)))
     turns, _ = run_loop(40, gather_s=1.0)
     assert len(turns[0]) == MAX_GATHERS
+
+
+def test_the_wait_grows_with_what_the_prompts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.loop.monotonic", lambda: 0.0)
+    num_tokens = len(make_request("r").prompt_token_ids)
+    _, timeouts = run_loop(3, gather_s=LONG_S, token_s=1.0)
+    assert timeouts == [None, *(pytest.approx(GATHER_SHARE * number * num_tokens) for number in (1, 2, 3))]
+
+
+def test_nobody_waits_longer_than_the_prompts_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr("headrace.engine.loop.monotonic", lambda: float(next(clock)))
+    num_tokens = len(make_request("r").prompt_token_ids)
+    turns, _ = run_loop(
+        40, gather_s=LONG_S, token_s=0.9 / (GATHER_SHARE * num_tokens)
+    )  # 0.9 s each, one comes a second
+    assert turns[0] == {"r0"}
+
+
+def test_the_time_of_a_token_is_learned_from_first_steps_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.loop.LEAST_LEARNED", 3 * len(make_request("r").prompt_token_ids))
+    assert learned(2) is None
+    assert (learned(3) or 0.0) > 0.0

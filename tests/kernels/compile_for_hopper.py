@@ -21,6 +21,7 @@ from headrace.kernels.gpu.allowed import keep_allowed
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.gpu.scores import scores
+from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.layout import LayerCache, SharedPrefixes, Splits, StepLayout
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -78,7 +79,7 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
         gpu.paged_attention(q, cache, layout, 0.1, None, None)
         gpu.paged_attention(q, cache, layout, 0.1, 64, 30.0)
         gpu.paged_attention(q, cache, layout, 0.1, 64, slides=False)
-        seqs_per_tile = 128 // (num_heads // num_kv_heads)
+        seqs_per_tile = shared_shape(head_dim, cache_dtype).rows // (num_heads // num_kv_heads)
         shared = SharedPrefixes(
             torch.zeros(16, dtype=torch.int32),
             torch.zeros((2, seqs_per_tile), dtype=torch.int32),
@@ -121,6 +122,7 @@ def rows() -> None:
     row_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
     row_kernels.write_tables(tables, numbers, numbers, numbers)
     flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
+    row_kernels.admit(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
     stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     for advances in (None, wide):
         row_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)

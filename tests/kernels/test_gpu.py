@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -254,6 +255,35 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
         assert relative_error(found, expected) < GPU.attention_error
 
 
+def with_shared_beginnings(
+    place: Place, layout: StepLayout, context_lens: list[int], block_size: int, group: int, head_dim: int
+) -> StepLayout:
+    """All sequences up to the last eight share ten blocks, and the last five 21."""
+    from headrace.kernels.gpu.shared_attention import shared_shape
+    from headrace.kernels.layout import SharedPrefixes
+    from headrace.runner.prefix_groups import BlockTableMirror
+    from headrace.steps import TableWrites
+
+    tables, rows = layout.block_tables, layout.rows.long()
+    tables[rows[1:-8], :10] = tables[rows[0], :10].clone()
+    tables[rows[-4:], :21] = tables[rows[-5], :21].clone()
+    mirror = BlockTableMirror(len(rows), tables.shape[1])
+    counts = [-(-n // block_size) for n in context_lens]
+    for row, count in zip(rows.tolist(), counts, strict=True):
+        indexes = torch.arange(count)
+        mirror.write(
+            TableWrites(torch.full((count,), row).numpy(), indexes.numpy(), tables[row, :count].long().cpu().numpy())
+        )
+    num_rows = shared_shape(head_dim, place.dtype).rows
+    groups = mirror.groups(rows.cpu().numpy(), block_size=block_size, seqs_per_tile=num_rows // group)
+    assert groups is not None and set(groups.tile_lens.tolist()) == {10 * block_size, 21 * block_size}
+    tile_seqs = np.concatenate([groups.tile_seqs, np.full_like(groups.tile_seqs, -1)])  # as many places for others
+    tile_lens = np.concatenate([groups.tile_lens, np.zeros_like(groups.tile_lens)])
+    arrays = (groups.lens, tile_seqs, tile_lens)
+    shared = SharedPrefixes(*(torch.from_numpy(a).int().to(place.device) for a in arrays))
+    return dataclasses.replace(layout, shared=shared)
+
+
 @cases(
     "num_heads num_kv_heads head_dim block_size context_lens",
     gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],
@@ -270,33 +300,34 @@ def test_attention_over_shared_beginnings_equals_its_twin(
     splits: Splits,
 ) -> None:
     from headrace.kernels import gpu
-    from headrace.kernels.gpu.decode_attention import SHARED_ROWS
-    from headrace.kernels.layout import SharedPrefixes
-    from headrace.runner.prefix_groups import BlockTableMirror
-    from headrace.steps import TableWrites
 
     layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, splits)
-    tables, rows = layout.block_tables, layout.rows.long()
-    tables[rows[1:-8], :10] = tables[rows[0], :10].clone()  # all up to the last eight share ten blocks
-    tables[rows[-4:], :21] = tables[rows[-5], :21].clone()  # the last five share 21
-    mirror = BlockTableMirror(len(rows), tables.shape[1])
-    counts = [-(-n // block_size) for n in context_lens]
-    for row, count in zip(rows.tolist(), counts, strict=True):
-        indexes = torch.arange(count)
-        mirror.write(
-            TableWrites(torch.full((count,), row).numpy(), indexes.numpy(), tables[row, :count].long().cpu().numpy())
-        )
-    seqs_per_tile = SHARED_ROWS // (1 << (num_heads // num_kv_heads - 1).bit_length())
-    groups = mirror.groups(rows.cpu().numpy(), block_size=block_size, seqs_per_tile=seqs_per_tile)
-    assert groups is not None and set(groups.tile_lens.tolist()) == {10 * block_size, 21 * block_size}
-    shared = SharedPrefixes(
-        *(torch.from_numpy(a).int().to(place.device) for a in (groups.lens, groups.tile_seqs, groups.tile_lens))
-    )
+    layout = with_shared_beginnings(place, layout, context_lens, block_size, num_heads // num_kv_heads, head_dim)
     cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
     expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
-    found = gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), head_dim**-0.5)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5)
     assert relative_error(found, expected) < place.attention_error
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_programs", [1, 5, 8, 12, 40])
+def test_any_number_of_programs_shares_the_work(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items of three and six steps on two kv heads: whole, and in two and three parts."""
+    from headrace.kernels import gpu
+    from headrace.kernels.gpu import shared_attention
+
+    place = INTERPRETERS[-1]
+    shape = shared_attention.SharedShape(rows=64, keys=16, num_warps=1, num_stages=1, programs=num_programs)
+    monkeypatch.setattr(shared_attention, "shared_shape", lambda *_: shape)
+    monkeypatch.setattr(shared_attention, "num_processors", lambda _: 1)
+    context_lens = [75] * 18 + [125, 5, 65] + [103] * 5
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, 4, Splits())
+    layout = with_shared_beginnings(place, layout, context_lens, 4, 4, 16)
+    cache = make_cache(place, num_blocks, 4, 2, 16)
+    q = place.randn(layout.num_tokens, 8, 16)
+    expected = twins.paged_attention(q, cache, layout, 0.25)
+    assert relative_error(gpu.paged_attention(q, cache, layout, 0.25), expected) < place.attention_error
 
 
 @cases(
@@ -461,6 +492,26 @@ def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
     write_tables(tables, rows, indexes, blocks)
     expected[rows.long(), indexes.long()] = blocks
     assert torch.equal(tables, expected)
+
+
+@everywhere
+def test_rows_get_their_new_owners(place: Place) -> None:
+    from headrace.kernels.gpu.rows import admit
+
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 99, (7, 2600), generator=generator, dtype=torch.int32)
+    lens = torch.randint(0, 99, (7,), generator=generator)
+    computed, is_finished = lens // 2, torch.ones(7, dtype=torch.bool)
+    prompts = [torch.randint(0, 99, (n,), generator=generator, dtype=torch.int32) for n in (1, 2500, 1024)]
+    rows, starts, num_computed = [5, 0, 3], [0, 1, 2501], [0, 48, 1023]
+    columns = torch.tensor([rows, [len(p) for p in prompts], num_computed, starts], dtype=torch.int32)
+    on_device = [x.to(place.device) for x in (columns, torch.cat(prompts), tokens, lens, computed, is_finished)]
+    for row, prompt, number in zip(rows, prompts, num_computed, strict=True):
+        tokens[row, : len(prompt)] = prompt
+        lens[row], computed[row], is_finished[row] = len(prompt), number, False
+    admit(on_device[0], on_device[1], 2500, *on_device[2:])
+    for got, expected in zip(on_device[2:], (tokens, lens, computed, is_finished), strict=True):
+        assert torch.equal(got.cpu(), expected)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ class Pool(BlockPool):
 
     def make_findable(self, *blocks: int) -> None:
         for block in blocks:
-            self.prefixes.register("", np.array([block], np.int32), block)
+            self.prefixes.register("", np.array([block], np.int32), [block])
 
 
 def test_a_new_pool_has_every_block_available() -> None:

@@ -22,9 +22,7 @@ def tokens(*ids: int) -> TokenIds:
 
 def register(index: PrefixIndex, prompt: TokenIds, blocks: list[int], salt: str = "") -> None:
     """Make a prompt of whole blocks (of two tokens) findable."""
-    entry: int | str = salt
-    for place, block in enumerate(blocks):
-        entry = index.register(entry, prompt[2 * place : 2 * place + 2], block)
+    index.register(salt, prompt, blocks)
 
 
 def test_an_empty_index_finds_nothing() -> None:
@@ -50,13 +48,13 @@ def test_a_hit_says_where_its_chain_goes_on() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2), [7])
     hit = index.find(tokens(1, 2, 3, 4), None)
-    index.register(hit.last_entry, tokens(3, 4), 8)
+    index.register(hit.last_entry, tokens(3, 4), [8])
     assert index.find(tokens(1, 2, 3, 4), None).blocks == (7, 8)
 
 
 def test_a_miss_goes_on_from_the_salt() -> None:
     index = PrefixIndex(2)
-    index.register(index.find(tokens(1, 2), "tenant").last_entry, tokens(1, 2), 7)
+    index.register(index.find(tokens(1, 2), "tenant").last_entry, tokens(1, 2), [7])
     assert index.find(tokens(1, 2), "tenant").blocks == (7,)
     assert index.find(tokens(1, 2), None).blocks == ()
 
@@ -108,9 +106,9 @@ def test_parents_whose_hashes_collide_do_not_share() -> None:
     assert isinstance(first, int)
     collides = first + 2**61 - 1  # Python's hash of an integer is its remainder by this prime
     assert hash(collides) == hash(first)
-    index.register(collides, tokens(9, 9), 2)
+    index.register(collides, tokens(9, 9), [2])
     assert index.find(tokens(1, 2, 9, 9), None).blocks == (0,)
-    assert index.register(collides, tokens(8, 8), 3) != index.find(tokens(1, 2, 8, 8), None).last_entry
+    assert index.register(collides, tokens(8, 8), [3]) != index.find(tokens(1, 2, 8, 8), None).last_entry
 
 
 def test_token_bytes_that_look_alike_at_another_offset_do_not_share() -> None:
@@ -122,24 +120,24 @@ def test_token_bytes_that_look_alike_at_another_offset_do_not_share() -> None:
 
 def test_registering_an_equal_block_keeps_the_first_and_its_chain() -> None:
     index = PrefixIndex(2)
-    first = index.register("", tokens(1, 2), 0)
-    assert index.register("", tokens(1, 2), 1) == first
+    first = index.register("", tokens(1, 2), [0])
+    assert index.register("", tokens(1, 2), [1]) == first
     assert 1 not in index
     assert index.find(tokens(1, 2), None).blocks == (0,)
 
 
 def test_a_block_under_two_prefixes_is_our_own_bug() -> None:
     index = PrefixIndex(2)
-    index.register("", tokens(1, 2), 0)
+    index.register("", tokens(1, 2), [0])
     with pytest.raises(AssertionError, match="block 0 is findable under another prefix"):
-        index.register("", tokens(3, 4), 0)
+        index.register("", tokens(3, 4), [0])
 
 
 def test_a_forgotten_block_can_hold_something_else() -> None:
     index = PrefixIndex(2)
-    index.register("", tokens(1, 2), 0)
+    index.register("", tokens(1, 2), [0])
     index.forget(0)
-    index.register("", tokens(3, 4), 0)
+    index.register("", tokens(3, 4), [0])
     assert index.find(tokens(3, 4), None).blocks == (0,)
     assert index.find(tokens(1, 2), None).blocks == ()
     assert len(index) == 1
@@ -150,3 +148,39 @@ def test_forgetting_an_unknown_block_changes_nothing() -> None:
     register(index, tokens(1, 2), [0])
     index.forget(3)
     assert len(index) == 1
+
+
+def test_what_was_found_before_is_found_again_until_it_is_forgotten() -> None:
+    index = PrefixIndex(2)
+    register(index, tokens(1, 2, 3, 4, 5, 6), [0, 1, 2])
+    assert index.find(tokens(1, 2, 3, 4, 5, 6), None).blocks == (0, 1, 2)
+    assert index.find(tokens(1, 2, 3, 4, 9, 9), None).blocks == (0, 1)
+    assert index.find(tokens(1, 2, 3, 4, 5, 6), None).blocks == (0, 1, 2)
+    assert index.find(tokens(1, 2, 3), None).blocks == (0,)
+    index.find(tokens(1, 2, 3, 4, 5, 6), None)
+    index.forget(1)
+    assert index.find(tokens(1, 2, 3, 4, 5, 6), None).blocks == (0,)
+
+
+def test_finding_one_after_the_other_is_finding_each_for_itself() -> None:
+    """Against an index that is asked for one prompt only, while blocks come and go."""
+    random = np.random.default_rng(0)
+    index = PrefixIndex(2)
+    free, registered = list(range(64)), {}
+    for _ in range(3000):
+        prompt = random.integers(0, 2, 2 * random.integers(1, 6)).astype(np.int32)
+        salt = "ab"[random.integers(2)]
+        fresh = PrefixIndex(2)
+        fresh._by_key, fresh._key_of = index._by_key, index._key_of
+        hit = index.find(prompt, salt)
+        assert hit == fresh.find(prompt, salt)
+        if random.random() < 0.5 and len(free) > 6:
+            rest = prompt[2 * hit.num_blocks :]
+            blocks = [free.pop() for _ in range(len(rest) // 2)]
+            index.register(hit.last_entry, rest, blocks)
+            registered.update(dict.fromkeys(blocks))
+        elif registered and random.random() < 0.7:
+            block = list(registered)[random.integers(len(registered))]
+            del registered[block]
+            index.forget(block)
+            free.append(block)

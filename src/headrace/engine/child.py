@@ -29,6 +29,7 @@ from headrace.engine.channel import Channel
 from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import LOAD_CORE
 from headrace.errors import EngineDeadError, RequestError
+from headrace.garbage import leave_loaded_alone
 from headrace.types import SequenceEvent
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class EngineChild:
         except BaseException as error:  # noqa: BLE001  the front raises it in our place
             self._report(error)
             return 1
+        leave_loaded_alone()
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
         loop = EngineLoop(loaded.core, self._after_turn, self._report, gather_s=GATHER_S)
         with self._hand_over:

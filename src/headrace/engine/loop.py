@@ -19,6 +19,8 @@ AfterTurn = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
 
 MAX_GATHERS = 8  # times that a first request waits for others
+GATHER_SHARE = 0.1  # of the time that the prompts take, that may be spent on waiting for more of them
+LEAST_LEARNED = 256  # tokens of prompts, from which their time says something about others
 
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
@@ -28,9 +30,10 @@ class EngineLoop:
     """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
     block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes.
 
-    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last and their
-    prompts fit in a step: started alone, it would have its first token early and its second after all of their prompts.
-    If the one before it came and went alone, it does not wait: somebody may be asking one thing after the other."""
+    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last, their
+    prompts fit in a step and the wait is short beside what these take: started alone, it would have its first token
+    early and its second after all of their prompts. If the one before it came and went alone, it does not wait:
+    somebody may be asking one thing after the other."""
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class EngineLoop:
         self._inbox: deque[Command] = deque()
         self._num_new_tokens = 0  # of prompts in the inbox
         self._num_together = 0  # requests since the engine was idle last
+        self._first_step: tuple[float, int] | None = None  # since then, until it is done: when, and of how many tokens
+        self._token_s: float | None = None  # of a prompt's token, in the last first step
         self._has_news = threading.Condition()
         self._is_stopping = False
         self._failure: BaseException | None = None
@@ -101,6 +106,8 @@ class EngineLoop:
             while self._wait_for_work():
                 events = self._take_inbox()
                 events += self._core.step()
+                if self._first_step is not None and events:
+                    self._learn(*self._first_step)
                 self._after_turn(events)
         except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
             self._failure = error
@@ -135,15 +142,27 @@ class EngineLoop:
                 if self._num_together != 1:
                     self._wait_for_others()
                 self._num_together = 0
+                self._first_step = monotonic(), min(self._num_new_tokens, self._core.max_step_tokens)
             return not self._is_stopping
 
     def _wait_for_others(self) -> None:
-        num_seen, until = 0, monotonic() + MAX_GATHERS * self._gather_s
-        while num_seen < len(self._inbox) and not self._is_stopping and monotonic() < until:
-            if self._num_new_tokens >= self._core.max_step_tokens:
+        num_seen, started = 0, monotonic()
+        while num_seen < len(self._inbox) and not self._is_stopping:
+            num_seen, num_tokens = len(self._inbox), self._num_new_tokens
+            left = started + self._worth_waiting(num_tokens) - monotonic()
+            if left <= 0.0 or num_tokens >= self._core.max_step_tokens:
                 return
-            num_seen = len(self._inbox)
-            self._has_news.wait(self._gather_s)
+            self._has_news.wait(min(left, self._gather_s))
+
+    def _worth_waiting(self, num_tokens: int) -> float:
+        """Seconds, for prompts of so many tokens."""
+        most = MAX_GATHERS * self._gather_s
+        return most if self._token_s is None else min(most, GATHER_SHARE * self._token_s * num_tokens)
+
+    def _learn(self, started: float, num_tokens: int) -> None:
+        self._first_step = None
+        if num_tokens >= LEAST_LEARNED:
+            self._token_s = (monotonic() - started) / num_tokens
 
     def _take_inbox(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+from headrace import garbage
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
@@ -91,7 +91,7 @@ def _release(failure: BaseException) -> None:
     while seen is not None:
         seen.__traceback__ = None
         seen = seen.__cause__ or seen.__context__
-    gc.collect()
+    garbage.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,6 +12,7 @@ from typing import TextIO
 from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
+from headrace.garbage import looked_for_less
 from headrace.jobs.answering import JobRun
 from headrace.jobs.deadline import Deadline, expire_rest, tell_expired
 from headrace.jobs.directory import JobDirectory
@@ -35,7 +35,6 @@ from headrace.jobs.writer import Results, StreamResults
 from headrace.sched import SchedulerStats
 
 SWITCH_SECONDS = 0.0005
-GARBAGE_OBJECTS = 50_000
 
 
 def run_job(
@@ -223,15 +222,14 @@ def _note_failure(directory: JobDirectory, error: BaseException) -> None:
 @contextmanager
 def taking_turns() -> Iterator[None]:
     """Threads that read, submit and write are ready to go on more often than Python's 5 ms let them; and garbage is
-    looked for less often, as a line leaves no cycles behind."""
-    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    looked for less often."""
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
-    gc.set_threshold(GARBAGE_OBJECTS, *thresholds[1:])
     try:
-        yield
+        with looked_for_less():
+            yield
     finally:
         sys.setswitchinterval(interval)
-        gc.set_threshold(*thresholds)
 
 
 def report_of_nothing(job: JobSpec, directory: JobDirectory) -> JobReport:

@@ -57,17 +57,19 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more owner for each; idle blocks come back to life."""
+        counts = self._counts
         for block in blocks:
-            if self._counts[block] == 0:
+            if counts[block] == 0:
                 del self._idle[block]
-            self._counts[block] += 1
+            counts[block] += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
         """One owner fewer for each. The last block of a sequence becomes the first to be evicted."""
+        counts = self._counts
         for block in reversed(blocks):
-            self._counts[block] -= 1
-            assert self._counts[block] >= 0, f"block {block} dropped more often than held"
-            if self._counts[block] == 0:
+            counts[block] = count = counts[block] - 1
+            if count <= 0:
+                assert count == 0, f"block {block} dropped more often than held"
                 if block in self._prefixes:
                     self._idle[block] = None
                 else:

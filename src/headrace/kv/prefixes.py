@@ -7,7 +7,10 @@ start of the prompt (and the salt) is equal: there is no collision to guard agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from headrace.types import TokenIds
 
@@ -26,6 +29,30 @@ class PrefixHit:
         return len(self.blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """A prompt that was looked up, and what was found of it, block by block."""
+
+    salt: Parent
+    data: bytes
+    blocks: list[int]
+    entries: list[int]
+    held: frozenset[int]  # the same blocks
+
+    def num_common(self, salt: Parent, data: bytes, num_bytes: int) -> int:
+        """How many of the found blocks another prompt begins with."""
+        if salt != self.salt:
+            return 0
+        length = min(len(self.blocks) * num_bytes, len(data))
+        if data[:length] == self.data[:length]:
+            return length // num_bytes
+        differs = np.frombuffer(data, np.uint8, length) != np.frombuffer(self.data, np.uint8, length)
+        return int(differs.argmax()) // num_bytes
+
+
+_NOTHING = _Lookup("", b"", [], [], frozenset())
+
+
 class PrefixIndex:
     """Owns the map from prefixes to blocks. A block is in it at most once."""
 
@@ -34,6 +61,7 @@ class PrefixIndex:
         self._by_key: dict[tuple[Parent, bytes], tuple[int, int]] = {}  # -> (block, entry)
         self._key_of: dict[int, tuple[Parent, bytes]] = {}
         self._next_entry = 0
+        self._last = _NOTHING  # prompts that begin alike come one after the other
 
     def __contains__(self, block: int) -> bool:
         return block in self._key_of
@@ -42,31 +70,41 @@ class PrefixIndex:
         return len(self._key_of)
 
     def find(self, token_ids: TokenIds, salt: str | None) -> PrefixHit:
-        data = token_ids.tobytes()
-        entry: Parent = salt or ""
-        blocks = []
-        for start in range(0, len(data) - self._num_bytes + 1, self._num_bytes):
-            found = self._by_key.get((entry, data[start : start + self._num_bytes]))
+        data, first = token_ids.tobytes(), salt or ""
+        num_bytes, by_key = self._num_bytes, self._by_key
+        num_common = self._last.num_common(first, data, num_bytes)
+        blocks, entries = self._last.blocks[:num_common], self._last.entries[:num_common]
+        entry: Parent = entries[-1] if entries else first
+        for start in range(num_common * num_bytes, len(data) - num_bytes + 1, num_bytes):
+            found = by_key.get((entry, data[start : start + num_bytes]))
             if found is None:
                 break
             block, entry = found
             blocks.append(block)
+            entries.append(entry)
+        self._last = _Lookup(first, data, blocks, entries, frozenset(blocks))
         return PrefixHit(tuple(blocks), entry)
 
-    def register(self, parent: Parent, token_ids: TokenIds, block: int) -> int:
-        """Make a full block findable, unless an equal one is already; the entry for the next block's key."""
-        key = (parent, token_ids.tobytes())
-        found = self._by_key.get(key)
-        if found is not None:
-            return found[1]
-        assert block not in self._key_of, f"block {block} is findable under another prefix"
-        entry = self._next_entry
-        self._next_entry += 1
-        self._by_key[key] = (block, entry)
-        self._key_of[block] = key
-        return entry
+    def register(self, parent: Parent, token_ids: TokenIds, blocks: Sequence[int]) -> Parent:
+        """Make full blocks findable, one after the other, each unless an equal one is already; the entry for the key of
+        the block after them."""
+        data, num_bytes = token_ids.tobytes(), self._num_bytes
+        assert len(data) == len(blocks) * num_bytes, f"{len(token_ids)} tokens are not {len(blocks)} blocks"
+        for place, block in enumerate(blocks):
+            key = (parent, data[place * num_bytes : (place + 1) * num_bytes])
+            found = self._by_key.get(key)
+            if found is None:
+                assert block not in self._key_of, f"block {block} is findable under another prefix"
+                found = (block, self._next_entry)
+                self._next_entry += 1
+                self._by_key[key] = found
+                self._key_of[block] = key
+            parent = found[1]
+        return parent
 
     def forget(self, block: int) -> None:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._by_key[key]
+            if block in self._last.held:
+                self._last = _NOTHING

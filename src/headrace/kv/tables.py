@@ -71,10 +71,11 @@ class BlockTables:
         """Make the full blocks among the first `num_computed` tokens findable."""
         if not self.enable_prefix_caching:
             return
-        for index in range(table.num_published, num_computed // self.block_size):
-            tokens = token_ids[index * self.block_size : (index + 1) * self.block_size]
-            table.last_entry = self._prefixes.register(table.last_entry, tokens, table.blocks[index])
-            table.num_published = index + 1
+        first, end = table.num_published, num_computed // self.block_size
+        if first < end:
+            tokens = token_ids[first * self.block_size : end * self.block_size]
+            table.last_entry = self._prefixes.register(table.last_entry, tokens, table.blocks[first:end])
+            table.num_published = end
 
     def close(self, table: BlockTable) -> None:
         self.pool.drop(table.blocks)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headrace.kernels.gpu.decode_attention import MAX_SPLITS, SHARED_ROWS
+from headrace.kernels.gpu.decode_attention import MAX_SPLITS
+from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.layout import SharedPrefixes, Splits
 from headrace.models.spec import ModelSpec
 from headrace.runner.prefix_groups import MIN_SEQS
@@ -15,6 +16,7 @@ from headrace.runner.prefix_groups import MIN_SEQS
 LONG_CONTEXT = 1024
 LONG_PARTS = 4
 LEAST_CUT = 32  # sequences
+MOST_HEADS_SHARING = 32  # of one kv head
 
 _CLEARLY = 1.03  # less could be chance, and answers should not depend on that
 
@@ -105,13 +107,12 @@ def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
 def enable_sharing(spec: ModelSpec, max_len: int) -> bool:
     """Windows end beginnings too, and a kv head with very many query heads fills a tile by itself."""
     has_windows = any(spec.window_of(layer, max_len) is not None for layer in range(spec.num_layers))
-    return not has_windows and spec.num_heads // spec.num_kv_heads <= SHARED_ROWS // 4
+    return not has_windows and spec.num_heads // spec.num_kv_heads <= MOST_HEADS_SHARING
 
 
-def seqs_per_tile(spec: ModelSpec) -> int:
-    """Sequences whose query heads of one kv head, padded to a power of two, fill a tile."""
-    group = spec.num_heads // spec.num_kv_heads
-    return max(1, SHARED_ROWS >> (group - 1).bit_length())
+def seqs_per_tile(spec: ModelSpec, kv_dtype: torch.dtype) -> int:
+    """Sequences whose query heads of one kv head fill a tile."""
+    return max(1, shared_shape(spec.head_dim, kv_dtype).rows // (spec.num_heads // spec.num_kv_heads))
 
 
 def splits_of(num_seqs: int, num_kv_heads: int, max_model_len: int) -> Splits:

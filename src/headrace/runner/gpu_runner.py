@@ -104,7 +104,7 @@ class GpuRunner:
         self._mirror = BlockTableMirror(num_rows, max_blocks)
         self._next_positions = np.zeros(num_rows, np.int64)
         self._sorted_rows = np.empty(0, np.int64)  # of the last decode step
-        self._seqs_per_tile = seqs_per_tile(spec)
+        self._seqs_per_tile = seqs_per_tile(spec, dtype)
         self._shares = enable_sharing(spec, decoder.max_len)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
         self._is_sharing = False
@@ -171,16 +171,25 @@ class GpuRunner:
     def _put_admissions(self, admissions: tuple[Admission, ...], upload: Upload) -> list[slice]:
         if not admissions:
             return []
-        columns = np.array([(a.row, len(a.token_ids), a.num_computed) for a in admissions], np.int32).T
-        return [upload.put(columns), *(upload.put(a.token_ids) for a in admissions)]
+        lens = np.array([len(a.token_ids) for a in admissions])
+        columns = np.array(
+            [[a.row for a in admissions], lens, [a.num_computed for a in admissions], np.cumsum(lens) - lens]
+        )
+        return [upload.put(columns), upload.put(np.concatenate([a.token_ids for a in admissions]))]
 
     def _write_admissions(self, admissions: tuple[Admission, ...], places: list[slice], upload: Upload) -> None:
-        rows, lens, computed = upload.get(places[0]).view(3, -1).long()
-        self._lens[rows], self._computed[rows] = lens, computed
-        self._is_finished.index_fill_(0, rows, 0)  # an assignment would copy the scalar, and wait for it
-        for admission, place in zip(admissions, places[1:], strict=True):
+        columns, prompts = (upload.get(place) for place in places)
+        row_kernels.admit(
+            columns.view(4, -1),
+            prompts,
+            max(len(admission.token_ids) for admission in admissions),
+            self._tokens,
+            self._lens,
+            self._computed,
+            self._is_finished,
+        )
+        for admission in admissions:
             self._next_positions[admission.row] = admission.num_computed
-            self._tokens[admission.row, : len(admission.token_ids)] = upload.get(place)
             self._prompt_logprobs.admit(admission)
             self._sampler.admit(
                 admission.row,

@@ -40,7 +40,7 @@ class BlockTableMirror:
         order = np.argsort(firsts, kind="stable")
         borders = np.flatnonzero(np.diff(firsts[order], prepend=-1, append=-1))
         lens = np.zeros(len(rows), np.int64)
-        tiles: list[IntArray] = []
+        tiles: list[IntArray] = []  # each [SEQS]
         tile_lens: list[int] = []
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             if end - begin < MIN_SEQS:
@@ -52,7 +52,8 @@ class BlockTableMirror:
             lens[members] = num_blocks * block_size
             for first in range(0, len(members), seqs_per_tile):
                 part = members[first : first + seqs_per_tile]
-                tiles.append(np.pad(part, (0, seqs_per_tile - len(part)), constant_values=-1))
+                tiles.append(np.full(seqs_per_tile, -1))
+                tiles[-1][: len(part)] = part
                 tile_lens.append(num_blocks * block_size)
         if not tiles:
             return None

@@ -12,13 +12,14 @@ _FIRST_CAPACITY = 1 << 18
 
 
 class Upload:
-    """What one step sends: arrays are put one after the other, and `send` brings them over in one copy."""
+    """What one step sends: arrays are put one after the other, and `send` brings the new ones over in one copy."""
 
     def __init__(self, host: Tensor, device: Tensor) -> None:
         self._host = host.numpy()
         self._pinned = host
         self._device = device
         self._end = 0
+        self._num_sent = 0
 
     def put(self, values: npt.ArrayLike) -> slice:
         array = np.asarray(values)
@@ -28,8 +29,11 @@ class Upload:
         return place
 
     def send(self) -> None:
-        if self._end:
-            self._device[: self._end].copy_(self._pinned[: self._end], non_blocking=True)
+        """What was put since the last time."""
+        if self._end > self._num_sent:
+            new = slice(self._num_sent, self._end)
+            self._device[new].copy_(self._pinned[new], non_blocking=True)
+            self._num_sent = self._end
 
     def get(self, place: slice) -> Tensor:
         """The device's copy of what was put there; valid once sent."""

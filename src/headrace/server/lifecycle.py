@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 import ssl
@@ -21,6 +20,7 @@ import uvicorn
 import uvloop
 
 from headrace.errors import ConfigError
+from headrace.garbage import leave_loaded_alone
 from headrace.server.gate import Application
 from headrace.server.options import ServerOptions
 from headrace.server.protocol import ConnectionLimits, GuardedProtocol
@@ -40,12 +40,6 @@ class _Uvicorn(uvicorn.Server):
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
-
-
-def _leave_loaded_objects_alone() -> None:
-    """Modules and the model stay for good. Full collections would look at them all again, and stop all streams."""
-    gc.collect()
-    gc.freeze()
 
 
 class Lifecycle:
@@ -89,7 +83,7 @@ class Lifecycle:
         """Serve until told to stop; the exit code."""
         with self._signals():
             watch = asyncio.create_task(self._watch_engine())
-            _leave_loaded_objects_alone()
+            leave_loaded_alone()
             try:
                 self._state.ready()
                 await self._uvicorn.serve(sockets=[listener])

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product, widened
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, first_seen, in_type_of_product, widened
+from headrace.kernels.gpu.shared_attention import SHARED_PARTS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -33,7 +34,7 @@ def decode_attention(
     shared = layout.shared if window is None else None
     num_splits = layout.splits.num_parts
     num_cut = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
-    num_parts = num_splits + (SHARED_SPLITS if shared is not None else 0)
+    num_parts = num_splits + (SHARED_PARTS if shared is not None else 0)
     partial = sums = q
     if num_parts > 1:
         num_merged = num_cut if shared is None else num_seqs
@@ -49,29 +50,7 @@ def decode_attention(
         "HAS_SOFTCAP": softcap is not None,
     }
     if shared is not None:
-        _shared[(num_kv_heads, shared.tile_lens.shape[0], SHARED_SPLITS)](
-            q,
-            cache.keys,
-            cache.values,
-            layout.block_tables,
-            layout.rows,
-            shared.tile_seqs,
-            shared.tile_lens,
-            partial,
-            sums,
-            q.stride(0),
-            layout.block_tables.stride(0),
-            scale * LOG2E,
-            0.0 if softcap is None else softcap,
-            num_splits,
-            num_parts,
-            SEQS=shared.tile_seqs.shape[1],
-            GROUP_BLOCK=SHARED_ROWS // shared.tile_seqs.shape[1],
-            KEYS=SHARED_KEYS if head_dim <= 128 else 32,
-            num_warps=8,
-            num_stages=3 if head_dim <= 128 else 2,
-            **common,
-        )
+        shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(is_fp8=is_fp8)
     _decode[(num_kv_heads, num_cut * num_splits + num_seqs - num_cut)](  # all parts of the first contexts come first
@@ -130,91 +109,6 @@ def decode_attention(
             SLIDES=slides,
             num_warps=1,
         )
-
-
-SHARED_ROWS = 128  # query rows of a tile: its sequences times the query heads of a kv head, padded to a power of two
-SHARED_KEYS = 64
-SHARED_SPLITS = 2
-
-
-@triton.jit(do_not_specialize=["num_splits", "num_parts"])
-def _shared(
-    q,
-    keys,
-    values,
-    block_tables,
-    rows,
-    tile_seqs,
-    tile_lens,
-    partial,
-    sums,
-    q_stride,
-    table_stride,
-    scale,
-    softcap,
-    num_splits,
-    num_parts,
-    SEQS: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
-    """A part of a common beginning, for one kv head of all sequences of a tile."""
-    head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(tile_lens + tile)
-    if length > 0:
-        lines = tl.arange(0, SEQS * GROUP_BLOCK)
-        seq = tl.load(tile_seqs + tile * SEQS + lines // GROUP_BLOCK)
-        member = lines % GROUP_BLOCK
-        dims = tl.arange(0, DIM_BLOCK)
-        is_row = (seq >= 0) & (member < GROUP)
-        is_query = is_row[:, None] & (dims[None, :] < HEAD_DIM)
-        at = tl.maximum(seq, 0).to(tl.int64) * q_stride + (head * GROUP + member) * HEAD_DIM
-        query = in_type_of_product(tl.load(q + at[:, None] + dims[None, :], mask=is_query, other=0.0), keys)
-        table = block_tables + tl.load(rows + tl.load(tile_seqs + tile * SEQS)).to(tl.int64) * table_stride
-        per_split = tl.cdiv(tl.cdiv(length, tl.num_programs(2)), KEYS) * KEYS
-        begin = split * per_split
-        end = tl.minimum(length, begin + per_split)
-        highest = tl.full([SEQS * GROUP_BLOCK], float("-inf"), tl.float32)
-        total = tl.zeros([SEQS * GROUP_BLOCK], tl.float32)
-        mixed = tl.zeros([SEQS * GROUP_BLOCK, DIM_BLOCK], tl.float32)
-        positions = tl.zeros([SEQS * GROUP_BLOCK], tl.int32) + (end - 1)  # all of the part is seen, nothing after it
-        highest, total, mixed = attend_keys(
-            highest,
-            total,
-            mixed,
-            query,
-            keys,
-            values,
-            table,
-            positions,
-            begin,
-            end,
-            head,
-            scale,
-            0,
-            softcap,
-            end,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            DIM_BLOCK,
-            BLOCK_SIZE,
-            KEYS,
-            True,
-            False,
-            True,
-            HAS_SOFTCAP,
-        )
-        place = (tl.maximum(seq, 0).to(tl.int64) * NUM_HEADS + head * GROUP + member) * num_parts + num_splits + split
-        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_query)
-        tl.store(sums + place * 2, highest, mask=is_row)
-        tl.store(sums + place * 2 + 1, total, mask=is_row)
 
 
 MAX_SPLITS = 32

@@ -89,6 +89,46 @@ def _write_tables(block_tables, rows, indexes, blocks, num_writes, stride, BLOCK
     tl.store(block_tables + row * stride + index, tl.load(blocks + place, mask=inside, other=0), mask=inside)
 
 
+def admit(
+    columns: Tensor,  # [4, A] int32: row, tokens, how many of them are computed, where the first is in `prompts`
+    prompts: Tensor,  # int32, one after the other
+    most_tokens: int,  # of one of them
+    tokens: Tensor,  # [num_rows, max_len] int32
+    lens: Tensor,  # [num_rows] int64
+    computed: Tensor,  # [num_rows] int64
+    is_finished: Tensor,  # [num_rows] bool
+) -> None:
+    """Rows get their new owners' tokens."""
+    num_admitted = columns.shape[1]
+    _admit[(num_admitted, triton.cdiv(most_tokens, _WRITES))](
+        columns,
+        prompts,
+        tokens,
+        lens,
+        computed,
+        is_finished,
+        num_admitted,
+        tokens.stride(0),
+        BLOCK=_WRITES,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["num_admitted"])
+def _admit(columns, prompts, tokens, lens, computed, is_finished, num_admitted, token_stride, BLOCK: tl.constexpr):
+    number, part = tl.program_id(0), tl.program_id(1)
+    row = tl.load(columns + number).to(tl.int64)
+    length = tl.load(columns + num_admitted + number)
+    start = tl.load(columns + 3 * num_admitted + number)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    inside = place < length
+    tl.store(tokens + row * token_stride + place, tl.load(prompts + start + place, mask=inside, other=0), mask=inside)
+    if part == 0:
+        tl.store(lens + row, length.to(tl.int64))
+        tl.store(computed + row, tl.load(columns + 2 * num_admitted + number).to(tl.int64))
+        tl.store(is_finished + row, False)
+
+
 def append_tokens(
     rows: Tensor,  # [B] int32, those that drew
     drawn: Tensor,  # [B] int64
