@@ -422,19 +422,23 @@ class CompletionOutput:
         return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestOutput:
     """A request with its answers, as far as they have come."""
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
+    prompt_array: TokenIds = field(repr=False, compare=False)  # of which `prompt_token_ids` are made when they are read
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # why the engine gave it up, if it did
     prompt_logprobs: PromptLogprobs | None = None  # if the request asked, once its prompt is computed
+
+    @functools.cached_property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.prompt_array.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,10 +25,17 @@ def test_long_answers_start_first_and_unlimited_ones_before_all() -> None:
 
 def test_equals_that_begin_alike_start_side_by_side() -> None:
     prompts = [[7, 1], [3, 9], [7, 2], [3, 1]]
-    assert starting_order(prompts, limits(4, 4, 4, 4)) == [3, 1, 0, 2]
+    assert starting_order(prompts, limits(4, 4, 4, 4)) == [1, 3, 0, 2]  # what is shared of such short ones is not kept
     assert starting_order(["on b", "an x", "on a"], limits(4, 4, 4)) == [1, 2, 0]
     dictionaries = [{"prompt": "on"}, {"prompt_token_ids": [0]}, {"prompt": "an"}]
     assert starting_order(dictionaries, limits(4, 4, 4)) == [1, 2, 0]
+
+
+def test_long_prompts_are_ordered_by_the_blocks_that_they_share() -> None:
+    head, other = [5] * 40, [5] * 16 + [9] * 24
+    prompts = [[*head, *[8] * 40], [*other, 1], [*head, *[7] * 40], [*other, 2], [*head, *[8] * 40, 3]]
+    order = starting_order(prompts, limits(*[4] * 5))
+    assert order == [2, 0, 4, 1, 3]
 
 
 def test_what_cannot_be_compared_keeps_its_place() -> None:

@@ -223,7 +223,7 @@ class Answers:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
-            prompt_token_ids=tuple(self.request.prompt_token_ids.tolist()),
+            prompt_array=self.request.prompt_token_ids,
             outputs=tuple([answer.output(index) for index, answer in enumerate(self._given())]),
             finished=self.is_finished,
             num_cached_tokens=self.num_cached_tokens,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
+from time import sleep
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
 
@@ -48,7 +49,12 @@ from headrace.types import (
 Input = TypeVar("Input")
 Output_co = TypeVar("Output_co", covariant=True)
 
-TOKENIZE_AT_ONCE = 256  # prompts; the engine works on the first while the next are tokenized
+TOKENIZE_FIRST = 32  # prompts; the engine works on the first while the next are tokenized
+TOKENIZE_AT_ONCE = 256
+# Requests, and then a pause in which the engine has the interpreter for itself: a thread that never rests takes it
+# again at each of the engine's hundreds of calls into the driver, and the first steps take three times as long.
+SUBMIT_AT_ONCE = 32
+SUBMIT_PAUSE_S = 0.002
 
 
 class Pending(Protocol[Output_co]):
@@ -258,9 +264,11 @@ class LLM:
         with self._is_busy, looked_for_less(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
-                for index, given in zip(order, inputs, strict=True):
+                for number, (index, given) in enumerate(zip(order, inputs, strict=True), start=1):
                     self._submit(index, given, ask, tracked)
                     self._take_events(tracked, wait=False)
+                    if number % SUBMIT_AT_ONCE == 0:
+                        sleep(SUBMIT_PAUSE_S)
                 self._wait_for_all(tracked, progress)
             except BaseException:
                 self._abandon(tracked)
@@ -269,8 +277,10 @@ class LLM:
             return [self._outputs.pop(request_id) for _, request_id in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
-        for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
-            yield from self._reader.read(prompts[start : start + TOKENIZE_AT_ONCE], add_special_tokens=not is_chat)
+        start, end = 0, TOKENIZE_FIRST
+        while start < len(prompts):
+            yield from self._reader.read(prompts[start:end], add_special_tokens=not is_chat)
+            start, end = end, end + TOKENIZE_AT_ONCE
 
     def _submit(
         self,

@@ -18,6 +18,8 @@ from headrace.types import SamplingParams, StructuredOutputs, TokenIds
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
+COMPARED_STEP = 16  # tokens, the usual block
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
@@ -64,12 +66,13 @@ def template_options(
 
 
 def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
-    """A key by which prompts that begin alike stand side by side; nothing is copied."""
+    """A key by which prompts that begin alike stand side by side. One token of every few is enough, and much faster to
+    compare: what prompts share is kept in blocks."""
     if isinstance(prompt, str):
         return prompt, ()
     if isinstance(prompt, Mapping):
-        return prompt.get("prompt") or "", prompt.get("prompt_token_ids") or ()
-    return "", prompt
+        return prompt.get("prompt") or "", (prompt.get("prompt_token_ids") or ())[::COMPARED_STEP]
+    return "", prompt[::COMPARED_STEP]
 
 
 class PromptReader:

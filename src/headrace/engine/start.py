@@ -19,7 +19,7 @@ from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
 from headrace.engine.supervisor import EngineSupervisor, Supervision
 from headrace.errors import ConfigError, ModelError
-from headrace.hardware import MachineFacts, read_facts, read_gpu, release_unused, return_large_buffers
+from headrace.hardware import read_facts, read_gpu, release_unused, return_large_buffers
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
@@ -144,9 +144,11 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
         report("loading the weights")
         decoder = _load_decoder(checkpoint, settings)
         report("starting the runner")
+        step_bytes = 0
         if facts.gpu is not None and settings.device == "cuda":
-            settings = resolve(config, spec, _with_measured_step(facts, decoder, settings))
-        runner = _start_runner(decoder, settings)
+            step_bytes = _measure_step(decoder, settings)
+            settings = resolve(config, spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_bytes)))
+        runner = _start_runner(decoder, settings, step_bytes)
         tokenizer = loading.result()
     if settings.device == "cuda":
         sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
@@ -172,13 +174,11 @@ def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
     )
 
 
-def _with_measured_step(facts: MachineFacts, decoder: Decoder, settings: Settings) -> MachineFacts:
-    """The facts, with what the largest step needs as it was seen, not estimated."""
+def _measure_step(decoder: Decoder, settings: Settings) -> int:
+    """What the largest step needs, as it was seen, not estimated."""
     from headrace.runner.gpu_memory import measure_step
 
-    assert facts.gpu is not None
-    measured = measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
-    return replace(facts, gpu=replace(facts.gpu, step_memory=measured))
+    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
 
 
 def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
@@ -199,7 +199,7 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
     )
 
 
-def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
+def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runner:
     import torch
 
     shape = RunnerShape(
@@ -210,6 +210,7 @@ def _start_runner(decoder: Decoder, settings: Settings) -> Runner:
         num_threads=settings.num_threads,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
+        step_bytes=step_bytes,
     )
     if settings.device == "cuda":
         return _start_gpu_runner(decoder, shape)

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu.decode_attention import MAX_SPLITS
-from headrace.kernels.gpu.shared_attention import shared_shape
+from headrace.kernels.gpu.shared_attention import most_tiles, shared_shape
 from headrace.kernels.layout import SharedPrefixes, Splits
 from headrace.models.spec import ModelSpec
-from headrace.runner.prefix_groups import MIN_SEQS
 
 LONG_CONTEXT = 1024
 LONG_PARTS = 4
 LEAST_CUT = 32  # sequences
-MOST_HEADS_SHARING = 32  # of one kv head
+MOST_HEADS_SHARING = 16  # of one kv head: at least four sequences fit in a tile
 
 _CLEARLY = 1.03  # less could be chance, and answers should not depend on that
 
@@ -25,7 +24,7 @@ class SharedBuffers:
     """Where graphs read which rows share a beginning; smaller graphs use the front of it."""
 
     def __init__(self, size: int, seqs_per_tile: int, device: torch.device) -> None:
-        num_tiles = max(1, size // MIN_SEQS)
+        num_tiles = most_tiles(size)
         self._lens = torch.zeros(size, dtype=torch.int32, device=device)
         self._tile_seqs = torch.full((num_tiles, seqs_per_tile), -1, dtype=torch.int32, device=device)
         self._tile_lens = torch.zeros(num_tiles, dtype=torch.int32, device=device)
@@ -38,7 +37,7 @@ class SharedBuffers:
         self._tile_lens[: len(tile_lens)] = tile_lens
 
     def first(self, size: int) -> SharedPrefixes:
-        num_tiles = max(1, size // MIN_SEQS)
+        num_tiles = most_tiles(size)
         return SharedPrefixes(self._lens[:size], self._tile_seqs[:num_tiles], self._tile_lens[:num_tiles])
 
 

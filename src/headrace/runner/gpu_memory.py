@@ -17,7 +17,6 @@ _BLOCK_SIZE = 16
 def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
     """Peak bytes of a step of `num_tokens` that draws for `num_seqs`, on top of what is allocated now."""
     device = decoder.device
-    num_tokens = min(num_tokens, decoder.max_len)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -31,6 +30,11 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
     del hidden, last
     torch.cuda.empty_cache()
     return peak
+
+
+def reserve(num_bytes: int, device: torch.device) -> None:
+    """Memory for steps, which the allocator keeps: whenever it asks the driver for more, that waits for the GPU."""
+    torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:

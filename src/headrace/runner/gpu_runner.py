@@ -31,7 +31,9 @@ from headrace.runner.decode_inputs import (
     sharing_size,
     splits_of,
 )
+from headrace.runner.gpu_memory import reserve
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
+from headrace.runner.product_kernels import load_products
 from headrace.runner.prompt_logprobs import PromptLogprobsRows
 from headrace.runner.reads import lay_out
 from headrace.runner.results import on_its_way, step_logprobs
@@ -42,8 +44,6 @@ from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.steps import BROKEN, Admission, IntArray, Masks, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
-_PRODUCT_STEP = 128  # tokens; libraries choose among their kernels by about so much
-_MOST_PRODUCTS = 8192  # tokens; larger products use the kernels of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,9 @@ class GpuRunner:
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * most, dtype=torch.int32, pin_memory=True)
         self._row_numbers = torch.empty(_RESULTS_IN_FLIGHT, most, dtype=torch.int32, pin_memory=True)
-        self._load_products()
+        load_products(decoder, shape.max_num_batched_tokens)
         self._capture_all()
+        reserve(shape.step_bytes, device)
 
     # ---- the runner's protocol
 
@@ -298,21 +299,6 @@ class GpuRunner:
             for size in sorted({sharing_size(num_rows, self._most) for num_rows in numbers}, reverse=True):
                 self._forward_decode(size, is_sharing=True)  # compiles kernels
                 self._capture(size, is_sharing=True)
-
-    @torch.inference_mode()
-    def _load_products(self) -> None:
-        """Libraries load a kernel when it is first used, and wait for the GPU then: better now than in a step."""
-        layers = {type(layer.mlp): layer for layer in self._decoder.layers}.values()  # one of each kind
-        spec = self._decoder.spec
-        dtype, device = self._decoder.dtype, self._device
-        most = min(self._shape.max_num_batched_tokens, _MOST_PRODUCTS)
-        for num_tokens in range(_PRODUCT_STEP, most + 1, _PRODUCT_STEP):
-            x = torch.zeros(num_tokens, spec.hidden_size, dtype=dtype, device=device)
-            for layer in layers:
-                layer.mlp(x)
-                layer.attention.qkv(x)
-                layer.attention.output(torch.zeros(num_tokens, spec.q_size, dtype=dtype, device=device))
-        torch.cuda.synchronize(device)
 
     def _capture(self, size: int, *, is_sharing: bool) -> None:
         model = torch.cuda.CUDAGraph()

@@ -18,3 +18,4 @@ class RunnerShape:
     num_threads: int
     max_num_batched_tokens: int = 0
     kv_dtype: torch.dtype | None = None  # of the cache; None: that of the activations
+    step_bytes: int = 0  # that a step may need beside weights and cache; a GPU's are taken at the start

@@ -58,6 +58,7 @@ def shared_attention(
     """Of every sequence with a shared beginning SHARED_PARTS parts, from `first_part` on; those that are not needed
     have a sum of 0."""
     num_tiles, num_seqs = shared.tile_seqs.shape
+    assert num_tiles <= most_tiles(layout.block_tables.shape[0]), f"{num_tiles} tiles are too many"
     shape = shared_shape(q.shape[2], cache.keys.dtype)
     _shared[(shape.programs * num_processors(q.device),)](
         q,
@@ -76,7 +77,7 @@ def shared_attention(
         0.0 if softcap is None else softcap,
         first_part,
         partial.shape[2],
-        TILES=triton.next_power_of_2(num_tiles),
+        TILES=triton.next_power_of_2(most_tiles(layout.block_tables.shape[0])),  # the same for all steps of an engine
         SEQS=num_seqs,
         ROWS=shape.rows,
         PARTS=SHARED_PARTS,
@@ -85,6 +86,11 @@ def shared_attention(
         num_stages=shape.num_stages,
         **common,
     )
+
+
+def most_tiles(num_seqs: int) -> int:
+    """Of groups of at least four sequences, in tiles that hold at least four: the worst are groups of five."""
+    return max(1, num_seqs * 2 // 5)
 
 
 @cache
