@@ -51,7 +51,49 @@ def widened(pairs, UPPER: tl.constexpr, IS_INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def attend_keys(
+def attend(
+    query,
+    keys,
+    values,
+    table,
+    positions,
+    begin,
+    whole,
+    end,
+    kv_head,
+    scale,
+    window,
+    softcap,
+    ROWS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Query rows at their positions over the keys from `begin` to `end`: of each row the largest score, the sum of the
+    weights under it and the values mixed by them. Up to `whole` every row sees every key, so that no mask is needed,
+    unless there are windows."""
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+    if not HAS_WINDOW:
+        highest, total, mixed = _pass(
+            highest, total, mixed, query, keys, values, table, positions, begin, whole, kv_head, scale, window, softcap,
+            end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS, False, HAS_WINDOW, SLIDES, HAS_SOFTCAP,
+        )  # fmt: skip
+        begin = whole
+    return _pass(
+        highest, total, mixed, query, keys, values, table, positions, begin, end, kv_head, scale, window, softcap,
+        end, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, BLOCK_SIZE, KEYS, True, HAS_WINDOW, SLIDES, HAS_SOFTCAP,
+    )  # fmt: skip
+
+
+@triton.jit
+def _pass(
     highest,
     total,
     mixed,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend_keys, first_seen, in_type_of_product
+from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend, first_seen, in_type_of_product
 from headrace.kernels.layout import LayerCache, StepLayout
 
 CHUNK_ROWS = 128  # as `runner.tiles` cuts them
@@ -117,62 +117,25 @@ def _chunk(
     begin = 0
     if HAS_WINDOW:
         begin = first_seen(first_position, window, SLIDES) // KEYS * KEYS
-    # Tiles of keys that every row sees need no mask; only the last ones, around the diagonal, do.
-    full_end = tl.maximum(begin, (first_position + 1) // KEYS * KEYS)
-
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
-    if not HAS_WINDOW:
-        highest, total, mixed = attend_keys(
-            highest,
-            total,
-            mixed,
-            query,
-            keys,
-            values,
-            table,
-            positions,
-            begin,
-            full_end,
-            kv_head,
-            scale,
-            window,
-            softcap,
-            end,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            DIM_BLOCK,
-            BLOCK_SIZE,
-            KEYS,
-            False,
-            HAS_WINDOW,
-            SLIDES,
-            HAS_SOFTCAP,
-        )
-        begin = full_end
-    highest, total, mixed = attend_keys(
-        highest,
-        total,
-        mixed,
+    _, total, mixed = attend(
         query,
         keys,
         values,
         table,
         positions,
         begin,
+        tl.maximum(begin, (first_position + 1) // KEYS * KEYS),
         end,
         kv_head,
         scale,
         window,
         softcap,
-        end,
+        ROWS,
         NUM_KV_HEADS,
         HEAD_DIM,
         DIM_BLOCK,
         BLOCK_SIZE,
         KEYS,
-        True,
         HAS_WINDOW,
         SLIDES,
         HAS_SOFTCAP,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, attend_keys, in_type_of_product
+from headrace.kernels.gpu.attend import LOG2E, attend, in_type_of_product
 from headrace.kernels.layout import LayerCache, SharedPrefixes, StepLayout
 
 SHARED_PARTS = 3  # of an item, at most
@@ -158,59 +158,25 @@ def _shared(
         line = tl.maximum(seq, 0).to(tl.int64) * q_stride + (head * GROUP + member) * HEAD_DIM
         query = in_type_of_product(tl.load(q + line[:, None] + dims[None, :], mask=is_query, other=0.0), keys)
         table = block_tables + tl.load(rows + tl.load(tile_seqs + tile * SEQS)).to(tl.int64) * table_stride
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        mixed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
-        positions = tl.zeros([ROWS], tl.int32) + (end - 1)  # all of the part is seen, nothing after it
-        whole = begin + (end - begin) // KEYS * KEYS  # no mask is needed up to there
-        highest, total, mixed = attend_keys(
-            highest,
-            total,
-            mixed,
+        highest, total, mixed = attend(
             query,
             keys,
             values,
             table,
-            positions,
+            tl.zeros([ROWS], tl.int32) + (end - 1),  # all of the part is seen, nothing after it
             begin,
-            whole,
-            head,
-            scale,
-            0,
-            softcap,
-            end,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            DIM_BLOCK,
-            BLOCK_SIZE,
-            KEYS,
-            False,
-            False,
-            True,
-            HAS_SOFTCAP,
-        )
-        highest, total, mixed = attend_keys(
-            highest,
-            total,
-            mixed,
-            query,
-            keys,
-            values,
-            table,
-            positions,
-            whole,
+            begin + (end - begin) // KEYS * KEYS,
             end,
             head,
             scale,
             0,
             softcap,
-            end,
+            ROWS,
             NUM_KV_HEADS,
             HEAD_DIM,
             DIM_BLOCK,
             BLOCK_SIZE,
             KEYS,
-            True,
             False,
             True,
             HAS_SOFTCAP,
