@@ -125,8 +125,11 @@ def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_an_empty_key_is_refused_rather_than_open_to_all() -> None:
-    with pytest.raises(ConfigError, match="'headrace_api_key' must be printable"):
-        make_keys(environ={"HEADRACE_API_KEY": ""})
+    for text in ("", " "):
+        with pytest.raises(ConfigError, match="HEADRACE_API_KEY is set and empty"):
+            make_keys(environ={"HEADRACE_API_KEY": text})
+    with pytest.raises(ConfigError, match="'command-line' must be printable"):
+        make_keys(api_key="")
 
 
 def test_the_admin_key_must_be_its_own() -> None:
