@@ -125,9 +125,10 @@ def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_an_empty_key_is_refused_rather_than_open_to_all() -> None:
-    for text in ("", " "):
-        with pytest.raises(ConfigError, match="HEADRACE_API_KEY is set and empty"):
-            make_keys(environ={"HEADRACE_API_KEY": text})
+    for name in ("HEADRACE_API_KEY", "VLLM_API_KEY", "HEADRACE_ADMIN_KEY"):
+        for text in ("", " "):
+            with pytest.raises(ConfigError, match=f"{name} is set and empty"):
+                make_keys(environ={name: text})
     with pytest.raises(ConfigError, match="'command-line' must be printable"):
         make_keys(api_key="")
 

@@ -33,7 +33,8 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
 
 
 def reserve(num_bytes: int, device: torch.device) -> None:
-    """Memory for steps, which the allocator keeps: whenever it asks the driver for more, that waits for the GPU."""
+    """Memory for steps, which the allocator keeps: no step has to wait for the driver to give more, or finds that
+    somebody else has taken it."""
     torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 

@@ -76,7 +76,7 @@ class Keys:
     def _read(self) -> tuple[Key, ...]:
         given = [("command-line", self._options.api_key)]
         given += [(name.lower(), self._environ.get(name)) for name in ENVIRONMENT]
-        if empty := [name for name in ENVIRONMENT if self._environ.get(name, "-").strip() == ""]:
+        if empty := [name for name in (*ENVIRONMENT, ADMIN_ENVIRONMENT) if self._environ.get(name, "-").strip() == ""]:
             raise ConfigError(f"{empty[0]} is set and empty; give it a key, or unset it for a server without keys")
         keys = [self._key(name, text) for name, text in given if text is not None]
         if self._options.api_key_file is not None:
