@@ -20,9 +20,10 @@ from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.allowed import keep_allowed
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
+from headrace.kernels.gpu.gather import gather_contexts
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
-from headrace.kernels.layout import LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 compiled: set[str] = set()
@@ -86,6 +87,8 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
             torch.zeros(2, dtype=torch.int32),
         )
         gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1)
+    starts = torch.tensor([0, 128], dtype=torch.int32)
+    gather_contexts(cache, layout, Gathering(16, starts, 128, 128), BF16)
 
 
 def elementwise() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headrace.kernels import twins
-from headrace.kernels.layout import LayerCache, Splits, StepLayout
+from headrace.kernels.layout import Gathering, LayerCache, Splits, StepLayout
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
 
 
@@ -226,6 +226,22 @@ def test_attention_equals_its_twin(
     assert relative_error(found, expected) < place.attention_error
 
 
+@cases("num_seqs longest", gpu=[(40, 3000), (300, 1500)], interpreted=[(3, 200)])
+def test_parts_of_contexts_are_merged_by_the_last_to_end(place: Place, num_seqs: int, longest: int) -> None:
+    """Whoever that is: the counts of those that ended are zeros again, and the answer is the same each time."""
+    from headrace.kernels import gpu
+
+    arrivals = torch.zeros(num_seqs * 2, dtype=torch.int32, device=place.device)
+    context_lens = [longest - index for index in range(num_seqs)]
+    layout, num_blocks = make_layout(place, [1] * num_seqs, context_lens, 16, Splits(4, 64, arrivals=arrivals))
+    cache = make_cache(place, num_blocks, 16, 2, 64)
+    q = place.randn(num_seqs, 8, 64)
+    expected = twins.paged_attention(q, cache, layout, 0.125)
+    for _ in range(3):
+        assert relative_error(gpu.paged_attention(q, cache, layout, 0.125), expected) < place.attention_error
+        assert not arrivals.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 20.0), (200, None), (60, None)])
@@ -253,6 +269,71 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
         expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
         found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
         assert relative_error(found, expected) < GPU.attention_error
+
+
+@cases(
+    "num_kv_heads head_dim is_fp8",
+    gpu=[(8, 128, False), (2, 64, True), (1, 96, False)],
+    interpreted=[(2, 32, False), (1, 24, False), (2, 16, True)],
+)
+def test_contexts_are_gathered_from_their_blocks(place: Place, num_kv_heads: int, head_dim: int, is_fp8: bool) -> None:
+    from headrace.kernels.gpu.gather import gather_contexts
+
+    query_lens, context_lens = [1, 2, 30, 5], [40, 77, 30, 129]
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    dtype = torch.float8_e4m3fn if is_fp8 else place.dtype
+    cache = LayerCache(cache.keys.to(dtype), cache.values.to(dtype))
+    gathering = gathering_of(place, context_lens, 1, 3, num_tokens=110)
+    found = gather_contexts(cache, layout, gathering, place.dtype)
+    for gathered, stored in zip(found, (cache.keys, cache.values), strict=True):
+        assert gathered.shape == (num_kv_heads, 110, head_dim)
+        for seq, start in ((1, 0), (2, 77)):
+            blocks = layout.block_tables[layout.rows[seq].long()].long()
+            whole = stored[blocks].transpose(0, 1).flatten(1, 2)[:, : context_lens[seq]]
+            assert torch.equal(gathered[:, start : start + context_lens[seq]], whole.to(place.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 20.0), (900, None), (60, None)])
+def test_attention_over_gathered_contexts_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None, dtype: torch.dtype
+) -> None:
+    """Rows of one token, prompts that go on, in two gatherings, and one that begins; also where a window is outgrown
+    or FlashAttention-3 is not installed, and blocks are read."""
+    from headrace.kernels import gpu
+    from headrace.runner.tiles import tiles_of
+
+    query_lens, context_lens = [1, 1, 30, 200, 2, 17, 129], [40, 1, 77, 800, 400, 600, 129]
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
+    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 1)
+    layout = dataclasses.replace(
+        layout,
+        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
+        num_fresh=1,
+        num_fresh_tiles=num_fresh_tiles,
+        gatherings=(gathering_of(GPU, context_lens, 2, 5), gathering_of(GPU, context_lens, 5, 6)),
+    )
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    cache = LayerCache(cache.keys.to(dtype), cache.values.to(dtype))
+    qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(1024, head_dim, device="cuda")
+    q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
+    wide = LayerCache(cache.keys.to(torch.bfloat16), cache.values.to(torch.bfloat16))
+    for slides in (True,) if window is None else (True, False):
+        expected = twins.paged_attention(q, wide, layout, head_dim**-0.5, window, softcap, slides=slides)
+        found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        limit = GPU.attention_error if dtype == torch.bfloat16 else 0.05  # its own tokens are rounded in the cache only
+        assert relative_error(found, expected) < limit
+
+
+def gathering_of(
+    place: Place, context_lens: list[int], first: int, end: int, num_tokens: int | None = None
+) -> Gathering:
+    starts = torch.tensor([0, *torch.tensor(context_lens[first:end]).cumsum(0).tolist()], dtype=torch.int32)
+    return Gathering(first, starts.to(place.device), num_tokens or int(starts[-1]), max(context_lens[first:end]))
 
 
 def with_shared_beginnings(

@@ -103,7 +103,7 @@ class _Resolver:
         return {
             "admit_at_once": max(1, max_num_seqs // GPU_ADMISSIONS),
             "full_step_tokens": GPU_FULL_STEP_TOKENS,
-            "full_rate_seqs": min(max_num_seqs, self._full_rate_seqs()),
+            "full_rate_seqs": min(max_num_seqs, GPU_LEAST_FULL_RATE_SEQS),
         }
 
     def _note(self, name: str, value: object, reason: str) -> None:

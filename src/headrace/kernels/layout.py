@@ -47,6 +47,17 @@ class Splits:
     num_parts: int = 1  # of one context, at most
     min_tokens: int = 64  # of a part
     num_seqs: int | None = None  # leading sequences that are cut, if they are long; None: any
+    arrivals: Tensor | None = None  # [of them * Hkv] int32, zeros before and after a kernel; None: made for each
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Consecutive prompts that go on, whose contexts are brought together for a kernel that reads no blocks."""
+
+    first_seq: int
+    starts: Tensor  # [C + 1] int32, where their contexts begin among the gathered tokens, and where the last ends
+    num_tokens: int  # there is room for
+    longest: int  # context, in tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ class StepLayout:
     tiles: Tensor | None = None  # [num_tiles, 2] int32, (sequence, first token) of each tile of the others' tokens
     num_fresh: int = 0  # last sequences that have no tokens but those of this step
     num_fresh_tiles: int = 0  # last of `tiles`, which are theirs
+    gatherings: tuple[Gathering, ...] = ()  # of all prompts that go on, where there is a kernel for gathered contexts
 
     def __post_init__(self) -> None:
         # Kernels read raw memory: a wrong type would be garbage, not an error.

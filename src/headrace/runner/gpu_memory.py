@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from headrace.kernels import ops
-from headrace.kernels.layout import StepLayout
+from headrace.kernels.layout import Gathering, StepLayout
 from headrace.models.decoder import Decoder
+from headrace.runner.gatherings import most_gathered
 from headrace.runner.tiles import tiles_of
 
 _BLOCK_SIZE = 16
@@ -39,20 +40,22 @@ def reserve(num_bytes: int, device: torch.device) -> None:
 
 
 def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:
-    """A prompt of all the tokens, whose layers share one small cache."""
+    """A prompt of all the tokens, whose layers share one small cache, with room to gather the longest contexts."""
     spec, device = decoder.spec, decoder.device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     cache = ops.allocate_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, device)
     places = torch.arange(num_tokens, device=device)
+    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
     layout = StepLayout(
         positions=places % decoder.max_len,  # a step may have more tokens, of several prompts
         slots=places,
-        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        query_starts=starts,
         context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
         rows=torch.zeros(1, dtype=torch.int32, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         max_query_len=num_tokens,
         max_context_len=num_tokens,
         tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
+        gatherings=(Gathering(0, starts, most_gathered(num_tokens, decoder.max_len), num_tokens),),
     )
     return layout, [cache] * spec.num_layers

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
+from headrace.kernels.gpu import flash
 from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
-from headrace.kernels.layout import SharedPrefixes, Splits, StepLayout
+from headrace.kernels.layout import Gathering, SharedPrefixes, Splits, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.decode_inputs import (
@@ -31,6 +32,7 @@ from headrace.runner.decode_inputs import (
     sharing_size,
     splits_of,
 )
+from headrace.runner.gatherings import gathering_pays, groups_of, most_gathered
 from headrace.runner.gpu_memory import reserve
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.product_kernels import load_products
@@ -99,6 +101,7 @@ class GpuRunner:
         self._most = most = graph_size(shape.max_num_seqs)
         self._decode_rows = torch.full((most,), self._padding_row, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs(most, device)
+        self._arrivals = torch.zeros(most * spec.num_kv_heads, dtype=torch.int32, device=device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether beginnings are shared
         self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph that has room for it
         self._mirror = BlockTableMirror(num_rows, max_blocks)
@@ -108,6 +111,7 @@ class GpuRunner:
         self._shares = enable_sharing(spec, decoder.max_len)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
         self._is_sharing = False
+        self._gathers = flash.is_made_for(decoder.dtype, spec.head_dim, device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * most, dtype=torch.int32, pin_memory=True)
         self._row_numbers = torch.empty(_RESULTS_IN_FLIGHT, most, dtype=torch.int32, pin_memory=True)
@@ -329,6 +333,7 @@ class GpuRunner:
         self._is_sharing = False
         groups = self._groups(plan, num_single)
         shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
+        gatherings = self._gatherings(plan, num_single, num_fresh, upload)
         upload.send()
         on_device = [upload.get(place) for place in places]
         prefixes = None
@@ -336,7 +341,9 @@ class GpuRunner:
             lens, seqs, tile_lens = (upload.get(place) for place in shared)
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
         layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
-        layout = replace(layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles)
+        layout = replace(
+            layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles, gatherings=gatherings
+        )
         ends, rows = on_device[6:]
         computed = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
         logits = self._decoder.logits(computed.ends)
@@ -346,6 +353,26 @@ class GpuRunner:
             results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=False)
             return self._ticket(plan, results, None, computed)
         return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, masks, advances=False), computed)
+
+    def _gatherings(self, plan: StepPlan, num_single: int, num_fresh: int, upload: Upload) -> tuple[Gathering, ...]:
+        """Of the prompts that go on, which stand between rows of one token and prompts that begin."""
+        spec, older = self._decoder.spec, slice(num_single, len(plan.rows) - num_fresh)
+        context_lens = self._next_positions[plan.rows[older]]
+        if not self._gathers or not gathering_pays(
+            plan.num_tokens[older],
+            context_lens,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            cache_bytes=self._caches[0].keys.element_size(),
+        ):
+            return ()
+        gatherings = []
+        for group in groups_of(context_lens, most_gathered(self._shape.max_num_batched_tokens, self._decoder.max_len)):
+            lens = context_lens[group]
+            starts = upload.get(upload.put(np.concatenate([[0], np.cumsum(lens)])))
+            gatherings.append(Gathering(num_single + group.start, starts, int(lens.sum()), int(lens.max())))
+        return tuple(gatherings)
 
     def _compute(
         self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
@@ -396,7 +423,8 @@ class GpuRunner:
         return layout, self._tokens[token_rows_long, positions]
 
     def _splits(self, num_seqs: int) -> Splits:
-        return splits_of(num_seqs, self._decoder.spec.num_kv_heads, self._shape.max_model_len)
+        splits = splits_of(num_seqs, self._decoder.spec.num_kv_heads, self._shape.max_model_len)
+        return replace(splits, arrivals=self._arrivals)
 
     def _advance(self, rows: Tensor, num_tokens: Tensor) -> None:
         """The tokens of a step are computed, but for rows that had ended."""

@@ -1,5 +1,5 @@
 """Attention over the paged cache. Steps have single-token sequences first, then prompts in chunks; each part has its
-own kernel, and prompts that begin in this step a library's, where there is one."""
+own kernel, and prompts a library's, where there is one."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def paged_attention(
     if uses_flash:
         flash.fresh_attention(q, cache.keys.shape[1], layout, out, scale, softcap)
         num_chunks -= layout.num_fresh
+    gatherings = layout.gatherings
+    if gatherings and flash.takes(q, window, max(gathering.longest for gathering in gatherings)):
+        for gathering in gatherings:
+            flash.gathered_attention(q, cache, layout, gathering, out, scale, softcap)
+            num_chunks -= gathering.starts.shape[0] - 1
     if num_chunks:
         chunk_attention(q, cache, layout, out, scale, window, softcap, slides=slides, with_fresh=not uses_flash)
     return out.flatten(1)

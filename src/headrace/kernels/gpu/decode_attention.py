@@ -27,7 +27,8 @@ def decode_attention(
     """The first `num_single` sequences, which have one token each.
 
     A long context is cut into parts, and so is every one when there are few sequences; beginnings that several
-    sequences share are parts of their own, computed for all of them at once. The parts are merged by their weights.
+    sequences share are parts of their own, computed for all of them at once. Whoever ends a sequence's last part merges
+    all of them by their weights.
     """
     num_seqs, num_heads, head_dim = layout.num_single, q.shape[1], q.shape[2]
     num_kv_heads = cache.keys.shape[1]
@@ -35,11 +36,14 @@ def decode_attention(
     num_splits = layout.splits.num_parts
     num_cut = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
     num_parts = num_splits + (SHARED_PARTS if shared is not None else 0)
-    partial = sums = q
+    partial, sums, arrivals = q, q, layout.splits.arrivals
     if num_parts > 1:
         num_merged = num_cut if shared is None else num_seqs
         partial = torch.empty((num_merged, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((num_merged, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
+        if arrivals is None:
+            arrivals = torch.zeros(num_cut * num_kv_heads, dtype=torch.int32, device=q.device)
+        assert arrivals.dtype == torch.int32 and arrivals.numel() >= num_cut * num_kv_heads
     common = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -52,7 +56,7 @@ def decode_attention(
     if shared is not None:
         shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
-    tile, num_warps, num_stages = _decode_shape(is_fp8=is_fp8)
+    tile, num_warps, num_stages = _decode_shape(head_dim, is_fp8=is_fp8)
     _decode[(num_kv_heads, num_cut * num_splits + num_seqs - num_cut)](  # all parts of the first contexts come first
         q,
         cache.keys,
@@ -64,6 +68,7 @@ def decode_attention(
         out,
         partial,
         sums,
+        q if arrivals is None else arrivals,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -77,6 +82,7 @@ def decode_attention(
         TILE=tile,
         IS_PART=num_parts > 1,
         HAS_SHARED=shared is not None,
+        SHARED_PARTS=SHARED_PARTS,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
         IN_PAIRS=is_fp8,
@@ -85,38 +91,16 @@ def decode_attention(
         num_stages=num_stages,
         **common,
     )
-    if num_parts > 1:
-        _merge[(num_merged, num_kv_heads)](
-            layout.context_lens,
-            layout.context_lens if shared is None else shared.lens,
-            partial,
-            sums,
-            out,
-            NO_WINDOW if window is None else window,
-            layout.splits.min_tokens,
-            num_splits,
-            num_cut,
-            num_parts,
-            NUM_HEADS=num_heads,
-            GROUP=num_heads // num_kv_heads,
-            GROUP_BLOCK=triton.next_power_of_2(num_heads // num_kv_heads),
-            HEAD_DIM=head_dim,
-            DIM_BLOCK=triton.next_power_of_2(head_dim),
-            PARTS_BLOCK=triton.next_power_of_2(num_parts),
-            TILE=tile,
-            HAS_SHARED=shared is not None,
-            HAS_WINDOW=window is not None,
-            SLIDES=slides,
-            num_warps=1,
-        )
 
 
 MAX_SPLITS = 32
 
 
-def _decode_shape(is_fp8: bool) -> tuple[int, int, int]:
+def _decode_shape(head_dim: int, *, is_fp8: bool) -> tuple[int, int, int]:
     """Keys a step of the loop, warps and stages: the best of sweeps on an H200, 2026-11-15."""
-    return (64, 2, 5) if is_fp8 else (64, 2, 3)
+    if is_fp8:
+        return 64, 2, 5
+    return (32, 1, 6) if head_dim <= 64 else (64, 2, 3)
 
 
 @triton.jit(do_not_specialize=["min_split", "num_splits", "num_cut", "num_parts"])
@@ -131,6 +115,7 @@ def _decode(
     out,
     partial,
     sums,
+    arrivals,
     q_stride,
     table_stride,
     scale,
@@ -150,6 +135,7 @@ def _decode(
     TILE: tl.constexpr,
     IS_PART: tl.constexpr,
     HAS_SHARED: tl.constexpr,
+    SHARED_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     IN_PAIRS: tl.constexpr,
@@ -160,10 +146,14 @@ def _decode(
     but not of bytes."""
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0
+    is_cut = False
     if IS_PART:
         is_cut = item < num_cut * num_splits
-        seq = tl.where(is_cut, item // num_splits, item - num_cut * (num_splits - 1))
-        split = tl.where(is_cut, item % num_splits, 0)
+        if is_cut:  # most are not, and need no divisions before they can begin
+            seq = item // num_splits
+            split = item - seq * num_splits
+        else:
+            seq = item - num_cut * (num_splits - 1)
     context_len = tl.load(context_lens + seq)
     first = 0
     if HAS_WINDOW:
@@ -175,8 +165,8 @@ def _decode(
         begin = shared_len
     end = context_len
     count = 1  # parts of this sequence's own context
-    if IS_PART:
-        count, per_split = _own_parts(context_len - begin, min_split, tl.where(is_cut, num_splits, 1), TILE)
+    if is_cut:
+        count, per_split = _own_parts(context_len - begin, min_split, num_splits, TILE)
         if split >= count:
             return
         begin = begin + split * per_split
@@ -193,10 +183,22 @@ def _decode(
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     if IN_PAIRS:
         columns = tl.arange(0, DIM_BLOCK // 2)
+        is_half = (lines[:, None] < GROUP) & (columns[None, :] < HEAD_DIM // 2)
         firsts = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
         seconds = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
     else:
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts  # of each query head's parts
+    if HAS_SHARED:  # begins with what was made of the common beginning
+        for index in tl.static_range(SHARED_PARTS):
+            common = place + num_splits + index
+            is_mine = (lines < GROUP) & (shared_len > 0) & (split == 0)
+            highest, total, shrink, grow = _weighed(highest, total, sums, common, is_mine)
+            if IN_PAIRS:
+                firsts = _mixed_with(firsts, partial, common, 2 * columns, is_half, shrink, grow, HEAD_DIM)
+                seconds = _mixed_with(seconds, partial, common, 2 * columns + 1, is_half, shrink, grow, HEAD_DIM)
+            else:
+                mixed = _mixed_with(mixed, partial, common, dims, is_head, shrink, grow, HEAD_DIM)
     tokens = tl.arange(0, TILE)
     for start in tl.range(begin, end, TILE):
         position = start + tokens
@@ -236,16 +238,34 @@ def _decode(
             mixed = mixed * shrink[:, None] + tl.dot(weight, value)
         highest = peak
 
+    if IS_PART and count > 1:
+        mine = place + split
+        tl.store(sums + mine * 2, highest, mask=lines < GROUP)
+        tl.store(sums + mine * 2 + 1, total, mask=lines < GROUP)
+        begins = partial + mine[:, None] * HEAD_DIM
+        if IN_PAIRS:
+            tl.store(begins + 2 * columns[None, :], firsts, mask=is_half)
+            tl.store(begins + 2 * columns[None, :] + 1, seconds, mask=is_half)
+        else:
+            tl.store(begins + dims[None, :], mixed, mask=is_head)
+        tl.debug_barrier()  # the whole program has stored its part before it says so
+        arrival = arrivals + seq * NUM_KV_HEADS + head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
+            return
+        tl.store(arrival, 0)  # as the next kernel wants to find it
+        for part in range(count):
+            if part != split:
+                theirs = place + part
+                highest, total, shrink, grow = _weighed(highest, total, sums, theirs, lines < GROUP)
+                if IN_PAIRS:
+                    firsts = _mixed_with(firsts, partial, theirs, 2 * columns, is_half, shrink, grow, HEAD_DIM)
+                    seconds = _mixed_with(seconds, partial, theirs, 2 * columns + 1, is_half, shrink, grow, HEAD_DIM)
+                else:
+                    mixed = _mixed_with(mixed, partial, theirs, dims, is_head, shrink, grow, HEAD_DIM)
     if IN_PAIRS:
         mixed = tl.interleave(firsts, seconds)
     at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
-    if (count == 1) & (shared_len == 0):  # whole: the merge has nothing to do
-        tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
-    else:
-        place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts + split
-        tl.store(partial + place[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
-        tl.store(sums + place * 2, highest, mask=lines < GROUP)
-        tl.store(sums + place * 2 + 1, total, mask=lines < GROUP)
+    tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
 
 
 @triton.jit
@@ -257,64 +277,23 @@ def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
     return tl.cdiv(length, per_split), per_split
 
 
-@triton.jit(do_not_specialize=["min_split", "num_splits", "num_cut", "num_parts"])
-def _merge(
-    context_lens,
-    shared_lens,
-    partial,
-    sums,
-    out,
-    window,
-    min_split,
-    num_splits,
-    num_cut,
-    num_parts,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SLIDES: tl.constexpr,
-):
-    """The parts of a context into one, for the query heads of one kv head; what was computed whole stands already."""
-    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    length = tl.load(context_lens + seq)
-    if HAS_WINDOW:
-        length = length - first_seen(length - 1, window, SLIDES) // TILE * TILE
-    shared_len = 0
-    if HAS_SHARED:
-        shared_len = tl.load(shared_lens + seq)
-        length = length - shared_len
-    count, _ = _own_parts(length, min_split, tl.where(seq < num_cut, num_splits, 1), TILE)
-    if (count == 1) & (shared_len == 0):
-        return
-    lines = tl.arange(0, GROUP_BLOCK)
-    dims = tl.arange(0, DIM_BLOCK)
-    parts = tl.arange(0, PARTS_BLOCK)
-    place = seq * NUM_HEADS + head * GROUP + lines
-    is_there = parts < count
-    if HAS_SHARED:
-        is_there = is_there | ((parts >= num_splits) & (parts < num_parts) & (shared_len > 0))
-    at = sums + (place[:, None] * num_parts + parts[None, :]) * 2
-    total = tl.load(at + 1, mask=(lines[:, None] < GROUP) & is_there[None, :], other=0.0)
-    highest = tl.load(at, mask=total > 0.0, other=float("-inf"))
-    peak = tl.max(highest, axis=1)
+@triton.jit
+def _weighed(highest, total, sums, line, is_there):
+    """The largest score and the sum of weights of what a program holds and of a part that another has stored, which may
+    be empty; and by how much the values of both are to be multiplied. Read from where all processors see the same."""
+    weight = tl.load(sums + line * 2 + 1, mask=is_there, other=0.0, cache_modifier=".cg")
+    other = tl.load(sums + line * 2, mask=is_there, other=float("-inf"), cache_modifier=".cg")
+    is_there = is_there & (weight > 0.0)
+    other = tl.where(is_there, other, float("-inf"))
+    peak = tl.maximum(highest, other)
     floor = tl.where(peak == float("-inf"), 0.0, peak)
-    whole = tl.sum(total * tl.exp2(highest - floor[:, None]), axis=1)
-    mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-    for part in range(num_parts):
-        if (part < count) | ((part >= num_splits) & (shared_len > 0)):
-            line = place * num_parts + part
-            has_weight = tl.load(sums + line * 2 + 1, mask=lines < GROUP, other=0.0) > 0.0
-            weight = tl.exp2(tl.load(sums + line * 2, mask=has_weight, other=float("-inf")) - floor)
-            inside = has_weight[:, None] & (dims[None, :] < HEAD_DIM)
-            mixed += weight[:, None] * tl.load(
-                partial + line[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
-            )
-    answer = (mixed / tl.where(whole > 0.0, whole, 1.0)[:, None]).to(out.dtype.element_ty)
-    inside = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
-    tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], answer, mask=inside)
+    shrink, grow = tl.exp2(highest - floor), tl.exp2(other - floor)
+    return peak, total * shrink + tl.where(is_there, weight, 0.0) * grow, shrink, grow
+
+
+@triton.jit
+def _mixed_with(mixed, partial, line, columns, is_inside, shrink, grow, HEAD_DIM: tl.constexpr):
+    value = tl.load(
+        partial + line[:, None] * HEAD_DIM + columns[None, :], mask=is_inside, other=0.0, cache_modifier=".cg"
+    )
+    return mixed * shrink[:, None] + tl.where(grow[:, None] > 0.0, value, 0.0) * grow[:, None]

@@ -1,4 +1,5 @@
-"""FlashAttention-3 for prompts that begin in this step, whose keys and values need not be read back from the cache.
+"""FlashAttention-3 for prompts. Those that begin in this step need not read their keys and values back from the cache;
+for the others contexts are gathered from their blocks, which this build does not read.
 
 Used where the package `fa3-fwd` is installed and the GPU is a Hopper.
 """
@@ -12,15 +13,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.kernels.layout import StepLayout
+from headrace.kernels.gpu.gather import gather_contexts
+from headrace.kernels.layout import Gathering, LayerCache, StepLayout
 
 _HEAD_DIMS = (64, 96, 128, 192, 256)
+_LONG_CONTEXT = 8192  # tokens from which on the library may cut contexts, if there are few of them
 
 
-def takes(q: Tensor, window: int | None, max_query_len: int) -> bool:
-    """A window that a prompt from its beginning on does not outgrow hides nothing."""
-    sees_all = window is None or max_query_len <= window
-    return sees_all and q.dtype == torch.bfloat16 and q.shape[2] in _HEAD_DIMS and is_available(q.device)
+def takes(q: Tensor, window: int | None, longest: int) -> bool:
+    """A window that no context outgrows hides nothing."""
+    sees_all = window is None or longest <= window
+    return sees_all and is_made_for(q.dtype, q.shape[2], q.device)
+
+
+def is_made_for(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    return dtype == torch.bfloat16 and head_dim in _HEAD_DIMS and is_available(device)
 
 
 @functools.cache
@@ -28,7 +35,7 @@ def is_available(device: torch.device) -> bool:
     package = importlib.util.find_spec("fa3_fwd")
     if package is None or not package.submodule_search_locations:
         return False
-    if torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     libraries = [path for place in package.submodule_search_locations for path in Path(place).glob("_C*.so")]
     if not libraries:
@@ -50,17 +57,55 @@ def fresh_attention(
     heads = q.as_strided((num_tokens, num_heads + 2 * num_kv_heads, head_dim), q.stride())
     _, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     starts = layout.query_starts[layout.num_seqs - layout.num_fresh :]
+    longest = layout.max_query_len
+    _attend(q, keys, values, out, starts, starts, longest, longest, scale, softcap, num_splits=1)
+
+
+def gathered_attention(
+    q: Tensor,
+    cache: LayerCache,
+    layout: StepLayout,
+    gathering: Gathering,
+    out: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """The prompts of one gathering."""
+    keys, values = (x.transpose(0, 1) for x in gather_contexts(cache, layout, gathering, q.dtype))
+    starts = layout.query_starts[gathering.first_seq : gathering.first_seq + gathering.starts.shape[0]]
+    longest = gathering.longest
+    num_splits = 1 if longest < _LONG_CONTEXT else 0
+    _attend(
+        q, keys, values, out, starts, gathering.starts, layout.max_query_len, longest, scale, softcap,
+        num_splits=num_splits,
+    )  # fmt: skip
+
+
+def _attend(
+    q: Tensor,  # [T, Hq, D]
+    keys: Tensor,  # [K, Hkv, D]
+    values: Tensor,
+    out: Tensor,
+    query_starts: Tensor,  # [S + 1] int32
+    key_starts: Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    softcap: float | None,
+    *,
+    num_splits: int,  # of a context; 0: as the library sees fit
+) -> None:
     torch.ops.fa3_fwd.fwd(
         q,
         keys,
         values,
         out=out,
-        cu_seqlens_q=starts,
-        cu_seqlens_k=starts,
-        max_seqlen_q=layout.max_query_len,
-        max_seqlen_k=layout.max_query_len,
+        cu_seqlens_q=query_starts,
+        cu_seqlens_k=key_starts,
+        max_seqlen_q=max_query_len,
+        max_seqlen_k=max_context_len,
         softmax_scale=scale,
         is_causal=True,
         softcap=0.0 if softcap is None else softcap,
-        num_splits=1,
+        num_splits=num_splits,
     )
