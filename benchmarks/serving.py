@@ -3,8 +3,9 @@
 Usage: python benchmarks/serving.py --model llama-3.2-1b [--concurrency 16 64 256 512] [--offline] [--json FILE]
 
 A client sends its next request when the last has ended: prompts of random token ids, answers of a fixed length, end of
-sequence ignored, temperature 1. Models named by their shape have random weights and a stand-in tokenizer. `--offline`
-gives the same requests to `LLM.generate` too, in a process of its own after the server has gone.
+sequence ignored, temperature 1. All of the same length, requests begin and end together; with `--spread` they vary, and
+prompts join others' answers, as in most traffic. Models named by their shape have random weights and a stand-in
+tokenizer. `--offline` gives the same requests to `LLM.generate` too, in a process of its own after the server has gone.
 """
 
 from __future__ import annotations
@@ -56,6 +57,19 @@ VLLM = {
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    prompt: list[int]
+    answer_len: int
+
+    def body(self) -> bytes:
+        limits = {"max_tokens": self.answer_len, "min_tokens": self.answer_len, "ignore_eos": True}
+        asked = {"model": "model", "prompt": self.prompt, "temperature": 1.0, "stream": True, **limits}
+        return json.dumps(asked).encode()
+
+
+@dataclass(frozen=True)
 class Load:
     """What one level asks for."""
 
@@ -64,21 +78,22 @@ class Load:
     num_requests: int
     prompt_len: int
     answer_len: int
+    spread: float  # share by which lengths are smaller or larger, evenly
     last_id: int  # of the tokens in prompts
     seed: int
 
-    def bodies(self) -> list[bytes]:
+    def asked(self) -> list[Asked]:
         rng = random.Random(self.seed)
-        prompts = [[rng.randrange(FIRST_ID, self.last_id) for _ in range(self.prompt_len)] for _ in self.requests]
-        return [json.dumps(self.request(prompt)).encode() for prompt in prompts]
 
-    @property
-    def requests(self) -> range:
-        return range(self.num_requests)
+        def varied(length: int) -> int:
+            return rng.randint(round(length * (1 - self.spread)), round(length * (1 + self.spread)))
 
-    def request(self, prompt: list[int]) -> dict[str, Any]:
-        limits = {"max_tokens": self.answer_len, "min_tokens": self.answer_len, "ignore_eos": True}
-        return {"model": "model", "prompt": prompt, "temperature": 1.0, "stream": True, **limits}
+        return [
+            Asked(
+                [rng.randrange(FIRST_ID, self.last_id) for _ in range(varied(self.prompt_len))], varied(self.answer_len)
+            )
+            for _ in range(self.num_requests)
+        ]
 
     def clients_of(self, index: int, num_processes: int) -> int:
         return self.num_clients * (index + 1) // num_processes - self.num_clients * index // num_processes
@@ -155,7 +170,7 @@ class Counter:
             return int(self._value.value) - 1
 
 
-async def drive(load: Load, num_clients: int, bodies: list[bytes], counter: Counter) -> Part:
+async def drive(load: Load, num_clients: int, bodies: list[tuple[bytes, int]], counter: Counter) -> Part:
     """So many clients of a load, which take its requests in turn with those of other processes."""
     loop, timings = asyncio.get_running_loop(), list[Timing]()
 
@@ -165,7 +180,7 @@ async def drive(load: Load, num_clients: int, bodies: list[bytes], counter: Coun
             asked_at = monotonic()
             if connection is None:
                 _, connection = await loop.create_connection(Connection, "127.0.0.1", load.port)
-            timings.append(await connection.ask(bodies[number], load.answer_len, asked_at))
+            timings.append(await connection.ask(*bodies[number], asked_at))
 
     started_at, cpu_s = monotonic(), process_time()
     await asyncio.gather(*(client() for _ in range(num_clients)))
@@ -175,7 +190,7 @@ async def drive(load: Load, num_clients: int, bodies: list[bytes], counter: Coun
 def drive_in_process(load: Load, num_clients: int, value: Any, barrier: Any, results: Any) -> None:
     import uvloop
 
-    bodies = load.bodies()
+    bodies = [(asked.body(), asked.answer_len) for asked in load.asked()]
     gc.freeze()
     barrier.wait()
     try:
@@ -211,7 +226,7 @@ def measure(load: Load, num_processes: int) -> dict[str, Any]:
         "requests": len(timings),
         "seconds": round(seconds, 2),
         "req_s": round(len(timings) / seconds, 2),
-        "out_tok_s": round(len(timings) * load.answer_len / seconds),
+        "out_tok_s": round(sum(asked.answer_len for asked in load.asked()) / seconds),
         **{f"ttft_ms_p{p}": round(1e3 * quantile([t.first_s for t in timings], p), 1) for p in (50, 95)},
         **{f"tpot_ms_p{p}": round(1e3 * quantile([t.per_token_s for t in timings], p), 2) for p in (50, 95)},
         "total_s_p95": round(quantile([t.total_s for t in timings], 95), 2),
@@ -270,8 +285,8 @@ from time import perf_counter
 from headrace import LLM, SamplingParams
 given = json.loads(sys.argv[1])
 with LLM(given.pop("model"), **given.pop("settings")) as llm:
-    params = SamplingParams(max_tokens=given["answer_len"], ignore_eos=True, detokenize=given["detokenize"])
-    llm.generate(given["prompts"][:16], params, use_tqdm=False)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in given["answer_lens"]]
+    llm.generate(given["prompts"][:16], params[:16], use_tqdm=False)
     llm.forget_prefixes()
     started = perf_counter()
     outputs = llm.generate(given["prompts"], params, use_tqdm=False)
@@ -281,13 +296,12 @@ with LLM(given.pop("model"), **given.pop("settings")) as llm:
 
 def offline_rate(model: str, settings: dict[str, Any], load: Load) -> float:
     """Output tokens/s of the same requests, all given at once to an `LLM`."""
-    prompts = [json.loads(body)["prompt"] for body in load.bodies()]
+    asked = load.asked()
     given = {
         "model": model,
         "settings": settings,
-        "answer_len": load.answer_len,
-        "prompts": prompts,
-        "detokenize": True,
+        "answer_lens": [each.answer_len for each in asked],
+        "prompts": [each.prompt for each in asked],
     }
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(given))
@@ -329,6 +343,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 64, 256, 512])
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--answer-len", type=int, default=128)
+    parser.add_argument("--spread", type=float, default=0.0, help="share by which lengths vary around those given")
     parser.add_argument("--requests", type=int, help="of each level; default: four for each client, at least 64")
     parser.add_argument("--client-processes", type=int, default=max(1, min(6, ((os.cpu_count() or 1) - 4) // 2)))
     parser.add_argument("--offline", action="store_true", help="the rate of LLM.generate too")
@@ -351,7 +366,8 @@ def levels(given: argparse.Namespace, model: str, settings: dict[str, Any]) -> I
     last_id = LAST_ID.get(given.model, VLLM_LAST_ID)
 
     def load(port: int, num_clients: int, num_requests: int) -> Load:
-        return Load(port, num_clients, num_requests, given.prompt_len, given.answer_len, last_id, num_clients)
+        lens = (given.prompt_len, given.answer_len, given.spread)
+        return Load(port, num_clients, num_requests, *lens, last_id, num_clients)
 
     rates = {}
     with serving(flags) as server:
@@ -376,13 +392,15 @@ def num_requests_of(given: argparse.Namespace, num_clients: int) -> int:
 
 
 def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
-    vllm = VLLM.get((given.model, record["concurrency"])) if "out_tok_s" in record else None
+    is_theirs = "out_tok_s" in record and not given.spread
+    vllm = VLLM.get((given.model, record["concurrency"])) if is_theirs else None
     beside = dict(zip(("vllm_out_tok_s", "vllm_ttft_ms_p95", "vllm_tpot_ms_p95"), vllm, strict=True)) if vllm else {}
     return {
         "model": given.model,
         "dtype": given.dtype,
         "prompt_len": given.prompt_len,
         "answer_len": given.answer_len,
+        **({"spread": given.spread} if given.spread else {}),
         **record,
         **beside,
         "client_processes": given.client_processes,

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from headrace.kernels.layout import Splits
 from headrace.models.hub_config import spec_from_config
-from headrace.runner.decode_inputs import enable_sharing, fastest_sizes, graph_size, sharing_size
+from headrace.runner.decode_inputs import enable_sharing, fastest_sizes, graph_size, sharing_size, splits_of
 
 
 def test_a_step_is_padded_to_a_larger_size_only_if_that_is_clearly_faster() -> None:
@@ -53,3 +54,14 @@ def test_there_is_room_for_the_tiles_of_any_groups(group_size: int, seqs_per_til
         tiles_of_group = -(-group_size // seqs_per_tile)
         tiles_of_last = -(-(group_size + rest) // seqs_per_tile)
         assert (num_groups - 1) * tiles_of_group + tiles_of_last <= most_tiles(num_seqs)
+
+
+def test_contexts_are_cut_where_programs_would_be_few_or_one_would_be_last() -> None:
+    assert splits_of(1, 8, 128, 131072) == Splits(32, 64)
+    assert splits_of(16, 8, 128, 131072) == Splits(4, 64)
+    assert splits_of(512, 8, 128, 131072) == Splits(4, 1024, num_seqs=32)
+    assert splits_of(1024, 8, 128, 131072) == Splits(4, 1024, num_seqs=64)
+    assert splits_of(448, 8, 128, 4096) == Splits(4, 1024, num_seqs=32)
+    assert splits_of(512, 8, 128, 4096) == Splits()  # the longest is read before the others are done
+    assert splits_of(512, 8, 64, 4096) == Splits(4, 1024, num_seqs=32)
+    assert splits_of(512, 8, 64, 1024) == Splits()

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace import LLM, SamplingParams, StructuredOutputs
+from headrace.runner.prompt_graphs import PromptGraph
 from tests.engine.tiny import FAMILIES, MIXTURES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
@@ -53,16 +54,27 @@ def transformers_answer(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def prompt_graphs_of(llm: LLM) -> list[PromptGraph]:
+    client: Any = llm._engine.client
+    graphs: list[PromptGraph] = client._core._runner._prompt_graphs._graphs
+    return graphs
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat16(family: str, tmp_path: Path) -> None:
-    """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best."""
+    """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best. Ours are
+    first made with graphs for steps with prompts, then without."""
     in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
     judge = rounded(save_model(tmp_path, family), torch.float32)
     prompts = prompts_with_shared_beginnings()
     theirs = [shortfalls(judge, prompt, transformers_answer(in_bf16, prompt)) for prompt in prompts]
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
+        graphs = prompt_graphs_of(llm)
+        assert [graph.shape.num_tokens for graph in graphs] == [32, 64]
         first = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert any(graph.numbers.tolist() != graph.shape.of_nobody(16).tolist() for graph in graphs)
+        graphs.clear()
         again = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert llm.stats.scheduler.num_prefix_hit_tokens > 0
     for outputs in (first, again):

@@ -147,7 +147,8 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
         step_bytes = 0
         if facts.gpu is not None and settings.device == "cuda":
             step_bytes = _measure_step(decoder, settings)
-            settings = resolve(config, spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_bytes)))
+            step_memory = step_bytes + _graph_bytes(step_bytes, spec, settings)
+            settings = resolve(config, spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
         runner = _start_runner(decoder, settings, step_bytes)
         tokenizer = loading.result()
     if settings.device == "cuda":
@@ -179,6 +180,12 @@ def _measure_step(decoder: Decoder, settings: Settings) -> int:
     from headrace.runner.gpu_memory import measure_step
 
     return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
+
+
+def _graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
+    from headrace.runner.prompt_graphs import graph_bytes
+
+    return graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
 
 
 def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:

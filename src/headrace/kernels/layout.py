@@ -73,7 +73,7 @@ class StepLayout:
     positions: Tensor  # [T] int64, position of each token in its sequence
     slots: Tensor  # [T] int64, block * block_size + offset: where the token's key and value go
     query_starts: Tensor  # [S + 1] int32
-    context_lens: Tensor  # [S] int32
+    context_lens: Tensor  # [S] int32; on a GPU 0 for a place that nobody has
     rows: Tensor  # [S] int32, which row of block_tables is sequence s's
     block_tables: Tensor  # [num_rows, max_blocks] int32, the device's own table, neither copied nor gathered
     max_query_len: int

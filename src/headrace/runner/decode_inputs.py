@@ -15,6 +15,8 @@ from headrace.models.spec import ModelSpec
 LONG_CONTEXT = 1024
 LONG_PARTS = 4
 LEAST_CUT = 32  # sequences
+MANY_SEQS = 512
+SOON_READ = 4096  # tokens of context
 MOST_HEADS_SHARING = 16  # of one kv head: at least four sequences fit in a tile
 
 _CLEARLY = 1.03  # less could be chance, and answers should not depend on that
@@ -114,16 +116,18 @@ def seqs_per_tile(spec: ModelSpec, kv_dtype: torch.dtype) -> int:
     return max(1, shared_shape(spec.head_dim, kv_dtype).rows // (spec.num_heads // spec.num_kv_heads))
 
 
-def splits_of(num_seqs: int, num_kv_heads: int, max_model_len: int) -> Splits:
+def splits_of(num_seqs: int, num_kv_heads: int, head_dim: int, max_model_len: int) -> Splits:
     """For a step whose longest contexts come first.
 
     Few sequences are cut small enough for four programs on each of some 132 processors. Of many, only long ones are,
     and only the longest: one program that reads on when all others are done would waste the GPU, but programs of parts
-    that are not there cost time too.
+    that are not there cost time too. And of very many none, if a program can read the longest context there may be
+    before the others are done; one of small heads, which has one warp, cannot.
     """
     num_parts = min(MAX_SPLITS, 528 // (num_seqs * num_kv_heads))
     if num_parts > 1:
         return Splits(max(num_parts, LONG_PARTS), 64)
-    if max_model_len <= LONG_CONTEXT:
+    is_soon_read = num_seqs >= MANY_SEQS and max_model_len <= SOON_READ and head_dim > 64
+    if max_model_len <= LONG_CONTEXT or is_soon_read:
         return Splits()
     return Splits(LONG_PARTS, LONG_CONTEXT, num_seqs=max(LEAST_CUT, num_seqs // 16))

@@ -1,8 +1,8 @@
 """Runs plans on a GPU. Nothing here waits for the device but `collect`, and `submit` for masks.
 
 A step of one token each is two graph replays, the model and then the draw and the append, which leave in the rows all
-that the next step needs; the host sends only what changed. Other steps run the same model eagerly. Tokens come back in
-pinned memory.
+that the next step needs; the host sends only what changed. Of small steps with prompts the model is a graph too; others
+run it eagerly. Tokens come back in pinned memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import ops
-from headrace.kernels.gpu import flash
 from headrace.kernels.gpu import rows as row_kernels
 from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
-from headrace.kernels.layout import Gathering, SharedPrefixes, Splits, StepLayout
+from headrace.kernels.layout import Splits, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.decode_inputs import (
@@ -32,20 +31,22 @@ from headrace.runner.decode_inputs import (
     sharing_size,
     splits_of,
 )
-from headrace.runner.gatherings import gathering_pays, groups_of, most_gathered
 from headrace.runner.gpu_memory import reserve
 from headrace.runner.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.product_kernels import load_products
-from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.prompt_graphs import PromptGraph, PromptGraphs, PromptShape
+from headrace.runner.prompt_logprobs import PromptLogprobsRows, Span
 from headrace.runner.reads import lay_out
 from headrace.runner.results import on_its_way, step_logprobs
 from headrace.runner.shape import RunnerShape
-from headrace.runner.tiles import tiles_of
+from headrace.runner.step_layouts import StepLayouts, StepParts
 from headrace.runner.upload import Upload, UploadRing
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.steps import BROKEN, Admission, IntArray, Masks, StepPlan, StepResult
 
 _RESULTS_IN_FLIGHT = 8
+_LITTLE_BYTES = 1 << 30  # of one layer's cache: 0.25 ms on an H200, where a layer takes the host 0.7
+_GRAPH_VALUES = 1 << 14  # that describe a step for the largest graph, with some to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,21 @@ class GpuRunner:
         self._shares = enable_sharing(spec, decoder.max_len)
         self._shared = SharedBuffers(most, self._seqs_per_tile, device)
         self._is_sharing = False
-        self._gathers = flash.is_made_for(decoder.dtype, spec.head_dim, device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * most, dtype=torch.int32, pin_memory=True)
         self._row_numbers = torch.empty(_RESULTS_IN_FLIGHT, most, dtype=torch.int32, pin_memory=True)
+        self._layouts = StepLayouts(
+            decoder, shape, self._caches, self._tokens, self._computed, self._block_tables, self._splits
+        )
+        self._prompt_graphs = PromptGraphs(
+            self._forward_prompts,
+            spec,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+            max_num_seqs=shape.max_num_seqs,
+            max_model_len=shape.max_model_len,
+            dtype=decoder.dtype,
+            device=device,
+        )
         load_products(decoder, shape.max_num_batched_tokens)
         self._capture_all()
         reserve(shape.step_bytes, device)
@@ -154,7 +166,7 @@ class GpuRunner:
     def _num_values(self, plan: StepPlan) -> int:
         num_prompt = sum(len(admission.token_ids) + 16 for admission in plan.admissions)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.rows)
-        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.rows) + 1024
+        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.rows) + _GRAPH_VALUES
 
     def _take_in(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -289,6 +301,7 @@ class GpuRunner:
         """Every size, the largest first, so that the others fit into its memory."""
         numbers = range(1, self._shape.max_num_seqs + 1)
         sizes = sorted({graph_size(num_rows) for num_rows in numbers}, reverse=True)
+        self._prompt_graphs.capture(self._graph_pool, self._padding_row)
         stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
@@ -321,65 +334,61 @@ class GpuRunner:
     def _mixed(self, plan: StepPlan, upload: Upload, masks: Masks | None) -> Ticket:
         """Any step: rows of one token first, then prompts that go on, then those that begin."""
         plan, num_single, num_fresh = self._fresh_last(plan)
-        starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
-        token_rows = np.repeat(plan.rows, plan.num_tokens)
-        offsets = np.arange(len(token_rows)) - np.repeat(starts[:-1], plan.num_tokens)
-        drawing = np.flatnonzero(plan.samples)
-        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, num_single, num_fresh)
-        arrays = (
-            token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles, starts[1:][drawing] - 1, plan.rows[drawing],
-        )  # fmt: skip
-        places = [upload.put(array) for array in arrays]
         self._is_sharing = False
-        groups = self._groups(plan, num_single)
-        shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
-        gatherings = self._gatherings(plan, num_single, num_fresh, upload)
-        upload.send()
-        on_device = [upload.get(place) for place in places]
-        prefixes = None
-        if shared:
-            lens, seqs, tile_lens = (upload.get(place) for place in shared)
-            prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
-        layout, token_ids = self._mixed_layout(on_device[:6], num_single, int(plan.num_tokens.max()))
-        layout = replace(
-            layout, shared=prefixes, num_fresh=num_fresh, num_fresh_tiles=num_fresh_tiles, gatherings=gatherings
+        spans = self._prompt_logprobs.spans(
+            plan.rows, plan.num_tokens, self._next_positions[plan.rows] - plan.num_tokens
         )
-        ends, rows = on_device[6:]
-        computed = self._compute(plan, token_ids, layout, ends.long(), starts[1:][drawing] - 1)
+        drawing = np.flatnonzero(plan.samples)
+        ends = np.cumsum(plan.num_tokens)[drawing] - 1
+        places = [upload.put(array) for array in (plan.rows, plan.num_tokens, ends, plan.rows[drawing])]
+        graph = None if spans or plan.reads else self._prompt_graph(plan, num_single)
+        groups = None
+        if graph is None or not self._reads_little(plan.rows[:num_single]):
+            groups = self._groups(plan, num_single)
+            graph = graph if groups is None else None
+        if graph is not None:
+            numbers = upload.put(graph.shape.packed(plan.rows, plan.num_tokens, num_single, self._padding_row))
+            upload.send()
+            computed = Computed(graph.run(upload.get(numbers))[upload.get(places[2]).long()])
+        else:
+            parts = StepParts(num_single, num_fresh, self._next_positions[plan.rows], groups)
+            layout, token_ids = self._layouts.of_step(plan, parts, upload)
+            computed = self._compute(plan, token_ids, layout, upload.get(places[2]).long(), ends, spans)
+        rows, num_tokens, _, drawn_rows = (upload.get(place) for place in places)
         logits = self._decoder.logits(computed.ends)
-        self._advance(layout.rows, on_device[3])
+        self._advance(rows, num_tokens)
         if self._sampler.is_plain(plan.rows[drawing]):
             has_filters = self._sampler.has_filters(plan.rows[drawing])
-            results = self._draw_plainly(logits, rows, has_filters=has_filters, advances=False)
+            results = self._draw_plainly(logits, drawn_rows, has_filters=has_filters, advances=False)
             return self._ticket(plan, results, None, computed)
-        return self._ticket(plan, *self._draw_with_all_features(plan, logits, rows, masks, advances=False), computed)
+        drawn = self._draw_with_all_features(plan, logits, drawn_rows, masks, advances=False)
+        return self._ticket(plan, *drawn, computed)
 
-    def _gatherings(self, plan: StepPlan, num_single: int, num_fresh: int, upload: Upload) -> tuple[Gathering, ...]:
-        """Of the prompts that go on, which stand between rows of one token and prompts that begin."""
-        spec, older = self._decoder.spec, slice(num_single, len(plan.rows) - num_fresh)
-        context_lens = self._next_positions[plan.rows[older]]
-        if not self._gathers or not gathering_pays(
-            plan.num_tokens[older],
-            context_lens,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            cache_bytes=self._caches[0].keys.element_size(),
-        ):
-            return ()
-        gatherings = []
-        for group in groups_of(context_lens, most_gathered(self._shape.max_num_batched_tokens, self._decoder.max_len)):
-            lens = context_lens[group]
-            starts = upload.get(upload.put(np.concatenate([[0], np.cumsum(lens)])))
-            gatherings.append(Gathering(num_single + group.start, starts, int(lens.sum()), int(lens.max())))
-        return tuple(gatherings)
+    def _prompt_graph(self, plan: StepPlan, num_single: int) -> PromptGraph | None:
+        num_prompts = len(plan.rows) - num_single
+        longest = int(self._next_positions[plan.rows[num_single:]].max(initial=0))
+        return self._prompt_graphs.fitting(plan.num_batched_tokens, num_prompts, longest)
+
+    def _reads_little(self, rows: IntArray) -> bool:
+        """Whether it takes these rows less time to read all of their contexts than the host to launch a step."""
+        spec, cache = self._decoder.spec, self._caches[0].keys
+        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * cache.element_size()
+        return int(self._next_positions[rows].sum()) * token_bytes < _LITTLE_BYTES
+
+    def _forward_prompts(self, shape: PromptShape, arrays: list[Tensor]) -> Tensor:
+        layout, token_ids = self._layouts.of_arrays(arrays, shape.num_single, shape.num_tokens)
+        return self._decoder.hidden(token_ids, layout, self._caches)
 
     def _compute(
-        self, plan: StepPlan, token_ids: Tensor, layout: StepLayout, ends: Tensor, host_ends: IntArray
+        self,
+        plan: StepPlan,
+        token_ids: Tensor,
+        layout: StepLayout,
+        ends: Tensor,
+        host_ends: IntArray,
+        spans: tuple[Span, ...],
     ) -> Computed:
         """What the model makes of the tokens at `ends`, and of prompts of which something is asked."""
-        positions = self._next_positions[plan.rows] - plan.num_tokens
-        spans = self._prompt_logprobs.spans(plan.rows, plan.num_tokens, positions)
         reads = lay_out(plan.reads, plan.rows, plan.num_tokens) if plan.reads else None
         if not spans and reads is None:
             return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=ends))
@@ -401,29 +410,9 @@ class GpuRunner:
         ordered = replace(plan, rows=plan.rows[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
         return ordered, num_single, int(begins.sum())
 
-    def _mixed_layout(self, arrays: list[Tensor], num_single: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
-        """Where the tokens of a step lie, and which they are."""
-        token_rows, offsets, rows, num_tokens, starts, tiles = arrays
-        token_rows_long = token_rows.long()
-        positions = self._computed[token_rows_long] + offsets
-        blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
-        layout = StepLayout(
-            positions=positions,
-            slots=blocks * self._shape.block_size + positions % self._shape.block_size,
-            query_starts=starts,
-            context_lens=(self._computed[rows.long()] + num_tokens).int(),
-            rows=rows,
-            block_tables=self._block_tables,
-            max_query_len=max_query_len,
-            max_context_len=self._shape.max_model_len,
-            num_single=num_single,
-            splits=self._splits(max(1, num_single)),
-            tiles=tiles.view(-1, 2),
-        )
-        return layout, self._tokens[token_rows_long, positions]
-
     def _splits(self, num_seqs: int) -> Splits:
-        splits = splits_of(num_seqs, self._decoder.spec.num_kv_heads, self._shape.max_model_len)
+        spec = self._decoder.spec
+        splits = splits_of(num_seqs, spec.num_kv_heads, spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
 
     def _advance(self, rows: Tensor, num_tokens: Tensor) -> None:

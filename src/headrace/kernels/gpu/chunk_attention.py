@@ -101,6 +101,8 @@ def _chunk(
     offset = tl.load(tiles + tile * 2 + 1)  # first token of the tile within the chunk
     query_start = tl.load(query_starts + seq)
     query_len = tl.load(query_starts + seq + 1) - query_start
+    if offset >= query_len:  # a place that nobody has
+        return
     context_len = tl.load(context_lens + seq)
     first_position = context_len - query_len + offset
 

@@ -35,6 +35,7 @@ def decode_attention(
     shared = layout.shared if window is None else None
     num_splits = layout.splits.num_parts
     num_cut = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
+    num_cut = 0 if num_splits == 1 else num_cut
     num_parts = num_splits + (SHARED_PARTS if shared is not None else 0)
     partial, sums, arrivals = q, q, layout.splits.arrivals
     if num_parts > 1:
@@ -155,6 +156,8 @@ def _decode(
         else:
             seq = item - num_cut * (num_splits - 1)
     context_len = tl.load(context_lens + seq)
+    if context_len == 0:  # a place that nobody has
+        return
     first = 0
     if HAS_WINDOW:
         first = first_seen(context_len - 1, window, SLIDES)
@@ -183,22 +186,10 @@ def _decode(
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     if IN_PAIRS:
         columns = tl.arange(0, DIM_BLOCK // 2)
-        is_half = (lines[:, None] < GROUP) & (columns[None, :] < HEAD_DIM // 2)
         firsts = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
         seconds = tl.zeros([GROUP_BLOCK, DIM_BLOCK // 2], tl.float32)
     else:
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-    place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts  # of each query head's parts
-    if HAS_SHARED:  # begins with what was made of the common beginning
-        for index in tl.static_range(SHARED_PARTS):
-            common = place + num_splits + index
-            is_mine = (lines < GROUP) & (shared_len > 0) & (split == 0)
-            highest, total, shrink, grow = _weighed(highest, total, sums, common, is_mine)
-            if IN_PAIRS:
-                firsts = _mixed_with(firsts, partial, common, 2 * columns, is_half, shrink, grow, HEAD_DIM)
-                seconds = _mixed_with(seconds, partial, common, 2 * columns + 1, is_half, shrink, grow, HEAD_DIM)
-            else:
-                mixed = _mixed_with(mixed, partial, common, dims, is_head, shrink, grow, HEAD_DIM)
     tokens = tl.arange(0, TILE)
     for start in tl.range(begin, end, TILE):
         position = start + tokens
@@ -238,16 +229,14 @@ def _decode(
             mixed = mixed * shrink[:, None] + tl.dot(weight, value)
         highest = peak
 
+    if IN_PAIRS:
+        mixed = tl.interleave(firsts, seconds)
+    place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts  # of each query head's parts
     if IS_PART and count > 1:
         mine = place + split
+        tl.store(partial + mine[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
         tl.store(sums + mine * 2, highest, mask=lines < GROUP)
         tl.store(sums + mine * 2 + 1, total, mask=lines < GROUP)
-        begins = partial + mine[:, None] * HEAD_DIM
-        if IN_PAIRS:
-            tl.store(begins + 2 * columns[None, :], firsts, mask=is_half)
-            tl.store(begins + 2 * columns[None, :] + 1, seconds, mask=is_half)
-        else:
-            tl.store(begins + dims[None, :], mixed, mask=is_head)
         tl.debug_barrier()  # the whole program has stored its part before it says so
         arrival = arrivals + seq * NUM_KV_HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
@@ -255,15 +244,16 @@ def _decode(
         tl.store(arrival, 0)  # as the next kernel wants to find it
         for part in range(count):
             if part != split:
-                theirs = place + part
-                highest, total, shrink, grow = _weighed(highest, total, sums, theirs, lines < GROUP)
-                if IN_PAIRS:
-                    firsts = _mixed_with(firsts, partial, theirs, 2 * columns, is_half, shrink, grow, HEAD_DIM)
-                    seconds = _mixed_with(seconds, partial, theirs, 2 * columns + 1, is_half, shrink, grow, HEAD_DIM)
-                else:
-                    mixed = _mixed_with(mixed, partial, theirs, dims, is_head, shrink, grow, HEAD_DIM)
-    if IN_PAIRS:
-        mixed = tl.interleave(firsts, seconds)
+                highest, total, mixed = _with_part(
+                    highest, total, mixed, partial, sums, place + part, lines < GROUP, is_head, dims, HEAD_DIM
+                )
+    if HAS_SHARED:
+        is_mine = (lines < GROUP) & (shared_len > 0)
+        for index in tl.static_range(SHARED_PARTS):
+            common = place + num_splits + index
+            highest, total, mixed = _with_part(
+                highest, total, mixed, partial, sums, common, is_mine, is_mine[:, None] & is_head, dims, HEAD_DIM
+            )
     at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
     tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
 
@@ -278,22 +268,18 @@ def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
 
 
 @triton.jit
-def _weighed(highest, total, sums, line, is_there):
-    """The largest score and the sum of weights of what a program holds and of a part that another has stored, which may
-    be empty; and by how much the values of both are to be multiplied. Read from where all processors see the same."""
-    weight = tl.load(sums + line * 2 + 1, mask=is_there, other=0.0, cache_modifier=".cg")
-    other = tl.load(sums + line * 2, mask=is_there, other=float("-inf"), cache_modifier=".cg")
-    is_there = is_there & (weight > 0.0)
+def _with_part(highest, total, mixed, partial, sums, place, is_line, is_inside, dims, HEAD_DIM: tl.constexpr):
+    """What a program holds merged with a part that another has stored, which may be empty. Read from where all
+    processors see the same, and all at once: no load waits for another."""
+    weight = tl.load(sums + place * 2 + 1, mask=is_line, other=0.0, cache_modifier=".cg")
+    other = tl.load(sums + place * 2, mask=is_line, other=float("-inf"), cache_modifier=".cg")
+    line = partial + place[:, None] * HEAD_DIM + dims[None, :]
+    value = tl.load(line, mask=is_inside, other=0.0, cache_modifier=".cg")
+    is_there = weight > 0.0
     other = tl.where(is_there, other, float("-inf"))
     peak = tl.maximum(highest, other)
     floor = tl.where(peak == float("-inf"), 0.0, peak)
     shrink, grow = tl.exp2(highest - floor), tl.exp2(other - floor)
-    return peak, total * shrink + tl.where(is_there, weight, 0.0) * grow, shrink, grow
-
-
-@triton.jit
-def _mixed_with(mixed, partial, line, columns, is_inside, shrink, grow, HEAD_DIM: tl.constexpr):
-    value = tl.load(
-        partial + line[:, None] * HEAD_DIM + columns[None, :], mask=is_inside, other=0.0, cache_modifier=".cg"
-    )
-    return mixed * shrink[:, None] + tl.where(grow[:, None] > 0.0, value, 0.0) * grow[:, None]
+    total = total * shrink + tl.where(is_there, weight, 0.0) * grow
+    mixed = mixed * shrink[:, None] + tl.where(is_there[:, None], value, 0.0) * grow[:, None]
+    return peak, total, mixed
