@@ -329,6 +329,22 @@ def test_attention_over_gathered_contexts_equals_its_twin(
         assert relative_error(found, expected) < limit
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (32, 8, 64)])
+def test_attention_over_one_long_gathered_context_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """So long that the library cuts it."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(GPU, [40], [20_000], 16)
+    layout = dataclasses.replace(layout, gatherings=(gathering_of(GPU, [20_000], 0, 1),))
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    q = GPU.randn(40, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    assert relative_error(gpu.paged_attention(q, cache, layout, head_dim**-0.5), expected) < GPU.attention_error
+
+
 def gathering_of(
     place: Place, context_lens: list[int], first: int, end: int, num_tokens: int | None = None
 ) -> Gathering:
