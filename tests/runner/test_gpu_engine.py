@@ -82,10 +82,10 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
         ours = torch.cat([shortfalls(judge, *pair) for pair in zip(prompts, answers, strict=True)])
         assert ours.mean() < 1.5 * torch.cat(theirs).mean() + 0.005
         if family not in MIXTURES:  # rounding sends a token to another expert now and then, with any answer
-            # After a few texts all of bfloat16 is far off: by as much as it moves the judge's opinion of our choice.
+            # After a few texts bfloat16 is far off whoever computes: it moves the judge's own opinion of our choice.
             in_their_eyes = torch.cat([shortfalls(in_bf16, *pair) for pair in zip(prompts, answers, strict=True)])
-            off = (ours - in_their_eyes).abs().clamp(min=torch.cat(theirs).max())
-            assert (ours < 1.5 * off + 0.05).all(), (ours - 1.5 * off).max()
+            limit = (1.5 * torch.cat(theirs).max() + 0.05).maximum(2 * (ours - in_their_eyes).abs())
+            assert (ours < limit).all(), (ours - limit).max()
 
 
 @pytest.mark.parametrize("family", MIXTURES)
