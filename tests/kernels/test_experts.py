@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace.kernels import ops, twins
 from headrace.kernels.layout import Routes
-from tests.kernels.test_gpu import Place, cases, relative_error
+from tests.kernels.places import Place, cases, relative_error
 
 RULES = ["sigmoid", "softmax", "softmax_of_chosen"]
 

@@ -11,7 +11,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from headrace.sampling.feature import Batch
 from headrace.sampling.features import FILTERS
-from tests.kernels.test_gpu import Place, cases
+from tests.kernels.places import Place, cases
 
 INF = float("inf")
 

@@ -7,7 +7,7 @@ import torch
 
 from headrace.kernels import twins
 from headrace.kernels.layout import Fp8Rows, LayerCache, Splits
-from tests.kernels.test_gpu import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
+from tests.kernels.places import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
 
 ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may fall on either side of a step
 

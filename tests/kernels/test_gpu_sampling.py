@@ -9,7 +9,7 @@ import torch
 from headrace.sampling.allowed_tokens import AllowedTokens
 from headrace.sampling.feature import Batch
 from headrace.sampling.logprobs import plain_scores
-from tests.kernels.test_gpu import Place, cases
+from tests.kernels.places import Place, cases
 
 INF = float("inf")
 shapes = cases("num_rows vocab_size", gpu=[(300, 128_256), (50, 5003)], interpreted=[(5, 700), (3, 9001)])

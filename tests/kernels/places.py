@@ -1,0 +1,99 @@
+"""Where kernels are tested: on a GPU, and in Triton's interpreter, which runs the same kernels on a CPU; and what they
+are tested with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.kernels.layout import LayerCache, Splits, StepLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the kernels run, in which type, and how far from their twins they may be there."""
+
+    name: str
+    device: str
+    dtype: torch.dtype
+    error: float
+    attention_error: float
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+
+GPU = Place("gpu", "cuda", torch.bfloat16, error=5e-3, attention_error=1e-2)
+INTERPRETERS = [  # no bfloat16: the interpreter keeps it as integers, and multiplies these in a `tl.dot`
+    Place("interpreted_float16", "cpu", torch.float16, error=1e-3, attention_error=1e-3),
+    Place("interpreted_float32", "cpu", torch.float32, error=1e-5, attention_error=1e-5),
+]
+
+
+def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """`place` and the named values: some on a GPU, some, small because it is slow, in each type of the interpreter. Of
+    the two, float16 is left to the slow tests."""
+    params = [pytest.param(GPU, *values, marks=pytest.mark.gpu) for values in gpu]
+    for place in INTERPRETERS:
+        marks = [pytest.mark.interpreted] + ([pytest.mark.slow] if place.dtype == torch.float16 else [])
+        params += [pytest.param(place, *values, marks=marks) for values in interpreted]
+    return pytest.mark.parametrize(
+        ["place", *names.split()], params, ids=lambda value: value.name if isinstance(value, Place) else None
+    )
+
+
+SHAPES = [(32, 8, 128), (24, 8, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 2, 256)]  # Hq, Hkv, D
+SMALL_SHAPES = [(4, 2, 16), (3, 1, 24)]
+WHOLE = Splits()
+everywhere = cases("", gpu=[()], interpreted=[()])
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def make_cache(place: Place, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> LayerCache:
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    return LayerCache(place.randn(*shape), place.randn(*shape))
+
+
+def make_layout(
+    place: Place, query_lens: list[int], context_lens: list[int], block_size: int, splits: Splits = WHOLE
+) -> tuple[StepLayout, int]:
+    """Sequences with scattered blocks, those of one token first; the layout and the number of blocks."""
+    from headrace.runner.tiles import tiles_of
+
+    num_seqs = len(query_lens)
+    counts = [-(-n // block_size) for n in context_lens]
+    order = torch.randperm(sum(counts))
+    tables = torch.zeros(num_seqs, max(counts), dtype=torch.int32)
+    start = 0
+    for seq, count in enumerate(counts):
+        tables[seq, :count] = order[start : start + count]
+        start += count
+    rows = torch.randperm(num_seqs).int()
+    shuffled = torch.zeros_like(tables)
+    shuffled[rows.long()] = tables
+    positions = torch.cat([torch.arange(c - q, c) for q, c in zip(query_lens, context_lens, strict=True)])
+    token_rows = torch.repeat_interleave(torch.arange(num_seqs), torch.tensor(query_lens))
+    slots = tables[token_rows, positions // block_size].long() * block_size + positions % block_size
+    starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32)
+    lens = torch.tensor(query_lens).numpy()
+    num_single = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
+    tiles = torch.from_numpy(tiles_of(lens, num_single)[0].copy()).int() if num_single < num_seqs else None
+    return StepLayout(
+        positions=positions.to(place.device),
+        slots=slots.to(place.device),
+        query_starts=starts.to(place.device),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32).to(place.device),
+        rows=rows.to(place.device),
+        block_tables=shuffled.to(place.device),
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+        num_single=num_single,
+        splits=splits,
+        tiles=None if tiles is None else tiles.to(place.device),
+    ), sum(counts)

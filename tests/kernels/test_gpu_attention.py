@@ -1,0 +1,275 @@
+"""The attention kernels against their twins, on fresh random inputs; see `test_gpu`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.kernels import twins
+from headrace.kernels.layout import Gathering, LayerCache, Splits, StepLayout
+from tests.kernels.places import (
+    GPU,
+    INTERPRETERS,
+    SHAPES,
+    SMALL_SHAPES,
+    Place,
+    cases,
+    make_cache,
+    make_layout,
+    relative_error,
+)
+
+
+@cases(
+    "num_heads num_kv_heads head_dim query_lens context_lens",
+    gpu=[(*shape, [1, 1, 1, 1, 200, 2, 17], [1, 15, 16, 777, 300, 2, 129]) for shape in SHAPES],
+    interpreted=[(*shape, [1, 1, 1, 1, 150, 2, 17], [1, 15, 16, 199, 170, 2, 150]) for shape in SMALL_SHAPES],
+)
+@pytest.mark.parametrize("splits", [Splits(), Splits(5), Splits(5, num_seqs=3)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "slides", "softcap"), [(None, True, None), (50, True, None), (50, False, None), (None, True, 20.0)]
+)
+def test_attention_equals_its_twin(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    query_lens: list[int],
+    context_lens: list[int],
+    splits: Splits,
+    window: int | None,
+    slides: bool,
+    softcap: float | None,
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16, splits)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+    assert relative_error(found, expected) < place.attention_error
+
+
+@cases("num_seqs longest", gpu=[(40, 3000), (300, 1500)], interpreted=[(3, 200)])
+def test_parts_of_contexts_are_merged_by_the_last_to_end(place: Place, num_seqs: int, longest: int) -> None:
+    """Whoever that is: the counts of those that ended are zeros again, and the answer is the same each time."""
+    from headrace.kernels import gpu
+
+    arrivals = torch.zeros(num_seqs * 2, dtype=torch.int32, device=place.device)
+    context_lens = [longest - index for index in range(num_seqs)]
+    layout, num_blocks = make_layout(place, [1] * num_seqs, context_lens, 16, Splits(4, 64, arrivals=arrivals))
+    cache = make_cache(place, num_blocks, 16, 2, 64)
+    q = place.randn(num_seqs, 8, 64)
+    expected = twins.paged_attention(q, cache, layout, 0.125)
+    for _ in range(3):
+        assert relative_error(gpu.paged_attention(q, cache, layout, 0.125), expected) < place.attention_error
+        assert not arrivals.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 20.0), (200, None), (60, None)])
+def test_attention_of_prompts_that_begin_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None
+) -> None:
+    """With FlashAttention-3 where it is installed and no prompt outgrows the window; by the cache otherwise."""
+    from headrace.kernels import gpu
+    from headrace.runner.tiles import tiles_of
+
+    query_lens, context_lens = [1, 1, 30, 200, 2, 129], [40, 1, 77, 200, 2, 129]
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
+    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 3)
+    layout = dataclasses.replace(
+        layout,
+        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
+        num_fresh=3,
+        num_fresh_tiles=num_fresh_tiles,
+    )
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(256, head_dim, device="cuda")
+    q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
+    for slides in (True,) if window is None else (True, False):
+        expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        assert relative_error(found, expected) < GPU.attention_error
+
+
+@cases(
+    "num_kv_heads head_dim is_fp8",
+    gpu=[(8, 128, False), (2, 64, True), (1, 96, False)],
+    interpreted=[(2, 32, False), (1, 24, False), (2, 16, True)],
+)
+def test_contexts_are_gathered_from_their_blocks(place: Place, num_kv_heads: int, head_dim: int, is_fp8: bool) -> None:
+    from headrace.kernels.gpu.gather import gather_contexts
+
+    query_lens, context_lens = [1, 2, 30, 5], [40, 77, 30, 129]
+    layout, num_blocks = make_layout(place, query_lens, context_lens, 16)
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    dtype = torch.float8_e4m3fn if is_fp8 else place.dtype
+    cache = LayerCache(cache.keys.to(dtype), cache.values.to(dtype))
+    gathering = gathering_of(place, context_lens, 1, 3, num_tokens=110)
+    found = gather_contexts(cache, layout, gathering, place.dtype)
+    for gathered, stored in zip(found, (cache.keys, cache.values), strict=True):
+        assert gathered.shape == (num_kv_heads, 110, head_dim)
+        for seq, start in ((1, 0), (2, 77)):
+            blocks = layout.block_tables[layout.rows[seq].long()].long()
+            whole = stored[blocks].transpose(0, 1).flatten(1, 2)[:, : context_lens[seq]]
+            assert torch.equal(gathered[:, start : start + context_lens[seq]], whole.to(place.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 20.0), (900, None), (60, None)])
+def test_attention_over_gathered_contexts_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None, dtype: torch.dtype
+) -> None:
+    """Rows of one token, prompts that go on, in two gatherings, and one that begins; also where a window is outgrown
+    or FlashAttention-3 is not installed, and blocks are read."""
+    from headrace.kernels import gpu
+    from headrace.runner.tiles import tiles_of
+
+    query_lens, context_lens = [1, 1, 30, 200, 2, 17, 129], [40, 1, 77, 800, 400, 600, 129]
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
+    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 1)
+    layout = dataclasses.replace(
+        layout,
+        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
+        num_fresh=1,
+        num_fresh_tiles=num_fresh_tiles,
+        gatherings=(gathering_of(GPU, context_lens, 2, 5), gathering_of(GPU, context_lens, 5, 6)),
+    )
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    cache = LayerCache(cache.keys.to(dtype), cache.values.to(dtype))
+    qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    cos_sin = torch.randn(1024, head_dim, device="cuda")
+    q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
+    wide = LayerCache(cache.keys.to(torch.bfloat16), cache.values.to(torch.bfloat16))
+    for slides in (True,) if window is None else (True, False):
+        expected = twins.paged_attention(q, wide, layout, head_dim**-0.5, window, softcap, slides=slides)
+        found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        limit = GPU.attention_error if dtype == torch.bfloat16 else 0.05  # its own tokens are rounded in the cache only
+        assert relative_error(found, expected) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (32, 8, 64)])
+def test_attention_over_one_long_gathered_context_equals_its_twin(
+    num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """So long that the library cuts it."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(GPU, [40], [20_000], 16)
+    layout = dataclasses.replace(layout, gatherings=(gathering_of(GPU, [20_000], 0, 1),))
+    cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
+    q = GPU.randn(40, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    assert relative_error(gpu.paged_attention(q, cache, layout, head_dim**-0.5), expected) < GPU.attention_error
+
+
+def gathering_of(
+    place: Place, context_lens: list[int], first: int, end: int, num_tokens: int | None = None
+) -> Gathering:
+    starts = torch.tensor([0, *torch.tensor(context_lens[first:end]).cumsum(0).tolist()], dtype=torch.int32)
+    return Gathering(first, starts.to(place.device), num_tokens or int(starts[-1]), max(context_lens[first:end]))
+
+
+def with_shared_beginnings(
+    place: Place, layout: StepLayout, context_lens: list[int], block_size: int, group: int, head_dim: int
+) -> StepLayout:
+    """All sequences up to the last eight share ten blocks, and the last five 21."""
+    from headrace.kernels.gpu.shared_attention import shared_shape
+    from headrace.kernels.layout import SharedPrefixes
+    from headrace.runner.prefix_groups import BlockTableMirror
+    from headrace.steps import TableWrites
+
+    tables, rows = layout.block_tables, layout.rows.long()
+    tables[rows[1:-8], :10] = tables[rows[0], :10].clone()
+    tables[rows[-4:], :21] = tables[rows[-5], :21].clone()
+    mirror = BlockTableMirror(len(rows), tables.shape[1])
+    counts = [-(-n // block_size) for n in context_lens]
+    for row, count in zip(rows.tolist(), counts, strict=True):
+        indexes = torch.arange(count)
+        mirror.write(
+            TableWrites(torch.full((count,), row).numpy(), indexes.numpy(), tables[row, :count].long().cpu().numpy())
+        )
+    num_rows = shared_shape(head_dim, place.dtype).rows
+    groups = mirror.groups(rows.cpu().numpy(), block_size=block_size, seqs_per_tile=num_rows // group)
+    assert groups is not None and set(groups.tile_lens.tolist()) == {10 * block_size, 21 * block_size}
+    tile_seqs = np.concatenate([groups.tile_seqs, np.full_like(groups.tile_seqs, -1)])  # as many places for others
+    tile_lens = np.concatenate([groups.tile_lens, np.zeros_like(groups.tile_lens)])
+    arrays = (groups.lens, tile_seqs, tile_lens)
+    shared = SharedPrefixes(*(torch.from_numpy(a).int().to(place.device) for a in arrays))
+    return dataclasses.replace(layout, shared=shared)
+
+
+@cases(
+    "num_heads num_kv_heads head_dim block_size context_lens",
+    gpu=[(*shape, 16, [300] * 40 + [500, 17, 260] + [411] * 5) for shape in SHAPES],
+    interpreted=[(*shape, 4, [75] * 18 + [125, 5, 65] + [103] * 5) for shape in [(3, 1, 24), (8, 1, 16)]],
+)
+@pytest.mark.parametrize("splits", [Splits(), Splits(3), Splits(3, num_seqs=19)], ids=str)
+def test_attention_over_shared_beginnings_equals_its_twin(
+    place: Place,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    context_lens: list[int],
+    splits: Splits,
+) -> None:
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, splits)
+    layout = with_shared_beginnings(place, layout, context_lens, block_size, num_heads // num_kv_heads, head_dim)
+    cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5)
+    assert relative_error(found, expected) < place.attention_error
+
+
+@pytest.mark.gpu
+def test_no_number_of_tiles_needs_a_kernel_of_its_own() -> None:
+    from headrace.kernels import gpu
+    from headrace.kernels.gpu import shared_attention
+
+    context_lens = [300] * 40 + [500, 17, 260] + [411] * 5
+    layout, num_blocks = make_layout(GPU, [1] * len(context_lens), context_lens, 16)
+    layout = with_shared_beginnings(GPU, layout, context_lens, 16, 4, 128)
+    assert layout.shared is not None
+    cache, q = make_cache(GPU, num_blocks, 16, 8, 128), GPU.randn(layout.num_tokens, 32, 128)
+    compiled = set()
+    for num_tiles in range(1, len(layout.shared.tile_lens) + 1):
+        shared = dataclasses.replace(
+            layout.shared, tile_seqs=layout.shared.tile_seqs[:num_tiles], tile_lens=layout.shared.tile_lens[:num_tiles]
+        )
+        gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1)
+        compiled.add(len(shared_attention._shared.device_caches[torch.cuda.current_device()][0]))
+    assert len(compiled) == 1
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_programs", [1, 5, 8, 12, 40])
+def test_any_number_of_programs_shares_the_work(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items of three and six steps on two kv heads: whole, and in two and three parts."""
+    from headrace.kernels import gpu
+    from headrace.kernels.gpu import shared_attention
+
+    place = INTERPRETERS[-1]
+    shape = shared_attention.SharedShape(rows=64, keys=16, num_warps=1, num_stages=1, programs=num_programs)
+    monkeypatch.setattr(shared_attention, "shared_shape", lambda *_: shape)
+    monkeypatch.setattr(shared_attention, "num_processors", lambda _: 1)
+    context_lens = [75] * 18 + [125, 5, 65] + [103] * 5
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, 4, Splits())
+    layout = with_shared_beginnings(place, layout, context_lens, 4, 4, 16)
+    cache = make_cache(place, num_blocks, 4, 2, 16)
+    q = place.randn(layout.num_tokens, 8, 16)
+    expected = twins.paged_attention(q, cache, layout, 0.25)
+    assert relative_error(gpu.paged_attention(q, cache, layout, 0.25), expected) < place.attention_error
