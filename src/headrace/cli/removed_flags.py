@@ -45,8 +45,12 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--num-scheduler-steps": _skip("steps are always submitted ahead of the results"),
     "--multi-step-stream-outputs": _skip("steps are always submitted ahead of the results", value=False),
     "--preemption-mode": _skip("what is preempted is computed again; --capacity-policy guaranteed_no_evict avoids it"),
-    "--max-seq-len-to-capture": _skip("CUDA graphs cover every step of one token a sequence"),
-    "--max-context-len-to-capture": _skip("CUDA graphs cover every step of one token a sequence"),
+    "--max-seq-len-to-capture": _skip(
+        "CUDA graphs cover every step of one token a sequence, and small steps with prompts"
+    ),
+    "--max-context-len-to-capture": _skip(
+        "CUDA graphs cover every step of one token a sequence, and small steps with prompts"
+    ),
     "--cuda-graph-sizes": _skip("a ladder of CUDA graphs is captured at start"),
     "--disable-async-output-proc": _skip("answers are made on another thread than steps, always", value=False),
     "--guided-decoding-backend": _skip("llguidance is the one backend of structured output"),
