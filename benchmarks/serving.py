@@ -86,7 +86,7 @@ class Load:
         rng = random.Random(self.seed)
 
         def varied(length: int) -> int:
-            return rng.randint(round(length * (1 - self.spread)), round(length * (1 + self.spread)))
+            return rng.randint(max(1, round(length * (1 - self.spread))), round(length * (1 + self.spread)))
 
         return [
             Asked(
@@ -101,9 +101,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one answer, as `serve_curve.py` counted vLLM's: from the request, a new connection's opening included,
+    """One answer, in seconds as `serve_curve.py` counted vLLM's: from the request, a new connection's opening included,
     to the first chunk; from there to the last chunk, for each token but the first; and all of it."""
 
+    num_tokens: int
     first_s: float
     per_token_s: float
     total_s: float
@@ -138,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(head.encode() + b"\r\n\r\n" + body)
         await self._ended
         per_token_s = (self._text_at - self._first_at) / max(1, answer_len - 1)
-        return Timing(self._first_at - asked_at, per_token_s, self._text_at - asked_at)
+        return Timing(answer_len, self._first_at - asked_at, per_token_s, self._text_at - asked_at)
 
     def data_received(self, data: bytes) -> None:
         assert self._ended is not None
@@ -226,7 +227,7 @@ def measure(load: Load, num_processes: int) -> dict[str, Any]:
         "requests": len(timings),
         "seconds": round(seconds, 2),
         "req_s": round(len(timings) / seconds, 2),
-        "out_tok_s": round(sum(asked.answer_len for asked in load.asked()) / seconds),
+        "out_tok_s": round(sum(timing.num_tokens for timing in timings) / seconds),
         **{f"ttft_ms_p{p}": round(1e3 * quantile([t.first_s for t in timings], p), 1) for p in (50, 95)},
         **{f"tpot_ms_p{p}": round(1e3 * quantile([t.per_token_s for t in timings], p), 2) for p in (50, 95)},
         "total_s_p95": round(quantile([t.total_s for t in timings], 95), 2),
@@ -350,6 +351,8 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--json", type=Path, help="append each record to this file")
     given = parser.parse_args()
+    if not 0 <= given.spread < 1:
+        parser.error(f"--spread must be at least 0 and less than 1, got {given.spread:g}")
     with model_of(given.model, given.dtype) as (model, settings):
         for record in levels(given, model, settings):
             print(json.dumps(record), flush=True)

@@ -61,9 +61,16 @@ def make_cache(place: Place, num_blocks: int, block_size: int, num_kv_heads: int
 
 
 def make_layout(
-    place: Place, query_lens: list[int], context_lens: list[int], block_size: int, splits: Splits = WHOLE
+    place: Place,
+    query_lens: list[int],
+    context_lens: list[int],
+    block_size: int,
+    splits: Splits = WHOLE,
+    *,
+    num_fresh: int = 0,
 ) -> tuple[StepLayout, int]:
-    """Sequences with scattered blocks, those of one token first; the layout and the number of blocks."""
+    """Sequences with scattered blocks, those of one token first and `num_fresh` that begin last; the layout and the
+    number of blocks."""
     from headrace.runner.tiles import tiles_of
 
     num_seqs = len(query_lens)
@@ -83,7 +90,7 @@ def make_layout(
     starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32)
     lens = torch.tensor(query_lens).numpy()
     num_single = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
-    tiles = torch.from_numpy(tiles_of(lens, num_single)[0].copy()).int() if num_single < num_seqs else None
+    tiles, num_fresh_tiles = tiles_of(lens, num_single, num_fresh)
     return StepLayout(
         positions=positions.to(place.device),
         slots=slots.to(place.device),
@@ -95,5 +102,7 @@ def make_layout(
         max_context_len=max(context_lens),
         num_single=num_single,
         splits=splits,
-        tiles=None if tiles is None else tiles.to(place.device),
+        tiles=torch.from_numpy(tiles.copy()).int().to(place.device) if len(tiles) else None,
+        num_fresh=num_fresh,
+        num_fresh_tiles=num_fresh_tiles,
     ), sum(counts)

@@ -78,17 +78,9 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
 ) -> None:
     """With FlashAttention-3 where it is installed and no prompt outgrows the window; by the cache otherwise."""
     from headrace.kernels import gpu
-    from headrace.runner.tiles import tiles_of
 
     query_lens, context_lens = [1, 1, 30, 200, 2, 129], [40, 1, 77, 200, 2, 129]
-    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
-    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 3)
-    layout = dataclasses.replace(
-        layout,
-        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
-        num_fresh=3,
-        num_fresh_tiles=num_fresh_tiles,
-    )
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16, num_fresh=3)
     cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
     qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     cos_sin = torch.randn(256, head_dim, device="cuda")
@@ -132,18 +124,11 @@ def test_attention_over_gathered_contexts_equals_its_twin(
     """Rows of one token, prompts that go on, in two gatherings, and one that begins; also where a window is outgrown
     or FlashAttention-3 is not installed, and blocks are read."""
     from headrace.kernels import gpu
-    from headrace.runner.tiles import tiles_of
 
     query_lens, context_lens = [1, 1, 30, 200, 2, 17, 129], [40, 1, 77, 800, 400, 600, 129]
-    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16)
-    tiles, num_fresh_tiles = tiles_of(torch.tensor(query_lens).numpy(), 2, 1)
-    layout = dataclasses.replace(
-        layout,
-        tiles=torch.from_numpy(tiles.copy()).int().cuda(),
-        num_fresh=1,
-        num_fresh_tiles=num_fresh_tiles,
-        gatherings=(gathering_of(GPU, context_lens, 2, 5), gathering_of(GPU, context_lens, 5, 6)),
-    )
+    layout, num_blocks = make_layout(GPU, query_lens, context_lens, 16, num_fresh=1)
+    gatherings = (gathering_of(GPU, context_lens, 2, 5), gathering_of(GPU, context_lens, 5, 6))
+    layout = dataclasses.replace(layout, gatherings=gatherings)
     cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
     cache = LayerCache(cache.keys.to(dtype), cache.values.to(dtype))
     qkv = GPU.randn(layout.num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)

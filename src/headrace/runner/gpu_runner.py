@@ -301,6 +301,7 @@ class GpuRunner:
         """Every size, the largest first, so that the others fit into its memory."""
         numbers = range(1, self._shape.max_num_seqs + 1)
         sizes = sorted({graph_size(num_rows) for num_rows in numbers}, reverse=True)
+        self._prompt_graphs.capture(self._graph_pool, self._padding_row)
         stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
             for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
@@ -308,7 +309,6 @@ class GpuRunner:
                 for has_filters in (False, True):
                     self._draw_plainly(logits, self._decode_rows[:size], has_filters=has_filters, advances=True)
         stream.synchronize()
-        self._prompt_graphs.capture(self._graph_pool, self._padding_row)
         for size in sizes:
             self._capture(size, is_sharing=False)
         self._fast_sizes = fastest_sizes({size: milliseconds(self._graphs[size, False].model) for size in sizes})
