@@ -29,7 +29,7 @@ from headrace import LLM, SamplingParams
 from headrace.kernels import ops
 from headrace.kernels.layout import StepLayout
 from headrace.models import Decoder, load_decoder, open_checkpoint
-from headrace.runner.tiles import tiles_of
+from headrace.runner.gpu.tiles import tiles_of
 from headrace.text import load_tokenizer
 
 NUM_PROMPTS, NUM_TOKENS, NUM_TOP = 100, 64, 20

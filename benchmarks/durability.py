@@ -45,15 +45,15 @@ from headrace.engine.client import Deliver, EngineClient
 from headrace.engine.core import EngineCore
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
-from headrace.jobs import syncer
-from headrace.jobs.answering import JobRun
-from headrace.jobs.directory import JobDirectory
-from headrace.jobs.engine_keeper import Start
-from headrace.jobs.journal import Journal
-from headrace.jobs.progress import JobProgress
-from headrace.jobs.run import run_job, taking_turns
+from headrace.jobs.formats.writer import ResultWriter, StreamResults
+from headrace.jobs.recovery.engine_keeper import Start
+from headrace.jobs.run.job_run import JobRun
+from headrace.jobs.run.run_job import run_job, taking_turns
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.writer import ResultWriter, StreamResults
+from headrace.jobs.status.progress import JobProgress
+from headrace.jobs.store import syncer
+from headrace.jobs.store.directory import JobDirectory
+from headrace.jobs.store.journal import Journal
 from headrace.models import ModelSpec
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler

@@ -28,11 +28,11 @@ import numpy as np
 from about import cpu_name
 
 from headrace.config import EngineConfig
-from headrace.engine import wire
 from headrace.engine.client import Client, EngineClient
 from headrace.engine.core import EngineCore
 from headrace.engine.fake_settings import fake_settings
-from headrace.engine.process import EngineProcess
+from headrace.engine.process import wire
+from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.start import LoadedCore
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler

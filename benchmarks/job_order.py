@@ -21,11 +21,11 @@ from time import process_time
 
 import numpy as np
 
-from headrace.engine.order import starting_order
-from headrace.jobs.order import Planner
-from headrace.jobs.output import LineAnswer, LineOutput
-from headrace.jobs.plain_lines import PlainReply
-from headrace.jobs.prepare import Work
+from headrace.engine.offline_order import starting_order
+from headrace.jobs.input.line_output import LineAnswer, LineOutput
+from headrace.jobs.input.plain_lines import PlainReply
+from headrace.jobs.input.prepare import Work
+from headrace.jobs.planning.planner import Planner
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import STOPPED, StepPlan, StepResult

@@ -41,9 +41,9 @@ from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
-from headrace.jobs.index import Bitmap
-from headrace.jobs.run import run_job
-from headrace.jobs.sources import open_source
+from headrace.jobs.formats import open_source
+from headrace.jobs.formats.line_index import Bitmap
+from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.models import ModelSpec
 from headrace.sched import SchedulerStats

@@ -142,8 +142,8 @@ def take_core(core: int, is_realtime: bool) -> None:
 def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe: Any) -> None:
     take_core(core, is_realtime)
     from headrace.engine.async_engine import AsyncEngine
-    from headrace.server.keys import Keys
-    from headrace.server.lifecycle import run_on_uvloop
+    from headrace.server.http.keys import Keys
+    from headrace.server.http.lifecycle import run_on_uvloop
     from headrace.server.options import ServerOptions
     from headrace.server.serve import Server
 

@@ -11,10 +11,10 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.errors import ResumableJobError
-from headrace.jobs.directory import JobDirectory
-from headrace.jobs.lock import JobLock
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status_file import JobStatus, write_status
+from headrace.jobs.store.directory import JobDirectory
+from headrace.jobs.store.lock import JobLock
+from headrace.jobs.store.status_file import JobStatus, write_status
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_options_of_run_become_a_job(output: Path, monkeypatch: pytest.Monke
         jobs.append(job)
         raise ResumableJobError("no room")
 
-    monkeypatch.setattr("headrace.jobs.run.run_job", run_job)
+    monkeypatch.setattr("headrace.jobs.run.run_job.run_job", run_job)
     monkeypatch.setattr("headrace.cli.fetching.fetch_if_missing", lambda model, **options: None)
     common = ["run", str(output.parent / "in.jsonl"), "-o", str(output)]
     again = ["--redo", "finish_reason=length", "--set", "max_tokens=20", "--set", "stop=x"]

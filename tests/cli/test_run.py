@@ -10,8 +10,8 @@ import pytest
 from headrace.cli.main import main
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Choice
-from headrace.jobs.report import JobReport, Tally
 from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.report import JobReport, Tally
 from headrace.sched import SchedulerStats
 
 
@@ -42,7 +42,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
             choices=(Choice("device", "cpu", "the only one"),),
         )
 
-    monkeypatch.setattr("headrace.jobs.run.run_job", run_job)
+    monkeypatch.setattr("headrace.jobs.run.run_job.run_job", run_job)
     monkeypatch.setattr("headrace.cli.fetching.fetch_if_missing", lambda model, **options: None)
     return seen
 
@@ -158,12 +158,12 @@ def test_a_check_needs_no_output_and_runs_nothing(
     source: Path, jobs: list[JobSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from headrace.engine.checks import RequestChecks
-    from headrace.jobs.preflight import Front
+    from headrace.jobs.input.preflight import Front
     from headrace.sched import SchedulerLimits
 
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=64)
     monkeypatch.setattr(
-        "headrace.jobs.preflight.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
+        "headrace.jobs.input.preflight.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
     )
     source.write_text('{"prompt": [1, 2]}\n{broken\n')
     summary = source.parent / "check.json"

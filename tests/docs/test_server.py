@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.server.app import ROUTES
-from headrace.server.schema.chat import ChatRequest
-from headrace.server.schema.completions import CompletionRequest
-from headrace.server.schema.fields import LABELS, UNSUPPORTED
-from headrace.server.schema.responses import STATEFUL, ResponsesRequest
+from headrace.server.endpoints.schema.chat import ChatRequest
+from headrace.server.endpoints.schema.completions import CompletionRequest
+from headrace.server.endpoints.schema.fields import LABELS, UNSUPPORTED
+from headrace.server.endpoints.schema.responses import STATEFUL, ResponsesRequest
+from headrace.server.http.app import ROUTES
 
 PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text()
 

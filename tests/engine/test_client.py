@@ -6,7 +6,7 @@ from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.errors import EngineDeadError
 from tests.engine import cores
-from tests.engine.process_tools import Inbox, make_request
+from tests.engine.process.process_tools import Inbox, make_request
 
 
 def make_client(inbox: Inbox) -> EngineClient:

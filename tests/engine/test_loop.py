@@ -9,7 +9,7 @@ from headrace.config import EngineConfig
 from headrace.engine.loop import GATHER_SHARE, MAX_GATHERS, EngineLoop
 from headrace.types import SequenceEvent
 from tests.engine import cores
-from tests.engine.process_tools import make_request
+from tests.engine.process.process_tools import make_request
 
 LONG_S = 1000.0
 MAX_STEP_TOKENS = 200

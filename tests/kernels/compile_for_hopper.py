@@ -16,11 +16,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from headrace.kernels import gpu
-from headrace.kernels.gpu import rows as row_kernels
+from headrace.kernels.gpu import slots as row_kernels
 from headrace.kernels.gpu.allowed import keep_allowed
-from headrace.kernels.gpu.draw import draw
 from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.gpu.gather import gather_contexts
+from headrace.kernels.gpu.sample import draw
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
 from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout

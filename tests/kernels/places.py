@@ -71,7 +71,7 @@ def make_layout(
 ) -> tuple[StepLayout, int]:
     """Sequences with scattered blocks, those of one token first and `num_fresh` that begin last; the layout and the
     number of blocks."""
-    from headrace.runner.tiles import tiles_of
+    from headrace.runner.gpu.tiles import tiles_of
 
     num_seqs = len(query_lens)
     counts = [-(-n // block_size) for n in context_lens]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.kernels import ops, twins
+from headrace.kernels import ops, reference
 from headrace.kernels.cpu import attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -91,13 +91,13 @@ MIXED = [(1, 100), (7, 7), (1, 1), (40, 300), (1, 129), (3, 17)]
 @pytest.mark.parametrize("window", [None, 1, 20])
 def test_the_twin_agrees_with_torch_attention_over_contiguous_keys(window: int | None, slides: bool) -> None:
     step = build_step(MIXED)
-    out = twins.paged_attention(step.q, step.cache, step.layout, 64**-0.5, window, slides=slides)
+    out = reference.paged_attention(step.q, step.cache, step.layout, 64**-0.5, window, slides=slides)
     torch.testing.assert_close(out, torch_attention(step, window=window, slides=slides), atol=1e-5, rtol=1e-5)
 
 
 def test_the_twin_caps_scores_softly() -> None:
     step = build_step([(1, 2)], heads=(1, 1))
-    out = twins.paged_attention(step.q, step.cache, step.layout, 1.0, softcap=0.5)
+    out = reference.paged_attention(step.q, step.cache, step.layout, 1.0, softcap=0.5)
     scores = 0.5 * torch.tanh(step.keys[0][0] @ step.q[0, 0] / 0.5)
     torch.testing.assert_close(out[0], scores.softmax(0) @ step.values[0][0])
 
@@ -106,7 +106,7 @@ def assert_like_twin(
     step: Step, *, window: int | None = None, softcap: float | None = None, slides: bool = True
 ) -> None:
     scale = step.q.shape[-1] ** -0.5
-    expected = twins.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
+    expected = reference.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
     out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
@@ -186,7 +186,7 @@ def test_a_nan_among_a_sequences_own_keys_is_not_hidden() -> None:
 def test_very_large_scores_do_not_overflow() -> None:
     step = build_step([(1, 300)])
     out = attention.paged_attention(step.q * 1e4, step.cache, step.layout, 1.0)
-    torch.testing.assert_close(out, twins.paged_attention(step.q * 1e4, step.cache, step.layout, 1.0))
+    torch.testing.assert_close(out, reference.paged_attention(step.q * 1e4, step.cache, step.layout, 1.0))
 
 
 def test_a_tokens_result_is_the_same_to_the_bit_in_any_company() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import ops, twins
+from headrace.kernels import ops, reference
 
 
 def random_case(num_rows: int, vocab_size: int, places: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -22,7 +22,7 @@ def random_case(num_rows: int, vocab_size: int, places: list[int], dtype: torch.
 def test_the_twin_keeps_what_is_set_and_forbids_the_rest() -> None:
     logits = torch.arange(3 * 40.0).view(3, 40)
     bits = torch.tensor([[0b101, 0b10], [-1, -1]], dtype=torch.int32)
-    twins.apply_bitmask(logits, torch.tensor([2, 0]), bits)
+    reference.apply_bitmask(logits, torch.tensor([2, 0]), bits)
     assert logits[2].isfinite().nonzero().flatten().tolist() == [0, 2, 33]
     assert logits[:2].flatten().tolist() == list(range(80))
 
@@ -32,7 +32,7 @@ def test_the_twin_keeps_what_is_set_and_forbids_the_rest() -> None:
 def test_on_a_cpu_it_equals_its_twin(vocab_size: int, dtype: torch.dtype) -> None:
     logits, places, bits = random_case(7, vocab_size, [5, 0, 6], dtype)
     expected = logits.clone()
-    twins.apply_bitmask(expected, places, bits)
+    reference.apply_bitmask(expected, places, bits)
     ops.apply_bitmask(logits, places, bits)
     assert torch.equal(logits, expected)
 
@@ -51,6 +51,6 @@ def test_the_triton_kernel_equals_its_twin(device: str, dtype: torch.dtype, voca
 
     logits, places, bits = (x.to(device) for x in random_case(9, vocab_size, [8, 2, 3, 0], dtype))
     expected = logits.clone()
-    twins.apply_bitmask(expected, places, bits)
+    reference.apply_bitmask(expected, places, bits)
     gpu.apply_bitmask(logits, places, bits)
     assert torch.equal(logits, expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import ops, twins
+from headrace.kernels import ops, reference
 from headrace.kernels.layout import Routes
 from tests.kernels.places import Place, cases, relative_error
 
@@ -86,7 +86,7 @@ def test_routes_equal_their_twin(place: Place, num_tokens: int, num_experts: int
     rows = [torch.randperm(num_experts, generator=generator) for _ in range(num_tokens)]  # no two alike
     logits = torch.stack(rows) if rows else torch.empty(0, num_experts)
     logits = ((logits - num_experts / 2) / 8).to(place.device, place.dtype)
-    found, expected = gpu.route(logits, num_chosen, rule), twins.route(logits, num_chosen, rule)
+    found, expected = gpu.route(logits, num_chosen, rule), reference.route(logits, num_chosen, rule)
     assert torch.equal(found.order, expected.order)
     assert torch.equal(found.ends, expected.ends)
     torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
@@ -109,7 +109,7 @@ def routes_with_crowds(place: Place, num_tokens: int, num_experts: int, num_chos
     logits = torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(1))
     logits[: num_tokens // 2, 1] += 9.0
     logits[:, 0] = -20.0
-    return twins.route(logits.to(place.device), num_chosen, "softmax")
+    return reference.route(logits.to(place.device), num_chosen, "softmax")
 
 
 PRODUCTS = [(1, 16, 1), (3, 16, 2), (40, 4, 1), (150, 4, 2), (900, 4, 1)]  # tokens, experts, chosen
@@ -130,7 +130,7 @@ def test_products_with_experts_equal_their_twin(
     weight = place.randn(num_experts, num_columns, width)
     for num_rows in {num_tokens, num_tokens * num_chosen}:
         x = place.randn(num_rows, width)
-        expected = twins.pack_experts(weight)(x, routes, weighs=weighs)
+        expected = reference.pack_experts(weight)(x, routes, weighs=weighs)
         found = gpu.pack_experts(weight)(x, routes, weighs=weighs)
         assert relative_error(found, expected) < place.error
 
@@ -142,7 +142,7 @@ def test_products_in_eight_bits_equal_their_twin(place: Place, num_tokens: int, 
 
     routes = routes_with_crowds(place, num_tokens, 8, num_chosen)
     weight, x = place.randn(8, 512, 384), place.randn(num_tokens, 384)
-    expected = twins.pack_experts(weight, as_fp8=True)(x, routes, weighs=weighs)
+    expected = reference.pack_experts(weight, as_fp8=True)(x, routes, weighs=weighs)
     packed = gpu.pack_experts(weight, as_fp8=True)
     assert packed.takes_fp8
     assert relative_error(packed(x, routes, weighs=weighs), expected) < 0.02

@@ -1,4 +1,4 @@
-"""The Triton kernels against their twins, on fresh random inputs.
+"""The Triton kernels against their reference, on fresh random inputs.
 
 Each test has cases for a GPU, and smaller ones for Triton's interpreter, which runs the same kernels on a CPU.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
 from tests.kernels.places import (
     SHAPES,
@@ -28,11 +28,11 @@ def test_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
 
     x = place.randn(37, hidden_size)
     weight = place.randn(hidden_size)
-    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < place.error
+    assert relative_error(gpu.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)) < place.error
     residual = torch.randn_like(x)
     other = residual.clone()
     found = gpu.add_rms_norm(x, residual, weight, 1e-5)
-    assert relative_error(found, twins.add_rms_norm(x, other, weight, 1e-5)) < place.error
+    assert relative_error(found, reference.add_rms_norm(x, other, weight, 1e-5)) < place.error
     assert torch.equal(residual, other)
 
 
@@ -42,12 +42,12 @@ def test_layer_norms_equal_their_twins(place: Place, hidden_size: int) -> None:
 
     x = 3 + place.randn(37, hidden_size)
     weight, bias = (torch.randn(hidden_size, device=place.device) for _ in range(2))
-    expected = twins.layer_norm(x, weight, bias, 1e-5)
+    expected = reference.layer_norm(x, weight, bias, 1e-5)
     assert relative_error(gpu.layer_norm(x, weight, bias, 1e-5), expected) < place.error
     residual = torch.randn_like(x)
     other = residual.clone()
     found = gpu.add_layer_norm(x, residual, weight, bias, 1e-5)
-    assert relative_error(found, twins.add_layer_norm(x, other, weight, bias, 1e-5)) < place.error
+    assert relative_error(found, reference.add_layer_norm(x, other, weight, bias, 1e-5)) < place.error
     assert torch.equal(residual, other)
 
 
@@ -57,7 +57,7 @@ def test_a_norm_reads_rows_that_lie_apart(place: Place) -> None:
 
     wide, weight = place.randn(9, 300), torch.randn(200, device=place.device)
     part = wide[:, 50:250]
-    assert relative_error(gpu.rms_norm(part, weight, 1e-5), twins.rms_norm(part, weight, 1e-5)) < place.error
+    assert relative_error(gpu.rms_norm(part, weight, 1e-5), reference.rms_norm(part, weight, 1e-5)) < place.error
 
 
 @everywhere
@@ -65,7 +65,7 @@ def test_norms_take_weights_in_float32(place: Place) -> None:
     from headrace.kernels import gpu
 
     x, weight = place.randn(5, 576), torch.randn(576, device=place.device)
-    assert relative_error(gpu.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5)) < place.error
+    assert relative_error(gpu.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)) < place.error
 
 
 @everywhere
@@ -75,7 +75,7 @@ def test_gated_activations_equal_their_twins(place: Place, name: str) -> None:
     from headrace.kernels import gpu
 
     x = 3 * place.randn(19, 2 * 3000)
-    assert relative_error(getattr(gpu, name)(x), getattr(twins, name)(x)) < place.error
+    assert relative_error(getattr(gpu, name)(x), getattr(reference, name)(x)) < place.error
 
 
 @everywhere
@@ -83,7 +83,7 @@ def test_the_soft_cap_equals_its_twin_and_works_in_place(place: Place) -> None:
     from headrace.kernels import gpu
 
     x = 40 * place.randn(7, 5001)
-    expected = twins.soft_cap(x.float(), 30.0)
+    expected = reference.soft_cap(x.float(), 30.0)
     assert gpu.soft_cap(x, 30.0) is x
     assert relative_error(x, expected) < place.error
 
@@ -106,7 +106,7 @@ def test_rope_and_store_equals_its_twin(
     ours, theirs = (make_cache(place, num_blocks, 16, num_kv_heads, head_dim) for _ in range(2))
     theirs.keys.copy_(ours.keys)
     theirs.values.copy_(ours.values)
-    expected = twins.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, *norms, 1e-6)
+    expected = reference.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, *norms, 1e-6)
     found = gpu.rope_and_store(qkv.clone(), layout, cos_sin, ours, num_heads, num_kv_heads, *norms, 1e-6)
     assert relative_error(found, expected) < place.error
     assert relative_error(ours.keys, theirs.keys) < place.error
@@ -119,7 +119,7 @@ def test_rope_and_store_equals_its_twin(
     interpreted=[(1000, 40, 0.2), (9000, 40, 0.2)],
 )
 def test_the_draw_follows_the_probabilities(place: Place, vocab_size: int, num_rows: int, tolerance: float) -> None:
-    from headrace.kernels.gpu.draw import draw
+    from headrace.kernels.gpu.sample import draw
 
     logits = torch.full((num_rows, vocab_size), -80.0, device=place.device, dtype=place.dtype)
     chosen = torch.tensor([3, vocab_size // 2, vocab_size - 1], device=place.device)
@@ -144,8 +144,8 @@ def test_the_draw_follows_the_probabilities(place: Place, vocab_size: int, num_r
 
 @everywhere
 def test_the_draw_takes_the_numbers_of_the_seed_and_the_length(place: Place) -> None:
-    from headrace.kernels.gpu.cuts import CHUNK
-    from headrace.kernels.gpu.draw import draw
+    from headrace.kernels.gpu.sample import draw
+    from headrace.kernels.gpu.thresholds import CHUNK
     from headrace.sampling.philox import philox
 
     seeds = [0, 1, -1, 12345, 2**31, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]
@@ -172,7 +172,7 @@ def test_the_draw_takes_the_numbers_of_the_seed_and_the_length(place: Place) -> 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning:triton")  # numpy's, of inf - inf in the interpreter
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_broken_logits_are_flagged_and_draw_nothing(place: Place, bad: float) -> None:
-    from headrace.kernels.gpu.draw import draw
+    from headrace.kernels.gpu.sample import draw
 
     logits = place.randn(4, 5000)
     logits[1, 4500] = bad
@@ -190,7 +190,7 @@ def test_broken_logits_are_flagged_and_draw_nothing(place: Place, bad: float) ->
 
 @everywhere
 def test_a_decode_step_is_prepared_from_the_rows(place: Place) -> None:
-    from headrace.kernels.gpu.rows import prepare_decode
+    from headrace.kernels.gpu.slots import prepare_decode
 
     num_rows, max_len, block_size = 100, 64, 16
     rows = torch.randperm(num_rows)[:70].int().to(place.device)  # more than one program's
@@ -210,7 +210,7 @@ def test_a_decode_step_is_prepared_from_the_rows(place: Place) -> None:
 @everywhere
 @pytest.mark.parametrize("advances", [False, True])
 def test_drawn_tokens_are_appended_to_the_rows_that_go_on(place: Place, advances: bool) -> None:
-    from headrace.kernels.gpu.rows import append_tokens
+    from headrace.kernels.gpu.slots import append_tokens
 
     num_rows, max_len = 100, 64
     rows = torch.randperm(num_rows)[:70].to(place.device)
@@ -264,7 +264,7 @@ def test_drawn_tokens_are_appended_to_the_rows_that_go_on(place: Place, advances
 
 @everywhere
 def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
-    from headrace.kernels.gpu.rows import write_tables
+    from headrace.kernels.gpu.slots import write_tables
 
     tables = torch.zeros(5, 7, device=place.device, dtype=torch.int32)
     expected = tables.clone()
@@ -279,7 +279,7 @@ def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
 
 @everywhere
 def test_rows_get_their_new_owners(place: Place) -> None:
-    from headrace.kernels.gpu.rows import admit
+    from headrace.kernels.gpu.slots import admit
 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 99, (7, 2600), generator=generator, dtype=torch.int32)
@@ -300,7 +300,7 @@ def test_rows_get_their_new_owners(place: Place) -> None:
 @pytest.mark.gpu
 def test_no_number_of_writes_needs_a_kernel_of_its_own() -> None:
     """To compile one takes half a second, for which the GPU would stand still."""
-    from headrace.kernels.gpu import rows as row_kernels
+    from headrace.kernels.gpu import slots as row_kernels
 
     compiled = []
     for num_writes in (3, 1, 16, 1000, 1024):

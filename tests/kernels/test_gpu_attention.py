@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.kernels.layout import Gathering, LayerCache, Splits, StepLayout
 from tests.kernels.places import (
     GPU,
@@ -49,7 +49,7 @@ def test_attention_equals_its_twin(
     layout, num_blocks = make_layout(place, query_lens, context_lens, 16, splits)
     cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
     found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
     assert relative_error(found, expected) < place.attention_error
 
@@ -64,7 +64,7 @@ def test_parts_of_contexts_are_merged_by_the_last_to_end(place: Place, num_seqs:
     layout, num_blocks = make_layout(place, [1] * num_seqs, context_lens, 16, Splits(4, 64, arrivals=arrivals))
     cache = make_cache(place, num_blocks, 16, 2, 64)
     q = place.randn(num_seqs, 8, 64)
-    expected = twins.paged_attention(q, cache, layout, 0.125)
+    expected = reference.paged_attention(q, cache, layout, 0.125)
     for _ in range(3):
         assert relative_error(gpu.paged_attention(q, cache, layout, 0.125), expected) < place.attention_error
         assert not arrivals.any()
@@ -86,7 +86,7 @@ def test_attention_of_prompts_that_begin_equals_its_twin(
     cos_sin = torch.randn(256, head_dim, device="cuda")
     q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
     for slides in (True,) if window is None else (True, False):
-        expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
+        expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
         found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
         assert relative_error(found, expected) < GPU.attention_error
 
@@ -136,7 +136,7 @@ def test_attention_over_gathered_contexts_equals_its_twin(
     q = gpu.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads)
     wide = LayerCache(cache.keys.to(torch.bfloat16), cache.values.to(torch.bfloat16))
     for slides in (True,) if window is None else (True, False):
-        expected = twins.paged_attention(q, wide, layout, head_dim**-0.5, window, softcap, slides=slides)
+        expected = reference.paged_attention(q, wide, layout, head_dim**-0.5, window, softcap, slides=slides)
         found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap, slides=slides)
         limit = GPU.attention_error if dtype == torch.bfloat16 else 0.05  # its own tokens are rounded in the cache only
         assert relative_error(found, expected) < limit
@@ -154,7 +154,7 @@ def test_attention_over_one_long_gathered_context_equals_its_twin(
     layout = dataclasses.replace(layout, gatherings=(gathering_of(GPU, [20_000], 0, 1),))
     cache = make_cache(GPU, num_blocks, 16, num_kv_heads, head_dim)
     q = GPU.randn(40, num_heads, head_dim)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5)
     assert relative_error(gpu.paged_attention(q, cache, layout, head_dim**-0.5), expected) < GPU.attention_error
 
 
@@ -171,7 +171,7 @@ def with_shared_beginnings(
     """All sequences up to the last eight share ten blocks, and the last five 21."""
     from headrace.kernels.gpu.shared_attention import shared_shape
     from headrace.kernels.layout import SharedPrefixes
-    from headrace.runner.prefix_groups import BlockTableMirror
+    from headrace.runner.gpu.prefix_groups import BlockTableMirror
     from headrace.steps import TableWrites
 
     tables, rows = layout.block_tables, layout.rows.long()
@@ -215,7 +215,7 @@ def test_attention_over_shared_beginnings_equals_its_twin(
     layout = with_shared_beginnings(place, layout, context_lens, block_size, num_heads // num_kv_heads, head_dim)
     cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5)
     found = gpu.paged_attention(q, cache, layout, head_dim**-0.5)
     assert relative_error(found, expected) < place.attention_error
 
@@ -256,5 +256,5 @@ def test_any_number_of_programs_shares_the_work(num_programs: int, monkeypatch: 
     layout = with_shared_beginnings(place, layout, context_lens, 4, 4, 16)
     cache = make_cache(place, num_blocks, 4, 2, 16)
     q = place.randn(layout.num_tokens, 8, 16)
-    expected = twins.paged_attention(q, cache, layout, 0.25)
+    expected = reference.paged_attention(q, cache, layout, 0.25)
     assert relative_error(gpu.paged_attention(q, cache, layout, 0.25), expected) < place.attention_error

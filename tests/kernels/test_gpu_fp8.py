@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Splits
 from tests.kernels.places import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
 
@@ -31,7 +31,7 @@ def test_rows_are_quantized_by_their_largest_value(place: Place) -> None:
 
     x = place.randn(9, 300) * torch.logspace(-3, 2, 9, device=place.device)[:, None].to(place.dtype)
     x[4] = 0
-    found, expected = gpu.quantize_rows(x), twins.quantize_rows(x)
+    found, expected = gpu.quantize_rows(x), reference.quantize_rows(x)
     assert torch.equal(found.scales, expected.scales)
     assert relative_error(widened(found), x) < 0.04
     assert relative_error(widened(found), widened(expected)) < ROUNDING
@@ -43,11 +43,11 @@ def test_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
     from headrace.kernels import gpu
 
     x, weight = place.randn(7, 200), torch.randn(200, device=place.device)
-    assert relative_error(widened(gpu.rms_norm_fp8(x, weight, 1e-5)), twins.rms_norm(x, weight, 1e-5)) < 0.04
+    assert relative_error(widened(gpu.rms_norm_fp8(x, weight, 1e-5)), reference.rms_norm(x, weight, 1e-5)) < 0.04
     residual = place.randn(7, 200)
     other = residual.clone()
     found = gpu.add_rms_norm_fp8(x, residual, weight, 1e-5)
-    assert relative_error(widened(found), widened(twins.add_rms_norm_fp8(x, other, weight, 1e-5))) < ROUNDING
+    assert relative_error(widened(found), widened(reference.add_rms_norm_fp8(x, other, weight, 1e-5))) < ROUNDING
     assert torch.equal(residual, other)
 
 
@@ -56,12 +56,14 @@ def test_layer_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
     from headrace.kernels import gpu
 
     x, weight, bias = place.randn(7, 200), *(torch.randn(200, device=place.device) for _ in range(2))
-    expected = twins.layer_norm(x, weight, bias, 1e-5)
+    expected = reference.layer_norm(x, weight, bias, 1e-5)
     assert relative_error(widened(gpu.layer_norm_fp8(x, weight, bias, 1e-5)), expected) < 0.04
     residual = place.randn(7, 200)
     other = residual.clone()
     found = gpu.add_layer_norm_fp8(x, residual, weight, bias, 1e-5)
-    assert relative_error(widened(found), widened(twins.add_layer_norm_fp8(x, other, weight, bias, 1e-5))) < ROUNDING
+    assert (
+        relative_error(widened(found), widened(reference.add_layer_norm_fp8(x, other, weight, bias, 1e-5))) < ROUNDING
+    )
     assert torch.equal(residual, other)
 
 
@@ -71,7 +73,7 @@ def test_plain_activations_in_eight_bits_equal_their_twins(place: Place, name: s
     from headrace.kernels import gpu
 
     x = 3 * place.randn(5, 700)
-    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(twins, name)(x))) < ROUNDING
+    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(reference, name)(x))) < ROUNDING
 
 
 @on_gpu
@@ -80,7 +82,7 @@ def test_gated_activations_in_eight_bits_equal_their_twins(place: Place, name: s
     from headrace.kernels import gpu
 
     x = 3 * place.randn(5, 2 * 700)
-    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(twins, name)(x))) < ROUNDING
+    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(reference, name)(x))) < ROUNDING
 
 
 @cases("num_heads num_kv_heads head_dim query_lens", gpu=[(*shape, [1, 1, 40, 7]) for shape in SHAPES], interpreted=[])
@@ -95,11 +97,11 @@ def test_a_cache_in_eight_bits_is_written_as_its_twin_does(
     ours, theirs = (make_fp8_cache(place, num_blocks, num_kv_heads, head_dim) for _ in range(2))
     theirs.keys.copy_(ours.keys)
     theirs.values.copy_(ours.values)
-    twins.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, None, None, 1e-6)
+    reference.rope_and_store(qkv.clone(), layout, cos_sin, theirs, num_heads, num_kv_heads, None, None, 1e-6)
     gpu.rope_and_store(qkv.clone(), layout, cos_sin, ours, num_heads, num_kv_heads, None, None, 1e-6)
     assert relative_error(ours.keys, theirs.keys) < ROUNDING
     assert torch.equal(ours.values.float(), theirs.values.float())
-    assert ours.values.float().abs().max() == twins.FP8_MAX
+    assert ours.values.float().abs().max() == reference.FP8_MAX
 
 
 @cases(
@@ -125,7 +127,7 @@ def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
     layout, num_blocks = make_layout(place, query_lens, context_lens, 16, splits)
     cache = make_fp8_cache(place, num_blocks, num_kv_heads, head_dim)
     q = place.randn(layout.num_tokens, num_heads, head_dim)
-    expected = twins.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
     found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, softcap)
     assert relative_error(found, expected) < max(place.attention_error, 1e-3)
 
@@ -139,7 +141,7 @@ def test_products_in_eight_bits_equal_their_twins(num_tokens: int, has_bias: boo
     weight = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(512, device="cuda", dtype=torch.bfloat16) if has_bias else None
     x = torch.randn(num_tokens, 256, device="cuda", dtype=torch.bfloat16)
-    ours, theirs = gpu.pack_linear(weight, bias, as_fp8=True), twins.pack_linear(weight, bias, as_fp8=True)
+    ours, theirs = gpu.pack_linear(weight, bias, as_fp8=True), reference.pack_linear(weight, bias, as_fp8=True)
     assert ours.takes_fp8
     assert relative_error(ours(x), theirs(x)) < 5e-3
     assert relative_error(ours(gpu.quantize_rows(x)), theirs(x)) < 5e-3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.kernels import ops, twins
+from headrace.kernels import ops, reference
 from headrace.kernels.cpu import disk_cache, launch, norms
 
 
@@ -28,21 +28,21 @@ def test_importing_the_operations_does_not_import_numba() -> None:
 
 
 def test_float32_on_the_cpu_runs_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "rms_norm", _refuse)
+    monkeypatch.setattr(reference, "rms_norm", _refuse)
     assert ops.rms_norm(torch.randn(2, 8), torch.ones(8), 1e-6).shape == (2, 8)  # and the twin was not asked
 
 
 def test_other_types_run_the_twin() -> None:
     x = torch.randn(2, 8).bfloat16()
-    assert torch.equal(ops.rms_norm(x, torch.ones(8).bfloat16(), 1e-6), twins.rms_norm(x, torch.ones(8), 1e-6))
+    assert torch.equal(ops.rms_norm(x, torch.ones(8).bfloat16(), 1e-6), reference.rms_norm(x, torch.ones(8), 1e-6))
 
 
 @pytest.mark.usefixtures("_no_numba")
 def test_without_numba_the_twins_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "rms_norm", _refuse)
     x = torch.randn(2, 8)
-    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), twins.rms_norm(x, torch.ones(8), 1e-6))
-    assert isinstance(ops.pack_linear(torch.randn(3, 8)), twins.PackedLinear)
+    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), reference.rms_norm(x, torch.ones(8), 1e-6))
+    assert isinstance(ops.pack_linear(torch.randn(3, 8)), reference.PackedLinear)
     ops.warm_up(torch.device("cpu"), torch.float32)
 
 
@@ -51,7 +51,7 @@ def test_kernels_run_on_threads_of_their_own_where_torch_has_no_openmp(monkeypat
     launch._team.cache_clear()
     try:
         x, weight = torch.randn(500, 576), torch.randn(576)
-        torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), twins.rms_norm(x, weight, 1e-6))
+        torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
     finally:
         launch._team.cache_clear()
 

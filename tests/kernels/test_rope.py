@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import ops, twins
+from headrace.kernels import ops, reference
 from headrace.kernels.cpu import rope
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -36,7 +36,7 @@ def build_cos_sin(head_dim: int) -> Tensor:
 
 def build_caches(num_kv_heads: int, head_dim: int, block_size: int) -> tuple[LayerCache, LayerCache]:
     fast = rope.allocate_cache(12, block_size, num_kv_heads, head_dim, torch.float32, CPU)
-    plain = twins.allocate_cache(12, block_size, num_kv_heads, head_dim, torch.float32, CPU)
+    plain = reference.allocate_cache(12, block_size, num_kv_heads, head_dim, torch.float32, CPU)
     for cache in (fast, plain):
         cache.keys.fill_(7.0)
         cache.values.fill_(7.0)
@@ -55,7 +55,7 @@ def test_the_kernel_agrees_with_the_twin_and_touches_no_other_slot(
     layout, cos_sin = build_layout(num_tokens, num_slots=12 * block_size), build_cos_sin(head_dim)
     fast, plain = build_caches(heads[1], head_dim, block_size)
     q_norm, k_norm = (torch.randn(head_dim), torch.randn(head_dim)) if with_norms else (None, None)
-    expected = twins.rope_and_store(qkv.clone(), layout, cos_sin, plain, *heads, q_norm, k_norm, 1e-6)
+    expected = reference.rope_and_store(qkv.clone(), layout, cos_sin, plain, *heads, q_norm, k_norm, 1e-6)
     q = rope.rope_and_store(qkv.clone(), layout, cos_sin, fast, *heads, q_norm, k_norm, 1e-6)
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(fast.keys, plain.keys)
@@ -68,7 +68,7 @@ def test_the_twin_turns_each_pair_of_halves_by_its_angle() -> None:
     angle = 0.3
     cos_sin = torch.tensor([[math.cos(angle), math.sin(angle)]]).expand(100, 2)
     qkv = torch.tensor([[1.0, 0.0, 0.0, 2.0, 5.0, 6.0]])
-    q = twins.rope_and_store(qkv, layout, cos_sin, cache, 1, 1, None, None, 0.0)
+    q = reference.rope_and_store(qkv, layout, cos_sin, cache, 1, 1, None, None, 0.0)
     slot = int(layout.slots[0])
     torch.testing.assert_close(q[0, 0], torch.tensor([math.cos(angle), math.sin(angle)]))
     torch.testing.assert_close(cache.keys[0, 0, slot], torch.tensor([-2 * math.sin(angle), 2 * math.cos(angle)]))

@@ -156,7 +156,7 @@ def test_the_test_itself_refuses_wrong_distributions(wrong):
 
 
 def test_the_kernels_exponential_is_exact_to_a_float32():
-    from headrace.kernels.cpu.draw import exp
+    from headrace.kernels.cpu.sample import exp
 
     for x in [0.0, -1e-6, -0.3465, -0.3467, -1.0, -12.345, -50.0, -86.9]:
         x = torch.tensor(x, dtype=torch.float32).numpy()[()]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.kernels.cpu import draw as kernel
+from headrace.kernels.cpu import sample as kernel
 from headrace.sampling import Sampler
 from headrace.sampling.philox import philox, uniform
 from headrace.types import SamplingParams

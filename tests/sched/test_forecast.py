@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headrace.sched import Scheduler
 from headrace.sched.forecast import LEAST_FINISHED, Forecast
 from headrace.sched.limits import SchedulerLimits
-from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence
+from headrace.sched.slots import RowTable
 from headrace.steps import GOES_ON, STOPPED, StepResult
 from headrace.types import Request, SamplingParams
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.server.gate import Application, Gate, Message, Receive, Scope, Send
-from headrace.server.keys import Keys
+from headrace.server.http.gate import Application, Gate, Message, Receive, Scope, Send
+from headrace.server.http.keys import Keys
 from headrace.server.options import ServerOptions
 
 

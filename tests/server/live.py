@@ -10,9 +10,9 @@ from typing import Any
 
 import uvloop
 
-from headrace.server.gate import Application, Gate, Receive, Scope, Send
-from headrace.server.keys import Keys
-from headrace.server.lifecycle import Lifecycle, open_listener
+from headrace.server.http.gate import Application, Gate, Receive, Scope, Send
+from headrace.server.http.keys import Keys
+from headrace.server.http.lifecycle import Lifecycle, open_listener
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 from tests.server.asgi import Answer

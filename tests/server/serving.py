@@ -19,8 +19,8 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
 from headrace.errors import HeadraceError
 from headrace.monitor.times import RequestTimes
-from headrace.server.app import App, Services
-from headrace.server.lifecycle import uvicorn_config
+from headrace.server.http.app import App, Services
+from headrace.server.http.lifecycle import uvicorn_config
 from headrace.server.options import ServerOptions
 
 MODEL = "tiny"

@@ -16,11 +16,11 @@ from benchmarks.bad_clients import KINDS, misbehave
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.start import start_engine_process
-from headrace.engine.supervisor import EngineSupervisor, Supervision
-from headrace.server.admission import Admission, AdmissionLimits
-from headrace.server.gate import Receive, Scope, Send
+from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
+from headrace.server.request_queue import Admission, AdmissionLimits
 from tests.server.live import PATIENCE, Live, run, until
 from tests.server.test_serve import Running, with_server
 

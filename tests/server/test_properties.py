@@ -74,8 +74,8 @@ def test_a_chat_stream_joins_to_the_whole_answer(server: Server, params: dict[st
 
 
 def names(path: str, *, only_fields: bool = False) -> list[str]:
-    from headrace.server.openapi import _POSTS
-    from headrace.server.schema.fields import LABELS, UNSUPPORTED
+    from headrace.server.endpoints.openapi import _POSTS
+    from headrace.server.endpoints.schema.fields import LABELS, UNSUPPORTED
 
     fields = _POSTS[path][0].__struct_fields__
     return [*fields] if only_fields else [*fields, *UNSUPPORTED, *LABELS, "nonsense"]

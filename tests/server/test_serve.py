@@ -18,8 +18,8 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.start import start_engine
 from headrace.errors import ConfigError
-from headrace.server.keys import Keys
-from headrace.server.lifecycle import open_listener
+from headrace.server.http.keys import Keys
+from headrace.server.http.lifecycle import open_listener
 from headrace.server.options import ServerOptions
 from headrace.server.serve import Server, serve
 from tests.server.live import run, until

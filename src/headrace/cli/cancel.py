@@ -10,8 +10,8 @@ from headrace.cli.parser import CommandParser
 def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
-    from headrace.jobs.cancel import cancel, undo
-    from headrace.jobs.survey import find_job
+    from headrace.jobs.store.cancel import cancel, undo
+    from headrace.jobs.store.survey import find_job
 
     directory = find_job(given.job)
     print(f"headrace: {undo(directory) if given.undo else cancel(directory)}")

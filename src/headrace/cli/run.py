@@ -15,8 +15,8 @@ from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 from headrace.errors import ResumableJobError
 
 if TYPE_CHECKING:
-    from headrace.jobs.report import JobReport
     from headrace.jobs.spec import JobSpec
+    from headrace.jobs.status.report import JobReport
 
 EPILOG = """\
 input lines:
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     config = engine_config(parser, given)
 
     from headrace.cli.fetching import fetch_if_missing
-    from headrace.jobs.redo import Where, read_overrides
-    from headrace.jobs.run import run_job
+    from headrace.jobs.input.template import RowTemplate
+    from headrace.jobs.run.run_job import run_job
     from headrace.jobs.spec import STANDARD_STREAM, JobSpec
-    from headrace.jobs.template import RowTemplate
+    from headrace.jobs.store.redo import Where, read_overrides
 
     template = RowTemplate.of(
         prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
@@ -163,7 +163,7 @@ def build_parser() -> CommandParser:
 
 
 def _add_row_flags(parser: CommandParser) -> None:
-    from headrace.jobs.sources.formats import FORMATS
+    from headrace.jobs.formats.file_format import FORMATS
 
     group = parser.add_argument_group("rows of data", "when INPUT holds columns, not requests; all are carried along")
     group.add_argument("--prompt", metavar="TEXT", help="the prompt, with {column} for a column and {{ for a brace")
@@ -214,7 +214,7 @@ def _in_a_directory(path: str) -> str:
 
 def _check(job: JobSpec, given: argparse.Namespace) -> int:
     """Problems and the report are what was asked for, so they go to stdout."""
-    from headrace.jobs.preflight import Rate, check_job, open_front
+    from headrace.jobs.input.preflight import Rate, check_job, open_front
 
     rate = None if given.rate is None else Rate.read(given.rate)
     report = check_job(job, open_front(job.config), tell=print, rate=rate)
@@ -226,7 +226,7 @@ def _check(job: JobSpec, given: argparse.Namespace) -> int:
 
 
 def _tell(report: JobReport, given: argparse.Namespace) -> None:
-    from headrace.jobs.summary import headline, print_summary, whereabouts
+    from headrace.jobs.status.summary import headline, print_summary, whereabouts
 
     if not given.quiet:
         print_summary(report, sys.stderr)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from headrace.cli.parser import CommandParser
 
 if TYPE_CHECKING:
-    from headrace.jobs.survey import Survey
+    from headrace.jobs.store.survey import Survey
 
 
 def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
-    from headrace.jobs.survey import find_job, survey
+    from headrace.jobs.store.survey import find_job, survey
 
     found = survey(find_job(given.job))
     if given.results:
@@ -45,8 +45,8 @@ def build_parser() -> CommandParser:
 
 
 def _print(found: Survey) -> None:
-    from headrace.jobs.summary import trouble_rows
-    from headrace.jobs.trouble import TroubleCounts
+    from headrace.jobs.status.summary import trouble_rows
+    from headrace.jobs.store.failure_log import TroubleCounts
 
     facts = found.as_json()
     state = facts["state"]
@@ -69,7 +69,7 @@ def _print(found: Survey) -> None:
     if facts["redo"] is not None:
         rows.append(("redo", f"{facts['redo']} (pass {facts['pass']})"))
     if found.status is not None:
-        from headrace.jobs.progress import plain_line
+        from headrace.jobs.status.progress import plain_line
 
         rows.insert(1, ("now", plain_line(found.status)))
     for name, value in rows:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol
 
 from headrace.engine.answers import GOES_ON, AnswerDelta, Answers, Progress
-from headrace.engine.news import News
+from headrace.engine.event_queue import News
 from headrace.errors import HeadraceError
 from headrace.types import Request, RequestOutput, SequenceEvent
 

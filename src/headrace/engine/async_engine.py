@@ -15,12 +15,12 @@ from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, turns
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.news import News
+from headrace.engine.event_queue import News
+from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
-from headrace.engine.supervisor import EngineSupervisor, Phase, supervision
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.text import Tokenizer
 from headrace.types import (

@@ -16,7 +16,7 @@ from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
-from headrace.engine.order import beginnings_first, level, starting_order
+from headrace.engine.offline_order import beginnings_first, level, starting_order
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,

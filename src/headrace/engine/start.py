@@ -14,10 +14,10 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammars
-from headrace.engine.process import EngineProcess
+from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
-from headrace.engine.supervisor import EngineSupervisor, Supervision
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import read_facts, read_gpu, release_unused, return_large_buffers
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
@@ -177,13 +177,13 @@ def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
 
 def _measure_step(decoder: Decoder, settings: Settings) -> int:
     """What the largest step needs, as it was seen, not estimated."""
-    from headrace.runner.gpu_memory import measure_step
+    from headrace.runner.gpu.memory import measure_step
 
     return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
 
 
 def _graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
-    from headrace.runner.prompt_graphs import graph_bytes
+    from headrace.runner.gpu.prefill_graphs import graph_bytes
 
     return graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
 
@@ -192,7 +192,7 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
     import torch
 
     from headrace.models import load_decoder
-    from headrace.runner.threads import use_threads
+    from headrace.runner.cpu_threads import use_threads
 
     use_threads(settings.num_threads)
     return load_decoder(
@@ -221,7 +221,7 @@ def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runn
     )
     if settings.device == "cuda":
         return _start_gpu_runner(decoder, shape)
-    from headrace.runner.torch_runner import TorchRunner
+    from headrace.runner.cpu_runner import TorchRunner
 
     return TorchRunner(decoder, shape)
 
@@ -229,7 +229,7 @@ def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runn
 def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
     import torch
 
-    from headrace.runner.gpu_runner import GpuRunner
+    from headrace.runner.gpu.gpu_runner import GpuRunner
 
     try:
         return GpuRunner(decoder, shape)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
-from headrace.jobs.fields import SAMPLING_FIELDS
+from headrace.jobs.input.fields import SAMPLING_FIELDS
 from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
 
 if TYPE_CHECKING:
-    from headrace.jobs.sources import Source
-    from headrace.jobs.template import RowTemplate
+    from headrace.jobs.formats import Source
+    from headrace.jobs.input.template import RowTemplate
 
 STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
@@ -81,7 +81,7 @@ class JobSpec:
 
     @property
     def is_resumable(self) -> bool:
-        from headrace.jobs.sources.files import can_be_read_again
+        from headrace.jobs.formats.locations import can_be_read_again
 
         return self.is_durable and can_be_read_again(self.input)
 
@@ -92,9 +92,9 @@ class JobSpec:
 
     def check_paths(self) -> None:
         """Refuse what could not be read or written, while that is still cheap."""
-        from headrace.jobs.sources.files import is_url, local_path  # which looks up '-' here
-        from headrace.jobs.sources.formats import format_of
-        from headrace.jobs.sources.sinks import require_libraries
+        from headrace.jobs.formats.file_format import format_of
+        from headrace.jobs.formats.locations import is_url, local_path  # which looks up '-' here
+        from headrace.jobs.formats.sinks import require_libraries
 
         format_of(self.input, self.input_format)
         require_libraries(format_of(self.output, self.output_format))
@@ -109,7 +109,7 @@ class JobSpec:
 
     def open_input(self) -> Source:
         """Columns that a template names and that are not there are refused here."""
-        from headrace.jobs.sources import open_source
+        from headrace.jobs.formats import open_source
 
         json_columns = SAMPLING_FIELDS | {"messages", "chat_template_kwargs"} if self.template is None else ()
         source = open_source(self.input, format=self.input_format, json_columns=json_columns)
@@ -130,13 +130,13 @@ class JobSpec:
             )
 
     def _check_output_object(self) -> None:
-        from headrace.jobs.sources.files import exists
+        from headrace.jobs.formats.locations import exists
 
         if not self.overwrite and not self._has_job and exists(self.output):
             raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 
     def _check_output(self, path: Path) -> None:
-        from headrace.jobs.sources.files import local_path
+        from headrace.jobs.formats.locations import local_path
 
         if path.is_dir():
             raise JobError(f"the output {path} is a directory; name a file in it, such as {path / 'answers.jsonl'}")
@@ -159,7 +159,7 @@ class JobSpec:
 
 def is_durable(output: str) -> bool:
     """Whether it is a file or an object, which can be published at once. Streams and devices are only written to."""
-    from headrace.jobs.sources.files import is_url, local_path
+    from headrace.jobs.formats.locations import is_url, local_path
 
     if output == STANDARD_STREAM or is_url(output):
         return output != STANDARD_STREAM
@@ -168,7 +168,7 @@ def is_durable(output: str) -> bool:
 
 def job_directory(output: str) -> Path:
     """The same for every name of one file. The job of an object in a store is kept in the working directory."""
-    from headrace.jobs.sources.files import is_url, local_path
+    from headrace.jobs.formats.locations import is_url, local_path
 
     if is_url(output):
         digest = blake2b(output.encode(), digest_size=4).hexdigest()
@@ -186,7 +186,7 @@ def _check_input(path: Path) -> None:
 
 
 def _check_object(url: str) -> None:
-    from headrace.jobs.sources.files import exists
+    from headrace.jobs.formats.locations import exists
 
     if not exists(url):
         raise JobError(f"there is no input {url}")

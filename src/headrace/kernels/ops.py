@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
 
 __all__ = [
@@ -102,7 +102,7 @@ def allocate_cache(
 
 
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
-    return twins.embed(token_ids, table)
+    return reference.embed(token_ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:  # [T, H], [H] -> [T, H]
@@ -211,7 +211,7 @@ def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:  # [R, 
 
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
-    twins.copy_blocks(caches, sources, targets)
+    reference.copy_blocks(caches, sources, targets)
 
 
 @functools.cache
@@ -224,7 +224,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
         from headrace.kernels import gpu
 
         return gpu
-    return twins
+    return reference
 
 
 def _has_numba() -> bool:

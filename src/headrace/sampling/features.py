@@ -4,8 +4,8 @@
 
 The changes come in vLLM's order: a bias counts before a penalty looks at the sign of a logit.
 
-The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.draw`) and a few on a GPU
-(`headrace.kernels.gpu.draw`); their files here say what these compute, and are their twin.
+The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.sample`) and a few on a GPU
+(`headrace.kernels.gpu.sample`); their files here say what these compute, and are their twin.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from headrace.sampling.columns import Columns, sent
-from headrace.sampling.draw import draw
 from headrace.sampling.feature import Batch, Feature, Terms
 from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
 from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
+from headrace.sampling.sample import draw
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
 

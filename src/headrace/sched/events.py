@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
+from headrace.sched.slots import RowTable
 from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
 

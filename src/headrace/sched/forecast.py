@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence
+from headrace.sched.slots import RowTable
 
 LEAST_FINISHED = 16  # answers, before their lengths say anything about others
 

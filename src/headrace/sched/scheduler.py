@@ -22,8 +22,8 @@ from headrace.sched.events import EventWriter
 from headrace.sched.forecast import Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
-from headrace.sched.rows import RowTable
 from headrace.sched.sequence import Sequence, State
+from headrace.sched.slots import RowTable
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
 from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult

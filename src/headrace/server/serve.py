@@ -7,17 +7,17 @@ import socket
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
-from headrace.engine.supervisor import Supervision
 from headrace.monitor.metrics import ServerMetrics
-from headrace.server.admission import Admission, AdmissionLimits
-from headrace.server.app import App, Services
-from headrace.server.batching import BatchPolicy, Dispatcher
-from headrace.server.deadline import allowed_seconds
-from headrace.server.gate import Gate
-from headrace.server.keys import Keys
-from headrace.server.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
+from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
+from headrace.server.endpoints.deadline import allowed_seconds
+from headrace.server.http.app import App, Services
+from headrace.server.http.gate import Gate
+from headrace.server.http.keys import Keys
+from headrace.server.http.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
 from headrace.server.options import ServerOptions
+from headrace.server.request_queue import Admission, AdmissionLimits
 from headrace.server.state import ServerState
 
 

@@ -17,12 +17,15 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
-from headrace.jobs import crash_points, deadline, disk_full, prepare_process
-from headrace.jobs.current_engine import SPARE_SEQUENCES
-from headrace.jobs.retries import RetryRules
-from headrace.jobs.run import run_job
+from headrace.jobs import crash_points
+from headrace.jobs.input import prepare_process
+from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.recovery import disk_full
+from headrace.jobs.recovery.retries import RetryRules
+from headrace.jobs.run import deadline
+from headrace.jobs.run.current_engine import SPARE_SEQUENCES
+from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.template import RowTemplate
 from headrace.runner.fake import FakeRunner
 from headrace.steps import Admission, StepPlan, StepResult
 from headrace.text import Tokenizer

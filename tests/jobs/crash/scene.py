@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headrace.jobs.manifest import read_manifest
 from headrace.jobs.spec import job_directory
-from headrace.jobs.survey import survey
+from headrace.jobs.store.manifest import read_manifest
+from headrace.jobs.store.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT, Order
 from tests.jobs.crash.forge import End, Forge
 

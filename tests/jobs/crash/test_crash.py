@@ -14,8 +14,8 @@ import pytest
 
 from headrace.jobs.crash_points import STEPS
 from headrace.jobs.spec import job_directory
-from headrace.jobs.status_file import read_status
-from headrace.jobs.survey import survey
+from headrace.jobs.store.status_file import read_status
+from headrace.jobs.store.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT
 from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, make_lines

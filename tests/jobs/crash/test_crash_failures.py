@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from headrace.jobs.spec import job_directory
-from headrace.jobs.survey import survey
+from headrace.jobs.store.survey import survey
 from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, final_rows, make_lines
 from tests.jobs.crash.torture import torture

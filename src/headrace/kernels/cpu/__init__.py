@@ -9,7 +9,7 @@ from headrace.kernels.cpu import disk_cache
 
 disk_cache.choose_directory()  # before numba is first imported
 
-from headrace.kernels.cpu import draw  # noqa: E402
+from headrace.kernels.cpu import sample  # noqa: E402
 from headrace.kernels.cpu.activation import gelu_tanh_and_mul, silu_and_mul  # noqa: E402
 from headrace.kernels.cpu.attention import paged_attention  # noqa: E402
 from headrace.kernels.cpu.bitmask import apply_bitmask  # noqa: E402
@@ -17,7 +17,7 @@ from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
-from headrace.kernels.twins import copy_blocks, embed, gelu, gelu_tanh, route, soft_cap  # noqa: E402
+from headrace.kernels.reference import copy_blocks, embed, gelu, gelu_tanh, route, soft_cap  # noqa: E402
 
 __all__ = [
     "PackedLinear",
@@ -26,7 +26,6 @@ __all__ = [
     "allocate_cache",
     "apply_bitmask",
     "copy_blocks",
-    "draw",
     "embed",
     "gelu",
     "gelu_tanh",
@@ -38,6 +37,7 @@ __all__ = [
     "rms_norm",
     "rope_and_store",
     "route",
+    "sample",
     "silu_and_mul",
     "soft_cap",
     "warm_up",

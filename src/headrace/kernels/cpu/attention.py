@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.kernels.cpu.launch import Arguments, Pointer, after, arguments_at, claim, floats, inner, int32s, kernel
 from headrace.kernels.cpu.rope import is_token_innermost
 from headrace.kernels.cpu.vectors import (
@@ -61,7 +61,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.keys.shape[1:3]
     if head_dim < PAIR or not is_token_innermost(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
-        return twins.paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
+        return reference.paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
     group = num_heads // num_kv_heads
     tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)

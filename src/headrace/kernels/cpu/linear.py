@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 
 _ROWS_HINT = 256  # one packing serves every number of rows; the hint only steers MKL's choice of blocks
 _CHECKED_ROWS = (1, 5, 48)
@@ -38,8 +38,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # 
     return PackedLinear(weight, bias)
 
 
-def pack_experts(weight: Tensor) -> twins.PackedExperts:  # [E, N, K]
-    return twins.PackedExperts(weight, PackedLinear)
+def pack_experts(weight: Tensor) -> reference.PackedExperts:  # [E, N, K]
+    return reference.PackedExperts(weight, PackedLinear)
 
 
 def _pack(weight: Tensor) -> Tensor | None:

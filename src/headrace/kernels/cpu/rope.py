@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.kernels import twins
+from headrace.kernels import reference
 from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int64s, kernel
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -41,7 +41,7 @@ def rope_and_store(
     eps: float,
 ) -> Tensor:  # [T, Hq, D], a view of qkv
     if not is_token_innermost(cache):
-        return twins.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
+        return reference.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
     assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
     qkv = qkv.contiguous()
     num_tokens, head_dim = qkv.shape[0], cache.keys.shape[3]

@@ -27,7 +27,7 @@ from headrace.kernels.gpu.norms import (
 )
 from headrace.kernels.gpu.rope import rope_and_store
 from headrace.kernels.gpu.routing import route
-from headrace.kernels.twins import gelu, gelu_tanh
+from headrace.kernels.reference import gelu, gelu_tanh
 
 __all__ = [
     "add_layer_norm",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, quantize_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
-from headrace.kernels.twins import gelu, gelu_tanh
+from headrace.kernels.reference import gelu, gelu_tanh
 
 _BLOCK = 2048
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.layout import Fp8Rows, Rows
-from headrace.kernels.twins import FP8, PackedLinear
+from headrace.kernels.reference import FP8, PackedLinear
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
 _MULTIPLE = 16  # of rows and columns that the product wants

@@ -1,0 +1,228 @@
+"""An engine's own process, as its front starts it: `python -m headrace.engine.process.child SOCKET PARENT PULSE CORE`.
+
+    main thread      load the core, then its loop; a frame for each turn with news
+    reader's thread  commands into the loop's inbox, and a pulse from time to time
+
+It ends when told to, when its engine fails, and when its front is gone, however that went.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import io
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, TextIO
+
+from headrace.engine.loop import EngineLoop, could_not_take
+from headrace.engine.process import wire
+from headrace.engine.process.channel import Channel
+from headrace.engine.process.engine_process import LOAD_CORE
+from headrace.errors import EngineDeadError, RequestError
+from headrace.garbage import leave_loaded_alone
+from headrace.types import SequenceEvent
+
+if TYPE_CHECKING:
+    from headrace.config import EngineConfig
+    from headrace.engine.start import LoadedCore
+
+    Load = Callable[[EngineConfig, Callable[[str], None]], LoadedCore]
+
+STATS_S = 0.1  # a snapshot of the counters at most so often, and whenever the engine runs out of work
+MAX_BACKLOG_BYTES = 64 << 20  # of news; an engine whose front reads nothing stops there
+LAST_WORDS_S = 5.0  # for the front to read them
+GATHER_S = 0.002  # a busy front passes requests that come together on every 0.3 to 0.7 ms
+PREFIX = "engine: "
+
+_STDERR = 2
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_log = logging.getLogger("headrace.engine.process.child")  # also when it is the main module
+
+
+class EngineChild:
+    """One engine at the far end of a channel. Its front has it do everything."""
+
+    def __init__(self, channel: Channel, pulse_s: float) -> None:
+        self._channel = channel
+        self._pulse_s = pulse_s
+        self._writer = wire.StepWriter()
+        self._starts: SimpleQueue[wire.Start] = SimpleQueue()  # there is one
+        self._loop: EngineLoop | None = None
+        self._before_loop: list[wire.Command] = []  # came while the model was loading
+        self._hand_over = threading.Lock()
+        self._stats_at = 0.0
+
+    def run(self, core_path: str) -> int:
+        """The status to exit with."""
+        threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
+        try:
+            load = _imported(core_path)
+            loaded = load(self._starts.get().config, self._tell_stage)
+        except BaseException as error:  # noqa: BLE001  the front raises it in our place
+            self._report(error)
+            return 1
+        leave_loaded_alone()
+        self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
+        loop = EngineLoop(loaded.core, self._after_turn, self._report, gather_s=GATHER_S)
+        with self._hand_over:
+            self._loop = loop
+            for command in self._before_loop:
+                _obey(loop, command)
+        loop.run()
+        return 0 if loop.failure is None else 1
+
+    def _tell_stage(self, stage: str) -> None:
+        self._channel.send(wire.encode(wire.Stage(stage)))
+
+    def _read(self) -> None:
+        pulse_at = monotonic()
+        while True:
+            frames = self._channel.receive(max(0.0, pulse_at - monotonic()))
+            if frames is None:  # nobody is left to work for
+                os._exit(0)
+            for frame in frames:
+                self._take(wire.decode_command(frame))
+            if monotonic() >= pulse_at:
+                pulse_at = monotonic() + self._pulse_s
+                self._send_pulse()
+
+    def _take(self, command: wire.Command) -> None:
+        with self._hand_over:
+            if isinstance(command, wire.Start):
+                self._starts.put(command)
+            elif self._loop is not None:
+                _obey(self._loop, command)
+            elif isinstance(command, wire.Close):
+                os._exit(0)
+            else:
+                self._before_loop.append(command)
+
+    def _send_pulse(self) -> None:
+        loop = self._loop
+        pulse = wire.Pulse(0, False) if loop is None else wire.Pulse(loop.num_finished_steps, loop.has_work)
+        try:
+            self._channel.send(wire.encode(pulse))
+        except OSError:
+            os._exit(0)
+
+    def _after_turn(self, events: list[SequenceEvent]) -> None:
+        assert self._loop is not None
+        stats, now = None, monotonic()
+        if now >= self._stats_at + STATS_S or not self._loop.has_work:
+            stats, self._stats_at = self._loop.stats, now
+        if events or stats is not None:
+            self._channel.send(wire.encode(self._writer.step(events, stats)))
+
+    def _report(self, error: BaseException) -> None:
+        _log.error("the engine has failed", exc_info=error)
+        try:
+            text = str(error).encode(errors="replace").decode()  # a path in it may not be text
+            self._channel.send(wire.encode(wire.Failed(type(error).__name__, text)))
+        except OSError:
+            pass  # the front is gone too
+
+
+def _obey(loop: EngineLoop, command: wire.Command) -> None:
+    try:
+        _pass_on(loop, command)
+    except EngineDeadError:
+        pass  # the front is about to hear why
+
+
+def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
+    match command:
+        case wire.Submit():
+            try:
+                loop.submit(wire.request_of(command))
+            except RequestError as error:
+                loop.refuse(command.request_id, str(error))
+            except EngineDeadError:
+                raise
+            except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
+                _log.exception("a request could not be submitted")
+                loop.refuse(command.request_id, could_not_take(error))
+        case wire.Abort():
+            loop.abort(command.request_id, command.index)
+        case wire.LimitRunning():
+            loop.limit_running(command.num_seqs)
+        case wire.ForgetPrefixes():
+            loop.forget_prefixes()
+        case wire.Close():
+            loop.stop()
+        case wire.Start():
+            raise AssertionError("not for the loop")
+
+
+def _imported(path: str) -> Load:
+    """The function `module:name`."""
+    if path == LOAD_CORE:
+        importlib.import_module("torch")  # takes a while, as does the front with the model's files
+    module, name = path.split(":")
+    load: Load = getattr(importlib.import_module(module), name)
+    return load
+
+
+class _Prefixed(io.TextIOBase):
+    """Text of which each line begins with the prefix."""
+
+    def __init__(self, out: TextIO, prefix: str) -> None:
+        self._out, self._prefix = out, prefix
+        self._is_line_start = True
+
+    def write(self, text: str) -> int:
+        for line in re.findall(r".*\n|.+", text):
+            self._out.write(self._prefix + line if self._is_line_start else line)
+            self._is_line_start = line.endswith("\n")
+        self._out.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def fileno(self) -> int:
+        return self._out.fileno()
+
+
+def _die_with(parent: int) -> None:
+    """Linux kills us with the thread that started us, which the front keeps as long as it needs us."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _leave_signals_to_the_front() -> None:
+    """A terminal or a service manager signals all of a group; only the front knows whether to drain first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable(_STDERR)
+    faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)  # how a hung engine is asked where it is
+
+
+def main(argv: list[str]) -> int:
+    fd, parent, pulse_s, core = argv
+    _die_with(int(parent))
+    _leave_signals_to_the_front()
+    sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("headrace").setLevel(logging.INFO)
+    channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
+    status = EngineChild(channel, float(pulse_s)).run(core)
+    channel.drain(LAST_WORDS_S)
+    return status
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # without waiting for what libraries want to tidy up

@@ -1,0 +1,256 @@
+"""The front's end of an engine in a process of its own: the same calls as an engine on a thread, over a channel.
+
+    front's threads   submit, abort ... ─▶ frames ─▶ the process
+    its own thread    starts the process; frames ─▶ deliver(events); ends with the process
+
+Nothing here imports torch: the weights, and all that computes with them, are in the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import headrace
+from headrace import errors
+from headrace.config import EngineConfig
+from headrace.engine.client import Deliver
+from headrace.engine.core import EngineStats
+from headrace.engine.process import wire
+from headrace.engine.process.channel import Channel
+from headrace.errors import EngineDeadError, HeadraceError, RequestError
+from headrace.sched import SchedulerStats
+from headrace.types import Request, SequenceEvent
+
+LOAD_CORE = "headrace.engine.start:load_core"
+PULSE_S = 1.0
+CLOSE_S = 10.0  # to finish the step in flight before the process is killed
+EXIT_S = 5.0  # to exit once it has hung up, or was killed
+
+
+class VitalSigns(NamedTuple):
+    """What was last heard of a process."""
+
+    num_frames: int = 0  # of any kind
+    num_pulses: int = 0
+    num_finished_steps: int = 0
+    has_work: bool = False
+
+
+class EngineProcess:
+    """Owns the process and the thread that started it. `deliver` is called on that thread, with the news of one step
+    or a few, and must not block; `on_end` too, once, if a process that was ready ends without being told to."""
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        on_end: Callable[[], None],
+        *,
+        core: str = LOAD_CORE,
+        pulse_s: float = PULSE_S,
+        report: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self._deliver = deliver
+        self._on_end = on_end
+        self._core = core
+        self._pulse_s = pulse_s
+        self._report = report
+        self._reader = wire.StepReader()
+        self._ready: wire.Ready | None = None
+        self._failure: HeadraceError | None = None
+        self._stats = EngineStats(SchedulerStats(), 0.0, 0.0)
+        self._is_closing = False
+        self._has_started = threading.Event()  # or never will
+        self._can_run = threading.Event()  # or never will
+        self.signs = VitalSigns()
+        ours, self._theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        self._process: subprocess.Popen[bytes] | None = None
+        # Linux ends a process that asks for it with the thread that started it: this one, which waits for its end.
+        self._thread = threading.Thread(target=self._run, name="headrace-engine-process", daemon=True)
+        self._thread.start()
+
+    @property
+    def stats(self) -> EngineStats:
+        """As the engine last told it, a tenth of a second ago at most while it works."""
+        return self._stats
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    @property
+    def pid(self) -> int | None:
+        self._has_started.wait()
+        return None if self._process is None else self._process.pid
+
+    def start(self, config: EngineConfig) -> None:
+        """Have it load the model; until then it only imports what it needs for that."""
+        try:
+            self._send(wire.Start(config))
+        except EngineDeadError:
+            pass  # whoever waits for it will hear why
+
+    def wait_until_ready(self) -> wire.Ready:
+        """Raises what the start of an engine on a thread would have raised."""
+        self._can_run.wait()
+        if self._ready is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._ready
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. What could never run is refused here and now."""
+        self._refuse_if_dead()
+        if self._ready is None:
+            raise EngineDeadError("the engine has not started yet", code="engine_restarting")
+        self._ready.checks.check(request)
+        try:
+            submission = wire.submission(request)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"the request cannot be sent to the engine: {error}") from error
+        self._send(submission)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self._send(wire.Abort(request_id, index))
+
+    def limit_running(self, num_seqs: int | None) -> None:
+        self._send(wire.LimitRunning(num_seqs))
+
+    def forget_prefixes(self) -> None:
+        self._send(wire.ForgetPrefixes())
+
+    def close(self) -> None:
+        """Stop after the step in flight. What is unfinished stays so. A process that does not stop is killed."""
+        self._is_closing = True
+        try:
+            self._channel.send(wire.encode(wire.Close()))
+        except OSError:
+            pass  # it has ended already
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._kill()
+            self._thread.join(EXIT_S)
+
+    def kill(self, reason: str, *, asking_where: bool = False) -> None:
+        """End it now. `asking_where`: first have it write to its log where its threads are."""
+        self._failure = self._failure or EngineDeadError(reason)
+        if asking_where and self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+            self._thread.join(1.0)  # it writes without its interpreter's help, so at once
+        self._kill()
+        self._thread.join(EXIT_S)  # a driver may hold it for longer than that, and perhaps for ever
+
+    def _send(self, command: wire.Command) -> None:
+        self._refuse_if_dead()
+        try:
+            self._channel.send(wire.encode(command))
+        except OSError as error:  # its end is being noticed on the other thread
+            raise EngineDeadError(f"the engine has stopped: {error}") from error
+
+    def _refuse_if_dead(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
+
+    # ---- on its own thread
+
+    def _run(self) -> None:
+        try:
+            self._process = self._spawn()
+            self._has_started.set()
+            while self._failure is None and (frames := self._channel.receive()) is not None:
+                self._take(frames)
+        except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
+            self._failure = self._failure or EngineDeadError(f"the engine's news could not be taken in: {error!r}")
+        finally:
+            self._end()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self._theirs as theirs:
+            command = [sys.executable, "-P", "-m", "headrace.engine.process.child"]
+            return subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid()), str(self._pulse_s), self._core],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what is written there is for people, not for those who read the front's output
+                pass_fds=[theirs.fileno()],
+                env=child_environment(),
+            )
+
+    def _take(self, frames: list[bytes]) -> None:
+        events: list[SequenceEvent] = []
+        for frame in frames:
+            self.signs = self.signs._replace(num_frames=self.signs.num_frames + 1)
+            match wire.decode_news(frame):
+                case wire.Step() as step:
+                    events += self._reader.events(step)
+                    self._stats = step.stats or self._stats
+                case wire.Pulse(num_finished_steps=num_finished_steps, has_work=has_work):
+                    signs = self.signs
+                    self.signs = VitalSigns(signs.num_frames, signs.num_pulses + 1, num_finished_steps, has_work)
+                case wire.Stage(text=text):
+                    self._report(text)
+                case wire.Ready() as ready:
+                    self._ready = ready
+                    self._can_run.set()
+                case wire.Failed() as failed:
+                    self._failure = self._failure or _error_of(failed, has_run=self._ready is not None)
+        if events:
+            self._deliver(events)
+
+    def _end(self) -> None:
+        self._channel.hang_up()
+        status = None if self._process is None else _wait_for(self._process)
+        reason = "it was closed" if self._is_closing else _describe_exit(status)
+        self._failure = self._failure or EngineDeadError(reason)
+        self._channel.close()
+        self._has_started.set()
+        self._can_run.set()
+        if self._ready is not None and not self._is_closing:
+            self._on_end()
+
+    def _kill(self) -> None:
+        self._has_started.wait()
+        if self._process is not None:
+            self._process.kill()
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, in which the process finds the same package as we did."""
+    root = str(Path(headrace.__file__).resolve().parents[1])
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return dict(os.environ)
+    others = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _describe_exit(status: int | None) -> str:
+    if status is None:
+        return "its process could not be started"
+    if status == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), by someone or because the system's memory ran out"
+    if status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"its process exited with status {status}; its last lines on stderr may say why"
+
+
+def _error_of(failed: wire.Failed, *, has_run: bool) -> HeadraceError:
+    """What the process raised, as far as it is an error of ours; it may have failed with anything else."""
+    kind = getattr(errors, failed.kind, None)
+    if isinstance(kind, type) and issubclass(kind, HeadraceError):
+        return kind(failed.text)
+    return EngineDeadError(f"{'' if has_run else 'it could not start: '}{failed.kind}: {failed.text}")

@@ -1,0 +1,130 @@
+"""gzip and zstd as streams. A file that was cut off is an error, never a short file."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import deque
+from typing import Any, cast
+
+from headrace.errors import JobError
+from headrace.jobs.formats.file_format import Compression
+from headrace.jobs.formats.locations import ByteReader
+from headrace.jobs.formats.writer import ByteWriter
+
+PACKED_BYTES = 16 * 1024  # read at once: what it unpacks to is held in memory
+GZIP_LEVEL, ZSTD_LEVEL = 6, 3
+
+
+def unpacked(file: ByteReader, compression: Compression | None, name: str) -> ByteReader:
+    if compression == "gz":
+        return cast(ByteReader, _GzipReader(file, name))
+    return cast(ByteReader, _ZstdReader(file, name)) if compression == "zst" else file
+
+
+def packed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
+    """Closing it ends the stream and closes the file."""
+    if compression == "gz":
+        # Without a time of day in it: the same lines give the same bytes.
+        return _PackedWriter(file, zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31))
+    return (
+        _PackedWriter(file, zstandard().ZstdCompressor(level=ZSTD_LEVEL).compressobj())
+        if compression == "zst"
+        else file
+    )
+
+
+class _GzipReader:
+    def __init__(self, file: ByteReader, name: str) -> None:
+        self._file = file
+        self._unpacked = gzip.GzipFile(fileobj=cast(Any, file), mode="rb")
+        self._name = name
+        self._num_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        try:
+            data = self._unpacked.read1(size)
+        except EOFError:
+            raise _cut_off(self._name, self._num_bytes) from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise _damaged(self._name, self._num_bytes, error) from None
+        self._num_bytes += len(data)
+        return data
+
+    def close(self) -> None:
+        self._unpacked.close()
+        self._file.close()
+
+
+class _ZstdReader:
+    """zstandard's own reader takes the end of the file for the end of the data; this one looks."""
+
+    def __init__(self, file: ByteReader, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._zstandard = zstandard()
+        self._frame: Any = None  # one that has begun and not ended
+        self._ready: deque[bytes] = deque()
+        self._num_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        """The next piece, which may be larger than asked for."""
+        while not self._ready:
+            data = self._file.read(PACKED_BYTES)
+            if not data:
+                if self._frame is not None:
+                    raise _cut_off(self._name, self._num_bytes)
+                return b""
+            self._take(data)
+        return self._ready.popleft()
+
+    def _take(self, data: bytes) -> None:
+        while data:
+            if self._frame is None:
+                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+            try:
+                piece = self._frame.decompress(data)
+            except self._zstandard.ZstdError as error:
+                raise _damaged(self._name, self._num_bytes, error) from None
+            if piece:
+                self._ready.append(piece)
+                self._num_bytes += len(piece)
+            data = b""
+            if self._frame.eof:
+                data, self._frame = self._frame.unused_data, None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _PackedWriter:
+    def __init__(self, file: ByteWriter, packer: Any) -> None:
+        self._file = file
+        self._packer = packer
+
+    def write(self, data: Any) -> int:
+        if piece := self._packer.compress(data):
+            self._file.write(piece)
+        return len(data)
+
+    def close(self) -> None:
+        try:
+            self._file.write(self._packer.flush())
+        finally:
+            self._file.close()
+
+
+def zstandard() -> Any:
+    try:
+        import zstandard as library
+    except ImportError:
+        raise JobError(".zst files need zstandard: pip install 'headrace[files]'") from None
+    return library
+
+
+def _cut_off(name: str, num_bytes: int) -> JobError:
+    return JobError(f"{name} is cut off: it ends in the middle, after {num_bytes:,} unpacked bytes; copy it again")
+
+
+def _damaged(name: str, num_bytes: int, error: Exception) -> JobError:
+    return JobError(f"{name} cannot be unpacked past byte {num_bytes:,}: {error}")

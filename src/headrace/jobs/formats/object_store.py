@@ -1,0 +1,190 @@
+"""Output to an object store, where nothing can be appended: closed segments, and a manifest that says which count.
+
+    answers.jsonl.parts/part-000001-000000.jsonl   written whole, never changed
+    answers.jsonl.parts/manifest.json              replaced after each: the commit
+    answers.jsonl                                  all parts in one, at the end; then the parts go
+
+A part that the manifest does not name was not committed and is written again.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from headrace.errors import JobError
+from headrace.jobs.formats.compression import packed, unpacked
+from headrace.jobs.formats.file_format import Compression
+from headrace.jobs.formats.locations import open_store, reason_of
+
+SEGMENT_BYTES = 16 * 1024 * 1024
+COPY_BYTES = 1024 * 1024
+
+
+class Part(msgspec.Struct, frozen=True):
+    name: str
+    num_lines: int
+    num_bytes: int
+    crc32: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    target: str
+    epoch: int
+    parts: list[Part]
+    version: int = 1
+
+
+class SegmentSink:
+    """Owns the parts of one output. `epoch` is in their names: a process of before cannot overwrite a newer one's."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        compression: Compression | None = None,
+        epoch: int = 1,
+        overwrite: bool = False,
+        resume: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._url = url
+        self._store, self._target = open_store(url)
+        self._compression = compression
+        self._epoch = epoch
+        self._segment_bytes = segment_bytes
+        self._directory = f"{self._target}.parts"
+        self._gathered: list[bytes] = []
+        self._num_gathered_bytes = 0
+        self._parts = self._begin(overwrite=overwrite, resume=resume)
+        self._num_own_parts = 0
+        self.num_written = sum(part.num_lines for part in self._parts)
+
+    def append(self, line: bytes) -> None:
+        self._gathered.append(line)
+        self._num_gathered_bytes += len(line) + 1
+
+    def flush(self) -> None:
+        if self._num_gathered_bytes >= self._segment_bytes:
+            self.commit()
+
+    def commit(self) -> None:
+        """All lines so far are durable when this returns."""
+        if not self._gathered:
+            return
+        data = _pack(b"\n".join([*self._gathered, b""]), self._compression)
+        name = f"part-{self._epoch:06}-{self._num_own_parts:06}.jsonl"
+        part = Part(name, len(self._gathered), len(data), zlib.crc32(data))
+        try:
+            self._store.makedirs(self._directory, exist_ok=True)  # a store that has directories wants them made
+            self._store.pipe_file(f"{self._directory}/{name}", data)
+            self._write_manifest([*self._parts, part])
+        except OSError as error:
+            raise self._failure(error) from error
+        self._parts.append(part)
+        self._num_own_parts += 1
+        self.num_written += part.num_lines
+        self._gathered.clear()
+        self._num_gathered_bytes = 0
+
+    def lines(self) -> Iterator[bytes]:
+        """What is committed, in the order of commit."""
+        for part in self._parts:
+            file = unpacked(io.BytesIO(self._read(part)), self._compression, part.name)
+            text = b"".join(iter(lambda file=file: file.read(COPY_BYTES) or b"", b""))  # type: ignore[misc]
+            yield from text.split(b"\n")[:-1]
+
+    def publish(self) -> None:
+        """All parts in one object, which is there only when it is whole; then the parts are removed."""
+        self.commit()
+        try:
+            file = self._store.open(self._target, "wb", autocommit=False)
+            for part in self._parts:
+                file.write(self._read(part))
+            file.close()
+            file.commit()
+            if self._store.exists(self._directory):
+                self._store.rm(self._directory, recursive=True)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        self.publish()
+
+    def __enter__(self) -> SegmentSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After an error the parts stay, and nothing is published."""
+        if kind is None:
+            self.publish()
+        else:
+            self.commit()
+
+    def _begin(self, *, overwrite: bool, resume: bool) -> list[Part]:
+        try:
+            manifest = self._read_manifest()
+            if manifest is not None and resume:
+                return [*manifest.parts]
+            if not overwrite and self._store.exists(self._target):
+                raise JobError(f"the output {self._url} exists; give another, or --overwrite to replace it")
+            if manifest is not None and not overwrite:
+                raise JobError(
+                    f"{self._url}.parts has {sum(part.num_lines for part in manifest.parts):,} lines of a job that did "
+                    "not end; give another output, or --overwrite to begin again"
+                )
+            if self._store.exists(self._directory):
+                self._store.rm(self._directory, recursive=True)
+        except OSError as error:
+            raise JobError(f"the output {self._url} cannot be written: {reason_of(error)}") from error
+        return []
+
+    def _read_manifest(self) -> Manifest | None:
+        place = f"{self._directory}/manifest.json"
+        if not self._store.exists(place):
+            return None
+        return msgspec.json.decode(self._store.cat_file(place), type=Manifest)
+
+    def _write_manifest(self, parts: list[Part]) -> None:
+        manifest = Manifest(self._url, self._epoch, parts)
+        self._store.pipe_file(f"{self._directory}/manifest.json", msgspec.json.encode(manifest))
+
+    def _read(self, part: Part) -> bytes:
+        data: bytes = self._store.cat_file(f"{self._directory}/{part.name}")
+        if zlib.crc32(data) != part.crc32:
+            raise JobError(f"{self._url}.parts/{part.name} is damaged: its checksum differs from the manifest's")
+        return data
+
+    def _failure(self, error: OSError) -> JobError:
+        return JobError(
+            f"cannot write to {self._url}: {reason_of(error)}; {self.num_written:,} lines are committed in "
+            f"{self._url}.parts"
+        )
+
+
+def _pack(data: bytes, compression: Compression | None) -> bytes:
+    if compression is None:
+        return data
+    buffer = _Kept()
+    file: Any = packed(buffer, compression)
+    file.write(data)
+    file.close()
+    return buffer.kept
+
+
+class _Kept(io.BytesIO):
+    """A buffer whose bytes outlive its closing."""
+
+    kept = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.kept = self.getvalue()
+        super().close()

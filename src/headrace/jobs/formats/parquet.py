@@ -1,0 +1,112 @@
+"""Parquet, a batch of rows at a time. Nested columns become nested JSON; times, decimals and bytes become text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headrace.errors import JobError
+from headrace.jobs.formats import locations
+from headrace.jobs.formats.identity import SourceIdentity, identify
+from headrace.jobs.formats.locations import ByteReader
+from headrace.jobs.formats.reader import InputLine, in_batches
+from headrace.jobs.formats.source import Skip
+from headrace.jobs.formats.table import check_columns
+
+ROWS = 1024  # at once
+
+
+class ParquetRows:
+    """A row's offset is its index: bytes have no meaning here."""
+
+    is_appendable = False  # what describes the file stands at its end
+
+    def __init__(self, name: str) -> None:
+        if not locations.can_be_read_again(name):
+            raise JobError(f"{name} is a stream: Parquet can only be read from a file")
+        self.name = name
+        arrow = pyarrow()
+        self._stored: ByteReader = locations.open_bytes(name)
+        try:
+            self._file = _open(self._stored, name, arrow)
+            self.columns: tuple[str, ...] | None = check_columns(self._file.schema_arrow.names, name)
+        except JobError:
+            self._stored.close()
+            raise
+        self._encode = msgspec.json.Encoder().encode
+        self._group: tuple[int, list[InputLine]] | None = None  # the one that `line_at` looked into last
+
+    def identity(self, size: int | None = None) -> SourceIdentity | None:
+        return identify(self.name, size)
+
+    def read_batches(
+        self, *, start: int = 0, limit: int | None = None, skip: Skip | None = None
+    ) -> Iterator[list[InputLine]]:
+        return in_batches(self._pieces(start), start=start, limit=limit, skip=skip)
+
+    def line_at(self, index: int) -> InputLine | None:
+        group, first = self._group_of(index)
+        if group == self._file.num_row_groups:
+            return None
+        if self._group is None or self._group[0] != group:
+            lines = [line for piece in self._read([group], first) for line in piece]
+            self._group = (group, lines)
+        return self._group[1][index - first]
+
+    def estimate_num_lines(self) -> int | None:
+        return int(self._file.metadata.num_rows)
+
+    def close(self) -> None:
+        self._file.close()
+        self._stored.close()
+
+    def _pieces(self, start: int) -> Iterator[list[InputLine]]:
+        group, first = self._group_of(start)
+        return self._read(list(range(group, self._file.num_row_groups)), first)
+
+    def _read(self, groups: list[int], first: int) -> Iterator[list[InputLine]]:
+        if not groups:
+            return
+        index = first
+        try:
+            for batch in self._file.iter_batches(batch_size=ROWS, row_groups=groups):
+                rows = batch.to_pylist()
+                yield [self._line(place, row) for place, row in enumerate(rows, index)]
+                index += len(rows)
+        except (OSError, ValueError) as error:
+            raise JobError(f"{self.name} cannot be read past row {index:,}: {error}") from error
+
+    def _line(self, index: int, row: dict[str, Any]) -> InputLine:
+        try:
+            return InputLine(index, index, self._encode(row))
+        except (TypeError, ValueError, UnicodeError) as error:
+            return InputLine(index, index, b"", problem=f"no JSON can be made of the row: {error}")
+
+    def _group_of(self, index: int) -> tuple[int, int]:
+        """The row group that holds a row and the index of its first row; past the end, the number of groups."""
+        first = 0
+        for group in range(self._file.num_row_groups):
+            num_rows = self._file.metadata.row_group(group).num_rows
+            if index < first + num_rows:
+                return group, first
+            first += num_rows
+        return self._file.num_row_groups, first
+
+
+def pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise JobError("Parquet needs pyarrow: pip install 'headrace[files]'") from None
+    return pyarrow
+
+
+def _open(stored: ByteReader, name: str, arrow: Any) -> Any:
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(stored)
+    except (OSError, arrow.ArrowInvalid) as error:
+        raise JobError(f"{name} is not a Parquet file that can be read: {error}") from error

@@ -1,0 +1,277 @@
+"""From a line of the input to a request, or to the error that it becomes. Reads no files and knows no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from headrace.engine.prompts import Messages
+from headrace.errors import RequestError
+from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine
+from headrace.jobs.input.field_names import BodyNames, PlainNames
+from headrace.jobs.input.fields import UNTIL_CONTEXT_ENDS, ParamsReader, with_overrides
+from headrace.jobs.input.openai_lines import (
+    CHAT,
+    DEFAULT_COMPLETION_TOKENS,
+    Endpoint,
+    OpenAIReply,
+    is_openai,
+    read_endpoint,
+)
+from headrace.jobs.input.plain_lines import (
+    DEFAULT_PROMPT_TOKENS,
+    PlainReply,
+    as_members,
+    carried_columns,
+    idle_columns,
+    is_plain,
+)
+from headrace.jobs.input.reply import UnknownReply
+from headrace.jobs.input.template import RowTemplate
+from headrace.sched.sequence import sequence_seed
+from headrace.types import SamplingParams
+
+AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
+
+
+class LineRequest(msgspec.Struct, frozen=True, gc=False):
+    """A good line. Either `prompt` or `messages` is there."""
+
+    reply: AnyReply
+    params: SamplingParams  # shared by all lines that give the same values
+    prompt: str | list[int] | None = None
+    messages: Messages | None = None
+    template_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    cache_salt: str | None = None
+    seed: int | None = None  # where `params` has none: what the line draws is its own
+    notes: tuple[str, ...] = ()  # what the user should hear of, though it is no error
+
+    @property
+    def question(self) -> str:
+        """The prompt, or the last message, to show beside an answer."""
+        if self.messages is not None:
+            return str(self.messages[-1].get("content", ""))
+        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt or ()):,} token ids"
+
+
+class BadLine(msgspec.Struct, frozen=True, gc=False):
+    reply: AnyReply
+    error: RequestError
+
+
+class LineParser:
+    """Knows the job's sampling defaults and seed. The same line gives the same request wherever the job is run.
+    With a template, lines are rows of data and the template makes requests of them."""
+
+    def __init__(
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        seed: int,
+        model_name: str,
+        template: RowTemplate | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        is_redone: Callable[[int], bool] = lambda index: False,
+    ) -> None:
+        """`overrides` replace what lines say, on lines that are done again only."""
+        self._template = template
+        self._seed = seed
+        self._model_name = model_name
+        self._readers = {
+            tokens: ParamsReader({"max_tokens": tokens, **defaults})
+            for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS, DEFAULT_COMPLETION_TOKENS)
+        }
+        self._overrides = overrides or {}
+        self._is_redone = is_redone
+        self._decoder = msgspec.json.Decoder()
+        self._plain_names = PlainNames()
+        self._body_names = BodyNames()
+
+    def parse(self, line: InputLine) -> LineRequest | BadLine:
+        try:
+            decoded = self._decode(line)
+        except RequestError as error:
+            is_row = self._template is not None or line.problem is not None
+            return BadLine(PlainReply(line.index) if is_row else UnknownReply(line.index), error)
+        if self._template is not None:
+            return self._parse_row(line, decoded, self._template)
+        if is_plain(decoded):
+            return self._parse_plain(line, decoded)
+        if is_openai(decoded):
+            return self._parse_openai(line, decoded)
+        missing = RequestError(
+            "no prompt: a line needs 'prompt' or 'messages', or OpenAI's custom_id, method, url and body",
+            param="prompt",
+            code="missing_prompt",
+        )
+        return BadLine(PlainReply(line.index, self._plain_names.of(decoded).carried_of(decoded)), missing)
+
+    def _decode(self, line: InputLine) -> dict[str, Any]:
+        if line.problem is not None:
+            raise RequestError(line.problem, code="invalid_row")
+        if line.is_too_long:
+            raise RequestError(f"longer than {MAX_LINE_BYTES // 2**20} MiB", code="line_too_long")
+        try:
+            decoded = self._decoder.decode(line.data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise _not_json(line.data, error) from None
+        if not isinstance(decoded, dict):
+            raise RequestError(f"a line must be a JSON object, got {_kind(decoded)}", code="invalid_json")
+        return decoded
+
+    def _parse_row(self, line: InputLine, row: dict[str, Any], template: RowTemplate) -> LineRequest | BadLine:
+        reply = PlainReply(line.index, as_members(carried_columns(row, template.messages_column)))
+        try:
+            fields = template.fields(row)
+            messages = _read_messages(fields) if "messages" in fields else None
+            default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
+            params = self._params(line, {}, default_max_tokens=default)
+            return LineRequest(
+                reply,
+                params,
+                fields.get("prompt"),
+                messages,
+                seed=self._seed_of(line, params),
+                notes=idle_columns(row),
+            )
+        except RequestError as error:
+            return BadLine(reply, error)
+
+    def _parse_plain(self, line: InputLine, fields: dict[str, Any]) -> LineRequest | BadLine:
+        names = self._plain_names.of(fields)
+        reply = PlainReply(line.index, names.carried_of(fields))
+        try:
+            names.check(fields)
+            messages = _plain_messages(fields)
+            default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
+            params = self._params(line, fields, names.sampling, default_max_tokens=default)
+            return LineRequest(
+                reply,
+                params,
+                _read_prompt(fields) if messages is None else None,
+                messages,
+                _template_options(fields),
+                None,
+                self._seed_of(line, params),
+                names.notes,
+            )
+        except RequestError as error:
+            return BadLine(reply, error)
+
+    def _parse_openai(self, line: InputLine, envelope: dict[str, Any]) -> LineRequest | BadLine:
+        custom_id = envelope.get("custom_id")
+        given_id = custom_id if isinstance(custom_id, str) else None
+        try:
+            endpoint = read_endpoint(envelope)
+        except RequestError as error:
+            return BadLine(OpenAIReply(line.index, given_id, None), error)
+        reply = OpenAIReply(line.index, given_id, endpoint)
+        try:
+            return self._parse_body(line, envelope["body"], endpoint, reply)
+        except RequestError as error:
+            return BadLine(reply, error)
+
+    def _parse_body(self, line: InputLine, body: dict[str, Any], endpoint: Endpoint, reply: OpenAIReply) -> LineRequest:
+        names = self._body_names.of(body, endpoint)
+        names.check(body)
+        is_chat = endpoint == CHAT
+        default = UNTIL_CONTEXT_ENDS if is_chat else DEFAULT_COMPLETION_TOKENS
+        params = self._params(line, body, names.sampling, default_max_tokens=default)
+        return LineRequest(
+            reply,
+            params,
+            None if is_chat else _read_prompt(body),
+            _read_messages(body) if is_chat else None,
+            _template_options(body),
+            body.get("cache_salt"),
+            self._seed_of(line, params),
+            self._notes_on_model(body.get("model")),
+        )
+
+    def _params(
+        self,
+        line: InputLine,
+        fields: Mapping[str, Any],
+        names: tuple[str, ...] | None = None,
+        *,
+        default_max_tokens: int | None,
+    ) -> SamplingParams:
+        if self._overrides and self._is_redone(line.index):
+            fields, names = with_overrides(fields, self._overrides), None
+        return self._readers[default_max_tokens].read(fields, names)
+
+    def _seed_of(self, line: InputLine, params: SamplingParams) -> int | None:
+        """From the line's place, not from a generator: the answer does not depend on what ran before."""
+        return None if params.seed is not None else sequence_seed(self._seed, line.index + 1)
+
+    def _notes_on_model(self, asked: object) -> tuple[str, ...]:
+        if asked is None or asked == self._model_name:
+            return ()
+        return (f"model {asked!r} was asked for, {self._model_name!r} answered",)
+
+
+def _plain_messages(fields: Mapping[str, Any]) -> Messages | None:
+    """A plain line's messages; None where it has a prompt."""
+    if fields.get("messages") is None and "prompt" in fields:
+        return None
+    if fields.get("prompt") is not None:
+        raise RequestError("'prompt' and 'messages' are both given; give one", param="prompt")
+    return _read_messages(fields)
+
+
+def _read_messages(fields: Mapping[str, Any]) -> Messages:
+    messages = fields.get("messages")
+    if messages is None:
+        raise RequestError("messages are missing", param="messages", code="missing_prompt")
+    if not isinstance(messages, list) or set(map(type, messages)) != {dict}:
+        raise RequestError("messages must be a list of at least one message, each an object", param="messages")
+    return messages
+
+
+def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
+    prompt = fields.get("prompt")
+    if prompt is None:
+        raise RequestError("prompt is missing", param="prompt", code="missing_prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]  # completions allow a list of prompts; a list of one is the same as one
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        return prompt
+    if isinstance(prompt, list) and all(isinstance(item, (str, list)) for item in prompt):
+        raise RequestError(f"{len(prompt)} prompts in one line; give each a line of its own", param="prompt")
+    raise RequestError(f"prompt must be text or a list of token ids, got {_kind(prompt)}", param="prompt")
+
+
+def _template_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    options = fields.get("chat_template_kwargs")
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise RequestError(
+            f"chat_template_kwargs must be an object, got {_kind(options)}", param="chat_template_kwargs"
+        )
+    return options
+
+
+def _not_json(data: bytes, error: Exception) -> RequestError:
+    """The standard library's parser says better what is wrong; it is slow, but bad lines are few."""
+    try:
+        json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as invalid:
+        return RequestError(f"invalid UTF-8 at byte {invalid.start + 1} of the line", code="invalid_utf8")
+    except json.JSONDecodeError as invalid:
+        return RequestError(f"invalid JSON: {invalid.msg} at column {invalid.colno}", code="invalid_json")
+    except RecursionError:
+        return RequestError("invalid JSON: nested too deeply", code="invalid_json")
+    if b"\\ud" in data.lower():
+        return RequestError("invalid JSON: a \\u escape is half a character (a lone surrogate)", code="invalid_json")
+    return RequestError(f"invalid JSON: {error}", code="invalid_json")
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,139 @@
+"""Lines made ready for the engine ahead of it: parsed, templates rendered, tokenized in batches.
+
+Nothing here depends on other lines, so it can be done in another process (`prepare_process`); what does is in
+`last_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from struct import pack
+
+import msgspec
+import numpy as np
+
+from headrace.engine.prompts import PromptReader
+from headrace.errors import ConfigError, RequestError
+from headrace.jobs.formats.reader import InputLine
+from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
+from headrace.types import SamplingParams, TokenIds
+
+NUM_QUESTIONS = 64  # first lines, of which one will be shown beside its answer
+QUESTION_LEN = 1_000
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """A request that can be submitted. Many wait, so that of the line itself only what its reply needs is kept."""
+
+    reply: AnyReply
+    params: SamplingParams  # shared by all lines that give the same values
+    tokens: bytes  # the prompt, as int32
+    cache_salt: str | None = None
+    seed: int | None = None  # where `params` has none: what the line draws is its own
+    notes: tuple[str, ...] = ()
+    question: str | None = None  # to show beside an answer; only first lines have it
+    num_text_bytes: int = 0  # of the prompt, where it was text
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """An array of its own: torch wants it writable."""
+        return np.frombuffer(bytearray(self.tokens), np.int32)
+
+
+Items = list[Work | BadLine]
+_Rendered = tuple[int, LineRequest, str]  # the place in the batch, and the prompt as text
+
+
+class LinePreparer:
+    """Used by one thread."""
+
+    num_ahead = 0  # batches that are taken before the first is given back
+
+    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
+        self._parser = parser
+        self._prompts = prompts
+        self._num_questions = 0
+
+    def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
+        return map(self.prepare, batches)
+
+    def prepare(self, lines: Sequence[InputLine]) -> Items:
+        """One item for each line, in their order."""
+        parse = self._parser.parse
+        items: list[Work | BadLine | None] = [None] * len(lines)
+        with_special: list[_Rendered] = []
+        without: list[_Rendered] = []
+        for place, line in enumerate(lines):
+            request = parse(line)
+            if isinstance(request, BadLine):
+                items[place] = request
+            elif request.messages is not None:
+                text = self._render(request)
+                if isinstance(text, BadLine):
+                    items[place] = text
+                else:
+                    without.append((place, request, text))
+            elif isinstance(request.prompt, str):
+                with_special.append((place, request, request.prompt))
+            else:
+                items[place] = self._read_ids(request)
+        self._tokenize(with_special, items, add_special_tokens=True)
+        self._tokenize(without, items, add_special_tokens=False)
+        return [item for item in items if item is not None]
+
+    def _render(self, request: LineRequest) -> str | BadLine:
+        assert request.messages is not None
+        try:
+            return self._prompts.render(request.messages, **request.template_options)
+        except (RequestError, ConfigError) as error:
+            return BadLine(request.reply, _as_request_error(error))
+
+    def _read_ids(self, request: LineRequest) -> Work | BadLine:
+        assert isinstance(request.prompt, list)
+        try:
+            (prompt,) = self._prompts.read([request.prompt])
+        except (RequestError, ConfigError) as error:
+            return BadLine(request.reply, _as_request_error(error))
+        return self._work(request, prompt.token_ids.tobytes(), None)
+
+    def _tokenize(
+        self, rendered: list[_Rendered], items: list[Work | BadLine | None], *, add_special_tokens: bool
+    ) -> None:
+        if not rendered:
+            return
+        texts = [text for _, _, text in rendered]
+        try:
+            encoded = self._prompts.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        except (RequestError, ConfigError) as error:
+            if len(rendered) == 1:
+                ((place, request, _),) = rendered
+                items[place] = BadLine(request.reply, _as_request_error(error))
+                return
+            for one in rendered:  # find out which is bad
+                self._tokenize([one], items, add_special_tokens=add_special_tokens)
+            return
+        for (place, request, text), ids in zip(rendered, encoded, strict=True):
+            items[place] = self._work(request, pack(f"{len(ids)}i", *ids), text)
+
+    def _work(self, request: LineRequest, tokens: bytes, text: str | None) -> Work:
+        question = None
+        if self._num_questions < NUM_QUESTIONS:
+            self._num_questions += 1
+            question = request.question[:QUESTION_LEN]
+        num_text_bytes = 0
+        if text is not None:
+            num_text_bytes = len(text) if text.isascii() else len(text.encode())
+        return Work(
+            request.reply,
+            request.params,
+            tokens,
+            request.cache_salt,
+            request.seed,
+            request.notes,
+            question,
+            num_text_bytes,
+        )
+
+
+def _as_request_error(error: RequestError | ConfigError) -> RequestError:
+    return error if isinstance(error, RequestError) else RequestError(str(error), param="prompt", code="no_tokenizer")

@@ -1,0 +1,194 @@
+"""What a job and the process that prepares its lines say to each other, as msgpack of known types.
+
+    job ─▶ process   a Setup, then batches of lines
+    process ─▶ job   a Batch for each
+
+Sampling parameters are sent once a batch for all lines that share them, and are made anew from their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.engine.prompts import PromptReader
+from headrace.errors import RequestError
+from headrace.jobs.formats.reader import InputLine
+from headrace.jobs.input.lines import AnyReply, BadLine, LineParser
+from headrace.jobs.input.prepare import Items, LinePreparer, Work
+from headrace.jobs.input.template import RowTemplate
+from headrace.text import ChatTemplate, Tokenizer
+from headrace.types import SamplingParams
+
+MAX_REMEMBERED = 1024
+
+
+class SentTokenizer(msgspec.Struct, frozen=True):
+    backend: str
+    special_tokens: Mapping[str, str]
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    templates: dict[str, str] | None
+    template_tokens: Mapping[str, str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> SentTokenizer:
+        template = tokenizer.chat_template
+        return cls(
+            tokenizer.serialized(),
+            tokenizer.special_tokens,
+            tokenizer.vocab_size,
+            tokenizer.eos_token_ids,
+            None if template is None else template.templates,
+            {} if template is None else template.special_tokens,
+        )
+
+    def restored(self) -> Tokenizer:
+        return Tokenizer.of_serialized(
+            self.backend,
+            special_tokens=self.special_tokens,
+            chat_template=None if self.templates is None else ChatTemplate(self.templates, self.template_tokens),
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """All that a `LinePreparer` is made of."""
+
+    defaults: Mapping[str, Any]
+    seed: int
+    model_name: str
+    template: RowTemplate | None
+    vocab_size: int
+    tokenizer: SentTokenizer | None
+
+    def preparer(self) -> LinePreparer:
+        parser = LineParser(self.defaults, seed=self.seed, model_name=self.model_name, template=self.template)
+        tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
+        return LinePreparer(parser, PromptReader(tokenizer, self.vocab_size))
+
+
+class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
+    reply: AnyReply
+    params: int  # which of the batch's
+    tokens: bytes
+    cache_salt: str | None
+    seed: int | None
+    notes: tuple[str, ...]
+    question: str | None
+    num_text_bytes: int
+
+
+class _BadLine(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    reply: AnyReply
+    message: str
+    param: str | None
+    code: str
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    params: list[msgspec.Raw]
+    items: list[_Work | _BadLine]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_setup = msgspec.msgpack.Decoder(Setup).decode
+_decode_lines = msgspec.msgpack.Decoder(list[InputLine]).decode
+_decode_batch = msgspec.msgpack.Decoder(_Batch).decode
+_decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+def encode_setup(setup: Setup) -> bytes:
+    return _encode(setup)
+
+
+def decode_setup(frame: bytes) -> Setup:
+    return _decode_setup(frame)
+
+
+def encode_lines(lines: list[InputLine]) -> bytes:
+    return _encode(lines)
+
+
+def decode_lines(frame: bytes) -> list[InputLine]:
+    return _decode_lines(frame)
+
+
+class ItemWriter:
+    """Packs prepared batches. It may be that the same parameters are sent twice, never two as one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[SamplingParams, msgspec.Raw] | None = None
+
+    def frame(self, items: Items) -> bytes:
+        numbers: dict[int, int] = {}  # by the identity of parameters, which the items hold
+        batch = _Batch([], [])
+        for item in items:
+            if isinstance(item, BadLine):
+                error = item.error
+                batch.items.append(_BadLine(item.reply, str(error), error.param, error.code))
+                continue
+            number = numbers.get(id(item.params))
+            if number is None:
+                number = numbers[id(item.params)] = len(batch.params)
+                batch.params.append(self._raw(item.params))
+            batch.items.append(
+                _Work(
+                    item.reply,
+                    number,
+                    item.tokens,
+                    item.cache_salt,
+                    item.seed,
+                    item.notes,
+                    item.question,
+                    item.num_text_bytes,
+                )
+            )
+        return _encode(batch)
+
+    def _raw(self, params: SamplingParams) -> msgspec.Raw:
+        if self._last is None or self._last[0] is not params:
+            self._last = (params, msgspec.Raw(_encode(params)))
+        return self._last[1]
+
+
+class ItemReader:
+    """Unpacks them. Parameters that were seen before are the same object again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, SamplingParams] = {}
+
+    def items(self, frame: bytes) -> Items:
+        batch = _decode_batch(frame)
+        params = [self._params(bytes(raw)) for raw in batch.params]
+        return [
+            Work(
+                item.reply,
+                params[item.params],
+                item.tokens,
+                item.cache_salt,
+                item.seed,
+                item.notes,
+                item.question,
+                item.num_text_bytes,
+            )
+            if type(item) is _Work
+            else _bad_line(item)
+            for item in batch.items
+        ]
+
+    def _params(self, raw: bytes) -> SamplingParams:
+        known = self._known.get(raw)
+        if known is None:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            known = self._known[raw] = SamplingParams(**_decode_fields(raw))
+        return known
+
+
+def _bad_line(item: _Work | _BadLine) -> BadLine:
+    assert isinstance(item, _BadLine)
+    return BadLine(item.reply, RequestError(item.message, param=item.param, code=item.code))

@@ -1,0 +1,130 @@
+"""Nothing twice: which requests are the same, which lines wait for another's answer, which answers are kept for later.
+
+Two requests are the same when their tokens and all that shapes the answer are, and the answer depends on nothing else:
+at temperature 0, or with a `seed` that the lines give themselves. Memory is bounded: the tokens of each request that is
+unfinished or whose answer is kept, and as many answers as `max_kept_tokens` allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from headrace.jobs.input.line_output import LineOutput
+from headrace.jobs.input.prepare import Work
+from headrace.types import SamplingParams
+
+KEPT_TOKENS = 2_000_000  # prompts included: some 50 MB where both are short
+MAX_KINDS = 65_536
+
+_shaping_values = attrgetter(
+    *(field.name for field in dataclasses.fields(SamplingParams) if field.name not in ("seed", "logit_bias"))
+)
+
+
+class RequestKeys:
+    """A key is the request's tokens and what else shapes its answer, as bytes: no hash has to be trusted."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Any, int] = {}  # sampling parameters to a number never used twice
+        self._num_kinds = 0
+        self._last: tuple[SamplingParams, str | None, bytes] | None = None  # most lines are like the one before
+
+    def key_of(self, work: Work) -> bytes | None:
+        """Equal for equal requests; None if the answer is a draw of its own."""
+        if work.seed is not None:
+            return None
+        last = self._last
+        if last is None or last[0] is not work.params or last[1] != work.cache_salt:
+            last = self._last = (work.params, work.cache_salt, self._ending(work.params, work.cache_salt))
+        return work.tokens + last[2]
+
+    def _ending(self, params: SamplingParams, salt: str | None) -> bytes:
+        """It has a fixed length, so that no tokens can be taken for a part of it."""
+        seed = None if params.is_greedy else params.seed
+        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt)
+        kind = self._kinds.get(values)
+        if kind is None:
+            if len(self._kinds) >= MAX_KINDS:  # what comes again is then new, never taken for another
+                self._kinds.clear()
+            kind = self._kinds[values] = self._num_kinds
+            self._num_kinds += 1
+        return kind.to_bytes(8, "little")
+
+
+def digest_of(work: Work) -> str | None:
+    """Equal for equal requests in every process; None if the answer is a draw of its own."""
+    if work.seed is not None:
+        return None
+    params = work.params
+    seed = None if params.is_greedy else params.seed
+    values = [_shaping_values(params), sorted((params.logit_bias or {}).items()), seed, work.cache_salt]
+    ending = msgspec.json.encode([len(work.tokens), values], order="deterministic")
+    return blake2b(work.tokens + ending, digest_size=16).hexdigest()
+
+
+class Duplicates:
+    """Leaders are lines that are computed, followers those that wait for a leader's answer."""
+
+    def __init__(self, *, max_kept_tokens: int = KEPT_TOKENS) -> None:
+        self._max_kept_tokens = max_kept_tokens
+        self._leaders: dict[bytes, int] = {}  # to their indexes
+        self._keys: dict[int, bytes] = {}  # of leaders
+        self._followers: dict[int, list[Work]] = {}
+        self._kept: OrderedDict[bytes, LineOutput] = OrderedDict()  # the least recently used first
+        self._num_kept_tokens = 0
+        self.num_waiting = 0  # followers
+
+    @property
+    def num_keys(self) -> int:
+        return len(self._leaders) + len(self._kept)
+
+    def kept_answer(self, key: bytes) -> LineOutput | None:
+        output = self._kept.get(key)
+        if output is not None:
+            self._kept.move_to_end(key)
+        return output
+
+    def follow(self, key: bytes, line: Work) -> bool:
+        """Let the line wait for the answer of the same request, if one is unfinished."""
+        leader = self._leaders.get(key)
+        if leader is None:
+            return False
+        self._followers.setdefault(leader, []).append(line)
+        self.num_waiting += 1
+        return True
+
+    def lead(self, key: bytes, index: int) -> None:
+        self._leaders[key] = index
+        self._keys[index] = key
+
+    def finished(self, index: int, output: LineOutput | None) -> list[Work]:
+        """The lines that waited for this one; its answer, if it is one, is kept for later ones."""
+        key = self._keys.pop(index, None)
+        if key is None:
+            return []
+        del self._leaders[key]
+        followers = self._followers.pop(index, [])
+        self.num_waiting -= len(followers)
+        if output is not None:
+            self._keep(key, output)
+        return followers
+
+    def _keep(self, key: bytes, output: LineOutput) -> None:
+        num_tokens = _num_tokens(output)
+        if num_tokens > self._max_kept_tokens or output.answers[0].logprobs is not None:
+            return  # log-probabilities are many times the size of the text
+        self._kept[key] = output
+        self._num_kept_tokens += num_tokens
+        while self._num_kept_tokens > self._max_kept_tokens:
+            _, oldest = self._kept.popitem(last=False)
+            self._num_kept_tokens -= _num_tokens(oldest)
+
+
+def _num_tokens(output: LineOutput) -> int:
+    return 1 + output.num_prompt_tokens + output.num_generated_tokens

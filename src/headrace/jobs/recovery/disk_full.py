@@ -1,0 +1,110 @@
+"""A full disk is waited for: nothing new is started, what finishes is kept in memory, and the job goes on when there is
+room. What runs out first, the wait or the memory, ends the process in a way that can be resumed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.errors import NoRoomError
+from headrace.jobs.formats.writer import Results
+
+TRY_SECONDS = 2.0
+MAX_HELD_BYTES = 256 << 20
+
+
+class DiskWait:
+    """Owned by the job's run: all its flushes go through here."""
+
+    def __init__(
+        self,
+        wait_s: float,
+        *,
+        directory: Path | None,
+        tell: Callable[[str], None] = lambda line: None,
+        max_held_bytes: int = MAX_HELD_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wait_s = wait_s
+        self._directory = directory
+        self._tell = tell
+        self._max_held_bytes = max_held_bytes
+        self._clock = clock
+        self._full_since = 0.0
+        self._try_at = 0.0
+        self.num_needed_bytes = 0
+        self.is_full = False
+
+    def flush(self, results: Results) -> None:
+        if self.is_full and self._clock() < self._try_at:
+            self._refuse_too_much(results)
+            return
+        try:
+            results.flush()
+        except NoRoomError as error:
+            self._wait(error, results)
+        else:
+            if self.is_full:
+                self._tell("there is room again; going on")
+            self.is_full = False
+
+    @property
+    def seconds_to_try(self) -> float:
+        return max(0.0, self._try_at - self._clock())
+
+    @property
+    def reason(self) -> str:
+        """For people, while it is full."""
+        free = free_bytes(self._directory)
+        has = "" if free is None else f", {free:,} bytes are free"
+        return f"the disk is full: {self.num_needed_bytes:,} bytes wait to be written{has}"
+
+    def _wait(self, error: NoRoomError, results: Results) -> None:
+        if not self.is_full:
+            self._full_since = self._clock()
+        left_s = self._full_since + self._wait_s - self._clock()
+        if left_s <= 0:
+            raise error
+        was_full, self.is_full = self.is_full, True
+        self._try_at = self._clock() + min(TRY_SECONDS, left_s)
+        self._refuse_too_much(results)
+        if not was_full:
+            self._tell(f"paused, {self.reason}; waiting for room for at most {self._wait_s:,.0f} s")
+
+    def _refuse_too_much(self, results: Results) -> None:
+        self.num_needed_bytes = results.num_gathered_bytes
+        if self.num_needed_bytes > self._max_held_bytes:
+            raise NoRoomError(
+                f"the disk is full, and the {self.num_needed_bytes:,} bytes of results that wait for room are more "
+                f"than the {self._max_held_bytes:,} that are kept in memory: they are given up and computed again; "
+                "make room, and the same command goes on from there"
+            )
+
+
+def wait_for_room(action: Callable[[], None], *, wait_s: float, tell: Callable[[str], None]) -> None:
+    """Do it, again and again while the disk is full and the wait is not over."""
+    until, has_told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            action()
+            return
+        except NoRoomError as error:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise
+            if not has_told:
+                tell(f"paused: {error}; waiting for at most {wait_s:,.0f} s")
+            has_told = True
+        time.sleep(min(TRY_SECONDS, left_s))
+
+
+def free_bytes(path: Path | None) -> int | None:
+    if path is None:
+        return None
+    try:
+        found = os.statvfs(path)
+    except (OSError, AttributeError):
+        return None
+    return found.f_bavail * found.f_frsize

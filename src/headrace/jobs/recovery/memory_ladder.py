@@ -1,0 +1,92 @@
+"""What to do when the device's memory has run out, one rung after the other: each a new engine that needs less.
+
+A step is never retried in place: with CUDA graphs and steps that run ahead, nobody can say how far the rows came. And
+nothing in the KV cache is given back, as it is one allocation: only a new engine has a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from headrace.config import EngineConfig
+from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.settings import Settings
+from headrace.jobs.store.failure_log import Climbed, Event
+
+SHARE_STEP = 0.1
+LEAST_SHARE = 0.2
+
+_MARKS = ("OutOfMemoryError:", "CUDA out of memory", "DefaultCPUAllocator: can't allocate", "MemoryError:")
+
+Change = dict[str, Any]
+Rung = Callable[[EngineConfig, Settings], Change | None]
+
+
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Also when it happened in another process, of which only the words come over."""
+    kinds = {kind.__name__ for kind in type(failure).__mro__}
+    return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(mark in str(failure) for mark in _MARKS)
+
+
+def _same(config: EngineConfig, settings: Settings) -> Change | None:
+    """Nothing is changed: caches are empty then, and memory in one piece."""
+    return {}
+
+
+def _fewer_tokens(config: EngineConfig, settings: Settings) -> Change | None:
+    """What a step needs grows with its tokens."""
+    least = settings.max_num_seqs if settings.enable_chunked_prefill else settings.max_model_len
+    num_tokens = max(least, settings.max_num_batched_tokens // 2)
+    return {"max_num_batched_tokens": num_tokens} if num_tokens < settings.max_num_batched_tokens else None
+
+
+def _smaller_share(config: EngineConfig, settings: Settings) -> Change | None:
+    default = GPU_MEMORY_SHARE if settings.device == "cuda" else CPU_MEMORY_SHARE
+    share = round((config.gpu_memory_utilization or default) - SHARE_STEP, 3)
+    is_fixed = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
+    if is_fixed or share < LEAST_SHARE:
+        return None
+    return {"gpu_memory_utilization": share, "max_model_len": settings.max_model_len}  # no line may become too long
+
+
+RUNGS: dict[str, Rung] = {
+    "started again": _same,
+    "half the tokens a step": _fewer_tokens,
+    "a tenth less memory": _smaller_share,
+    "another tenth less memory": _smaller_share,
+}
+_CHANGED = ("max_num_batched_tokens", "gpu_memory_utilization")
+
+
+class MemoryLadder:
+    """Knows where a job stands on it; a run after a crash begins there, unless the user has changed what it changes."""
+
+    def __init__(self, config: EngineConfig, events: Iterable[Event] = ()) -> None:
+        self._given = {name: getattr(config, name) for name in _CHANGED}
+        self.config = config
+        self._last: Climbed | None = None
+        for event in events:
+            if isinstance(event, Climbed) and event.given == self._given and event.rung in RUNGS:
+                self._take(event)
+
+    def climb(self, settings: Settings, *, num_done: int) -> Climbed | None:
+        """The next rung. At the top the last one again, if rows were done since; None: there is nothing left to try."""
+        names = list(RUNGS)
+        start = 0 if self._last is None else names.index(self._last.rung) + 1
+        for name in names[start:]:
+            change = RUNGS[name](self.config, settings)
+            if change is not None:
+                kept = {} if self._last is None else self._last.settings
+                return self._take(Climbed(name, self._given, {**kept, **change}, num_done))
+        if self._last is not None and num_done > self._last.num_done:
+            return self._take(msgspec.structs.replace(self._last, num_done=num_done))
+        return None
+
+    def _take(self, event: Climbed) -> Climbed:
+        self._last = event
+        self.config = replace(self.config, **event.settings)
+        return event

@@ -1,0 +1,108 @@
+"""A job that must be over by some time: what is unfinished then becomes error lines, as at OpenAI's batches."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from time import monotonic
+
+from headrace.errors import JobError, RequestError
+from headrace.jobs.input.lines import BadLine, LineParser
+from headrace.jobs.input.reply import EXPIRED, JobFacts
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.report import Tally
+from headrace.jobs.store.directory import JobDirectory
+from headrace.jobs.store.status_file import STATUS_NAME, JobStatus, StatusFile, read_status
+
+EXPIRED_MESSAGE = "This request could not be executed before the completion window expired."
+BATCH_LINES = 1024
+
+
+class Deadline:
+    """Of one run: the time of day is looked at once, so that a clock that is set does not matter."""
+
+    def __init__(self, at: float) -> None:
+        self._until = monotonic() + at - time.time()
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._until - monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        return self.seconds_left == 0.0
+
+
+def expire_rest(job: JobSpec, directory: JobDirectory, tally: Tally, *, flush: Callable[[], None]) -> None:
+    """An error line for every row that has no result: what is unread is parsed and no more. A row that is no request
+    has the error that it would have had anyway."""
+    facts = JobFacts(job.config.model, None, directory.job_id)
+    rows = _unfinished(job, directory)
+    while batch := list(islice(rows, BATCH_LINES)):
+        for item in batch:
+            error = item.error
+            directory.append(item.reply.index, item.reply.error(error, facts), error=error.code)
+            tally.add_error(item.reply.index, error)
+        flush()
+
+
+def tell_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStatus:
+    """The last status once more, with the lines that have expired since."""
+    path = directory.path / STATUS_NAME
+    try:
+        last = read_status(path)
+    except JobError:
+        last = _first_status(job, directory)
+    num_done = directory.num_before + tally.num_done
+    status = replace(
+        last,
+        state="expired",
+        updated_at=time.time(),
+        lines_total=num_done,
+        lines_done=num_done,
+        lines_failed=tally.num_failed,
+        lines_in_flight=0,
+        lines_ready=0,
+        errors=dict(tally.errors),
+        **directory.marks(tally.errors),
+    )
+    if directory.is_ours():
+        StatusFile(path).write(status, now=True)
+    return status
+
+
+def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
+    """Of a run that began when its deadline was over: nothing was answered."""
+    return JobStatus(
+        state="expired",
+        output=job.output,
+        model=job.config.model,
+        pid=os.getpid(),
+        started_at=time.time(),
+        updated_at=time.time(),
+        seconds=0.0,
+        lines_total=None,
+        lines_done=directory.num_before,
+        lines_before=directory.num_before,
+        lines_answered=0,
+        lines_failed=0,
+        lines_in_flight=0,
+        lines_ready=0,
+        **directory.trouble_log().counts.status_fields,
+    )
+
+
+def _unfinished(job: JobSpec, directory: JobDirectory) -> Iterator[BadLine]:
+    parser = LineParser(job.defaults, seed=job.config.seed, model_name=job.config.model, template=job.template)
+    with closing(job.open_input()) as source:
+        for lines in source.read_batches(limit=job.limit, skip=directory.has_result):
+            for line in lines:
+                item = parser.parse(line)
+                if isinstance(item, BadLine):
+                    yield item
+                else:
+                    yield BadLine(item.reply, RequestError(EXPIRED_MESSAGE, code=EXPIRED))

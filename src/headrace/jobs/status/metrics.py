@@ -1,0 +1,125 @@
+"""A job's counters as a page for Prometheus. What it is made of is `JobStatus`, once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from headrace.jobs.store.status_file import JobState, JobStatus
+
+Value = float | Mapping[str, float] | None  # None: not known, so not shown
+
+NOT_SHOWN = (
+    "output",
+    "pid",
+    "updated_at",
+    "error_lines",
+    "epoch",
+    "journal_bytes",
+    "limited_because",
+    "paused_because",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeries:
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[JobStatus], Value]
+    label: str | None = None  # of values that are a mapping
+
+    @property
+    def shown_name(self) -> str:
+        return f"headrace:job_{self.name}" + ("_total" if self.kind == "counter" else "")
+
+
+SERIES = (
+    JobSeries("state", "gauge", "1 for the state in which the job is.", lambda s: _one_of(s.state), "state"),
+    JobSeries("started_timestamp_seconds", "gauge", "When this run began.", lambda s: s.started_at),
+    JobSeries("seconds", "gauge", "Time of this run so far.", lambda s: s.seconds),
+    JobSeries("lines", "gauge", "Lines of the input, where that is known.", lambda s: s.lines_total),
+    JobSeries("lines_done", "gauge", "Lines with a result, those of earlier runs included.", lambda s: s.lines_done),
+    JobSeries("lines_before", "gauge", "Lines that earlier runs had done.", lambda s: s.lines_before),
+    JobSeries("lines_answered", "counter", "Lines answered.", lambda s: s.lines_answered),
+    JobSeries("lines_failed", "counter", "Lines that became error lines, by code.", lambda s: s.errors, "code"),
+    JobSeries("lines_in_flight", "gauge", "Lines that the engine has.", lambda s: s.lines_in_flight),
+    JobSeries("lines_held", "gauge", "Lines done that wait for room on the disk.", lambda s: s.lines_held),
+    JobSeries("lines_ready", "gauge", "Lines that are read and wait for the engine.", lambda s: s.lines_ready),
+    JobSeries("prompt_tokens", "counter", "Prompt tokens of answered lines.", lambda s: s.prompt_tokens),
+    JobSeries("completion_tokens", "counter", "Tokens of answers.", lambda s: s.completion_tokens),
+    JobSeries(
+        "tokens_per_second",
+        "gauge",
+        "Tokens a second over the last ten seconds, by kind.",
+        lambda s: {"prompt": s.rates_now.prompt, "completion": s.rates_now.completion},
+        "kind",
+    ),
+    JobSeries(
+        "mean_tokens_per_second",
+        "gauge",
+        "Tokens a second over this run, by kind.",
+        lambda s: {"prompt": s.rates_mean.prompt, "completion": s.rates_mean.completion},
+        "kind",
+    ),
+    JobSeries("prefix_hit_share", "gauge", "Share of prompt tokens that were cached.", lambda s: s.prefix_hit_share),
+    JobSeries("kv_use", "gauge", "Share of the KV cache that is held, 0 to 1.", lambda s: s.kv_use),
+    JobSeries("sequences_running", "gauge", "Answers in the making.", lambda s: s.sequences_running),
+    JobSeries("sequences_waiting", "gauge", "Answers in the engine's queue.", lambda s: s.sequences_waiting),
+    JobSeries(
+        "saved_tokens",
+        "counter",
+        "Tokens that were not computed, by what saved them.",
+        lambda s: {
+            "prefix": s.saved.prefix_tokens,
+            "duplicate_prompt": s.saved.duplicate_prompt_tokens,
+            "duplicate_completion": s.saved.duplicate_completion_tokens,
+        },
+        "by",
+    ),
+    JobSeries("duplicate_lines", "counter", "Lines answered with another's answer.", lambda s: s.saved.duplicate_lines),
+    JobSeries("tokens_left", "gauge", "Tokens still to compute, where that is known.", lambda s: s.tokens_left),
+    JobSeries("seconds_left", "gauge", "Time left, where that is known.", lambda s: s.seconds_left),
+    JobSeries("limited_by", "gauge", "1 for what limits the job now.", lambda s: _given(s.limited_by), "limit"),
+    JobSeries("gpu_seconds", "gauge", "Time for which the GPU was held.", lambda s: s.gpu_seconds),
+    JobSeries("cost", "gauge", "Cost so far, in the currency of --gpu-price.", lambda s: s.cost),
+    JobSeries("retries", "counter", "Requests tried again, by cause, in all runs.", lambda s: s.retries, "cause"),
+    JobSeries("engine_deaths", "counter", "Engines lost, in all runs.", lambda s: s.engine_deaths, "lost"),
+    JobSeries("poison_rows", "gauge", "Lines that killed the engine and were set aside.", lambda s: s.poison_rows),
+    JobSeries("memory_rungs", "gauge", "Engines that were replaced for want of memory.", lambda s: len(s.memory_rungs)),
+    JobSeries("suspects", "gauge", "Lines that run apart, as one may kill the engine.", lambda s: s.suspects),
+)
+
+
+def page(status: JobStatus) -> str:
+    return "".join(_text(series, status) for series in SERIES)
+
+
+def _text(series: JobSeries, status: JobStatus) -> str:
+    value, name = series.read(status), series.shown_name
+    if value is None:
+        return ""
+    model = f'model_name="{_escaped(status.model)}"'
+    lines = [f"# HELP {name} {series.help}", f"# TYPE {name} {series.kind}"]
+    if isinstance(value, Mapping):
+        lines += [f'{name}{{{model},{series.label}="{_escaped(key)}"}} {_number(one)}' for key, one in value.items()]
+    else:
+        lines.append(f"{name}{{{model}}} {_number(value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _one_of(state: JobState) -> dict[str, float]:
+    return {each: float(each == state) for each in get_args(JobState)}
+
+
+def _given(name: str | None) -> dict[str, float] | None:
+    return None if name is None else {name: 1.0}

@@ -1,0 +1,145 @@
+"""A job's status for people: a live view on a terminal, a line every ten seconds elsewhere, nothing when disabled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from headrace.jobs.store.status_file import JobStatus
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+
+PLAIN_INTERVAL_SECONDS = 10.0
+
+
+class JobProgress:
+    """Writes to stderr, unless told otherwise."""
+
+    def __init__(
+        self, *, enabled: bool = True, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._enabled = enabled
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._told_at = clock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> JobProgress:
+        if self._enabled and self._stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream, highlight=False)
+            self._live = Live(console=console, refresh_per_second=4, transient=True, redirect_stdout=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def tell(self, line: str) -> None:
+        """Something that is not to be missed."""
+        if self._live is not None:
+            self._live.console.print(f"headrace: {line}", markup=False)
+        elif self._enabled:
+            self._stream.write(f"headrace: {line}\n")
+            self._stream.flush()
+
+    def update(self, status: JobStatus) -> None:
+        if self._live is not None:
+            self._live.update(_rich_view(status), refresh=True)
+        elif self._enabled and self._clock() - self._told_at >= PLAIN_INTERVAL_SECONDS:
+            self._told_at = self._clock()
+            self._stream.write(f"headrace: {plain_line(status)}\n")
+            self._stream.flush()
+
+
+def plain_line(status: JobStatus) -> str:
+    return " · ".join([headline(status), *details(status)])
+
+
+def headline(status: JobStatus) -> str:
+    if status.paused_because is not None:
+        return f"paused, {status.paused_because} · {_done(status)}"
+    done = _done(status)
+    return done if status.seconds_left is None else f"{done}, {duration(status.seconds_left)} left"
+
+
+def _done(status: JobStatus) -> str:
+    total = "?" if status.lines_total is None else f"{status.lines_total:,}"
+    return f"{status.lines_done:,}/{total} lines"
+
+
+def details(status: JobStatus) -> list[str]:
+    """Each a part of a line."""
+    now, mean = status.rates_now, status.rates_mean
+    parts = [
+        f"in {now.prompt:,.0f} tok/s (mean {mean.prompt:,.0f})",
+        f"out {now.completion:,.0f} tok/s (mean {mean.completion:,.0f})",
+        f"cache hits {status.prefix_hit_share:.0%}",
+        f"running {status.sequences_running:,}, waiting {status.sequences_waiting:,}, KV {status.kv_use:.0%}",
+    ]
+    if saved := savings(status):
+        parts.append(f"saved {saved}")
+    if status.errors:
+        parts.append("errors " + ", ".join(f"{code} {count:,}" for code, count in sorted(status.errors.items())))
+    if trouble := troubles(status):
+        parts.append(trouble)
+    if status.limited_by is not None:
+        parts.append(f"limited by {status.limited_by}: {status.limited_because}")
+    return parts
+
+
+def troubles(status: JobStatus) -> str:
+    """What went wrong and was helped; nothing if all went well."""
+    parts = [f"{cause} {count:,}" for cause, count in sorted(status.retries.items())]
+    text = [f"retries {', '.join(parts)}"] if parts else []
+    if status.engine_deaths:
+        text.append("deaths of the " + ", ".join(f"{loss} {n:,}" for loss, n in sorted(status.engine_deaths.items())))
+    if status.memory_rungs:
+        text.append(f"out of memory {len(status.memory_rungs):,} times, now: {status.memory_rungs[-1]}")
+    if status.suspects:
+        text.append(f"looking for a line that kills the engine among {status.suspects:,}")
+    return " · ".join(text)
+
+
+def savings(status: JobStatus) -> str:
+    """What was not computed, by what saved it; nothing if all was."""
+    saved = status.saved
+    parts = []
+    if saved.prefix_tokens:
+        parts.append(f"{saved.prefix_tokens:,} tokens by prefixes")
+    if saved.duplicate_lines:
+        num_tokens = saved.duplicate_prompt_tokens + saved.duplicate_completion_tokens
+        parts.append(f"{num_tokens:,} tokens by duplicates (lines: {saved.duplicate_lines:,})")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _rich_view(status: JobStatus) -> Group:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    bar = ProgressBar(total=status.lines_total, completed=status.lines_done, width=30, pulse=status.lines_total is None)
+    head = Table.grid(padding=(0, 1))
+    head.add_row(Text("headrace", style="bold"), bar, Text(headline(status)), Text(duration(status.seconds), "dim"))
+    parts = details(status)
+    limit = [Text(f"  {parts.pop()}", style="yellow")] if status.limited_by is not None else []
+    lines = [Text(f"  {' · '.join(parts[start : start + 4])}", style="dim") for start in range(0, len(parts), 4)]
+    return Group(head, *lines, *limit)

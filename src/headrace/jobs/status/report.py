@@ -1,0 +1,188 @@
+"""What a job came to: counted while it runs, told when it is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headrace.engine.core import EngineStats
+from headrace.engine.settings import Choice
+from headrace.errors import JobError, RequestError
+from headrace.jobs.input.line_output import LineOutput
+from headrace.jobs.input.prepare import Work
+from headrace.jobs.input.reply import message_of
+from headrace.jobs.store.failure_log import TroubleCounts
+from headrace.jobs.store.status_file import Saved
+
+MAX_NOTES = 20
+MAX_FIRST_ERRORS = 3
+LEAST_LINES_TO_JUDGE = 1_000
+
+# Exit codes; 1 and 2 are the command's own. RESUMABLE is what sysexits.h calls EX_TEMPFAIL.
+ALL_ANSWERED, SOME_FAILED, CANCELLED, RESUMABLE, STOPPED = 0, 3, 4, 75, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question and its answer, to show what the output looks like."""
+
+    index: int
+    question: str
+    text: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts by line. Owned by the job's run until its report is made."""
+
+    num_answered: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)  # by code
+    first_errors: list[str] = field(default_factory=list)
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    sample: Sample | None = None
+
+    @property
+    def num_failed(self) -> int:
+        return self.errors.total()
+
+    @property
+    def num_done(self) -> int:
+        return self.num_answered + self.num_failed
+
+    def add_answer(self, line: Work, output: LineOutput, *, is_copy: bool = False) -> None:
+        """`is_copy`: another line's answer was computed and is this one's too."""
+        self.num_answered += 1
+        self.num_prompt_tokens += output.num_prompt_tokens
+        if not is_copy:
+            self.num_cached_tokens += output.num_cached_tokens
+        for answer in output.answers:
+            self.num_generated_tokens += answer.num_tokens
+            self.finish_reasons[answer.finish_reason or "none"] += 1
+        for note in line.notes:
+            if note in self.notes or len(self.notes) < MAX_NOTES:
+                self.notes[note] += 1
+        if line.question is not None and (self.sample is None or line.reply.index < self.sample.index):
+            self.sample = Sample(line.reply.index, line.question, output.answers[0].text)
+
+    def add_error(self, index: int, error: RequestError) -> None:
+        self.errors[error.code] += 1
+        if len(self.first_errors) < MAX_FIRST_ERRORS:
+            self.first_errors.append(message_of(error, index))
+
+    def refuse_too_many_errors(self, max_error_rate: float, *, is_resumable: bool = False) -> None:
+        """Stop a job that is wrong as a whole. A few hundred lines are not enough to tell."""
+        if self.num_done < LEAST_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
+            return
+        again = ", and go on with a higher one: what is done is kept" if is_resumable else ""
+        raise JobError(
+            f"{self.num_failed:,} of the first {self.num_done:,} lines are errors, more than --max-error-rate "
+            f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check{again}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    output: str
+    model_name: str
+    was_stopped: bool
+    num_in_flight: int  # when it was stopped
+    tally: Tally
+    seconds: float  # from the first line read to the last written
+    start_seconds: float
+    stats: EngineStats
+    choices: tuple[Choice, ...]
+    saved: Saved = field(default_factory=Saved)
+    is_on_gpu: bool = False
+    gpu_price: float | None = None  # of an hour
+    num_before: int = 0  # lines that earlier runs of the job had done
+    num_error_lines: int | None = None  # in the whole output; None: those of this run are all
+    job_directory: str | None = None  # None: a stream was written, of which nothing is kept
+    is_resumable: bool = False
+    was_cancelled: bool = False
+    was_expired: bool = False  # by a deadline: what was unfinished became error lines
+    trouble: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """For which the GPU was held, from the start of loading on."""
+        return (self.start_seconds + self.seconds) / 3600 if self.is_on_gpu else None
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price."""
+        return None if self.gpu_hours is None or self.gpu_price is None else self.gpu_hours * self.gpu_price
+
+    def cost_per_million(self, num_tokens: int) -> float | None:
+        return None if self.cost is None or not num_tokens else self.cost * 1e6 / num_tokens
+
+    @property
+    def exit_code(self) -> int:
+        if self.was_cancelled:
+            return CANCELLED
+        if self.was_stopped:
+            return RESUMABLE if self.is_resumable else STOPPED
+        num_errors = self.tally.num_failed if self.num_error_lines is None else self.num_error_lines
+        return SOME_FAILED if num_errors else ALL_ANSWERED
+
+    @property
+    def outcome(self) -> str:
+        if self.was_cancelled:
+            return "cancelled"
+        if self.was_expired:
+            return "expired"
+        return "stopped" if self.was_stopped else "finished"
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        return self.tally.num_prompt_tokens / max(1e-9, self.seconds)
+
+    @property
+    def generated_tokens_per_second(self) -> float:
+        return self.tally.num_generated_tokens / max(1e-9, self.seconds)
+
+    @property
+    def host_seconds_per_step(self) -> float:
+        return self.stats.host_seconds / max(1, self.stats.scheduler.num_steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json-summary`. Shares are of 1."""
+        tally, scheduler = self.tally, self.stats.scheduler
+        return {
+            "output": self.output,
+            "model": self.model_name,
+            "outcome": self.outcome,
+            "resumable": self.is_resumable and self.was_stopped,
+            "requests": tally.num_done,
+            "done_before": self.num_before,
+            "answered": tally.num_answered,
+            "errors": tally.num_failed,
+            "errors_by_code": dict(tally.errors),
+            "finish_reasons": dict(tally.finish_reasons),
+            "prompt_tokens": tally.num_prompt_tokens,
+            "cached_prompt_tokens": tally.num_cached_tokens,
+            "completion_tokens": tally.num_generated_tokens,
+            "saved": asdict(self.saved),
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "completion_tokens_per_second": self.generated_tokens_per_second,
+            "seconds": self.seconds,
+            "start_seconds": self.start_seconds,
+            "gpu_hours": self.gpu_hours,
+            "cost": self.cost,
+            "cost_per_million_tokens": self.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens),
+            "cost_per_million_completion_tokens": self.cost_per_million(tally.num_generated_tokens),
+            "prefix_hit_share": scheduler.prefix_hit_share,
+            "kv_use_peak": scheduler.most_kv_use,
+            "kv_waste": scheduler.kv_waste,
+            "preemptions": scheduler.num_preemptions,
+            "steps": scheduler.num_steps,
+            "tokens_per_step": scheduler.mean_batched_tokens,
+            "host_seconds_per_step": self.host_seconds_per_step,
+            "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
+            "notes": dict(tally.notes),
+            "trouble": asdict(self.trouble),
+        }

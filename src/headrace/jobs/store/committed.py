@@ -1,0 +1,122 @@
+"""Which rows have a result, and which of a row's results counts, in one byte a row.
+
+An answer replaces an error, a later attempt an earlier one, and an error never an answer; of two results of one
+attempt the first counts.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.jobs.formats.line_index import Bitmap
+from headrace.jobs.store.record import Record, decode
+from headrace.jobs.store.segments import Segment
+
+MAX_ATTEMPT = 127  # whoever starts a pass sees to it
+
+_IS_ERROR = 0x80  # of a row's byte; the rest is the attempt whose result counts, 0 where there is none
+_MISSING = -1
+_OFFSET_BITS = 40
+
+
+class Committed:
+    """Made by replaying segments, then told of each new record."""
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+        self._failed_later: dict[int, int] = {}  # answered rows whose later attempt ended in an error, and which
+        self.has_several = False  # results of one row
+        self.num_done = 0
+        self.num_errors = 0
+        self.num_duplicates = 0
+
+    def add(self, index: int, attempt: int, *, is_error: bool) -> bool:
+        """False: the row has a result of this attempt or a later one already."""
+        rows = self._rows
+        if index >= len(rows):
+            rows.extend(bytes(max(index + 1 - len(rows), len(rows) // 8, 1024)))
+        row = rows[index]
+        if row == 0:
+            self.num_done += 1
+            self.num_errors += is_error
+            rows[index] = attempt | (_IS_ERROR if is_error else 0)
+            return True
+        self.has_several = True
+        if attempt <= max(row & ~_IS_ERROR, self._failed_later.get(index, 0)):
+            self.num_duplicates += 1
+            return False
+        was_error = bool(row & _IS_ERROR)
+        if is_error and not was_error:
+            self._failed_later[index] = attempt
+        else:
+            self._rows[index] = attempt | (_IS_ERROR if is_error else 0)
+            self.num_errors += is_error - was_error
+        return True
+
+    def is_done(self, index: int) -> bool:
+        return index < len(self._rows) and self._rows[index] != 0
+
+    def last_attempt(self, index: int) -> int:
+        """0: none yet."""
+        if index >= len(self._rows):
+            return 0
+        return max(self._rows[index] & ~_IS_ERROR, self._failed_later.get(index, 0))
+
+    def _counts(self, record: Record) -> bool:
+        is_error = _IS_ERROR if record.error is not None else 0
+        return record.index < len(self._rows) and self._rows[record.index] == record.attempt | is_error
+
+    def records(self, segments: Iterable[Segment]) -> Iterator[Record]:
+        """The results that count, one a row, in the order in which they were committed."""
+        seen = Bitmap()
+        for segment in segments:
+            for record, _ in segment.records():
+                if record is None:
+                    continue
+                if not self.has_several or (self._counts(record) and seen.add(record.index)):
+                    yield record
+
+    def records_in_order(self, segments: Iterable[Segment]) -> Iterator[Record]:
+        """The same by their place in the input. Takes eight bytes a row; results stay on the disk."""
+        filled = [segment for segment in segments if segment.path.stat().st_size]
+        places = self._places(filled)
+        files = [_mapped(segment.path) for segment in filled]
+        try:
+            for place in places:
+                if place != _MISSING:
+                    file, start = files[place >> _OFFSET_BITS], place & (1 << _OFFSET_BITS) - 1
+                    record = decode(file[start : file.find(b"\n", start) + 1])
+                    assert record is not None
+                    yield record
+        finally:
+            for file in files:
+                file.close()
+
+    def _places(self, segments: list[Segment]) -> array[int]:
+        """By row: which segment, and where in it."""
+        places = array("q", [_MISSING]) * len(self._rows)
+        for number, segment in enumerate(segments):
+            start = 0
+            for record, end in segment.records():
+                if record is not None and self._counts(record) and places[record.index] == _MISSING:
+                    places[record.index] = number << _OFFSET_BITS | start
+                start = end
+        return places
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def replay(segments: Iterable[Segment]) -> Committed:
+    """Reads and changes nothing."""
+    committed = Committed()
+    for segment in segments:
+        for record, _ in segment.records():
+            if record is not None:
+                committed.add(record.index, record.attempt, is_error=record.error is not None)
+    return committed

@@ -1,0 +1,50 @@
+"""The ids of lines that a journal has results of, so that one used again is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.jobs.input.id_filter import SeenIds
+from headrace.jobs.input.openai_lines import DUPLICATE_ID, RESULT_START
+from headrace.jobs.store.record import Record
+
+AT_ONCE = 4096
+
+
+class _Result(msgspec.Struct):
+    """Of an OpenAI line; the rest is not looked at."""
+
+    custom_id: Any = None
+
+
+class DoneIds:
+    """Told of each record as a journal is replayed. `seen` is asked for once, at the end."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._seen = SeenIds(directory=directory)
+        self._ids: list[str] = []
+        self._numbers: list[int] = []
+        self._decode = msgspec.json.Decoder(_Result).decode
+
+    def add(self, record: Record) -> None:
+        # A line that was refused as a duplicate does not own its id: the first one does, which may not be done.
+        if record.error == DUPLICATE_ID or not record.result.startswith(RESULT_START):
+            return
+        custom_id = self._decode(record.result).custom_id
+        if isinstance(custom_id, str) and custom_id:
+            self._ids.append(custom_id)
+            self._numbers.append(record.index + 1)
+            if len(self._ids) >= AT_ONCE:
+                self._pass_on()
+
+    def seen(self) -> SeenIds:
+        self._pass_on()
+        return self._seen
+
+    def _pass_on(self) -> None:
+        if self._ids:
+            self._seen.add(self._ids, self._numbers)
+            self._ids, self._numbers = [], []

@@ -1,0 +1,77 @@
+"""What a job's results depend on, so that results of two different jobs never end up in one output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from headrace.jobs.formats.file_format import format_of
+from headrace.jobs.spec import JobSpec
+
+SMALL_FILE_BYTES = 1 << 20
+
+# Of the engine's settings, those that change answers. The others may be changed when a job is resumed.
+_SETTINGS = (
+    "model",
+    "revision",
+    "tokenizer",
+    "load_format",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "seed",
+)
+
+
+def fingerprint_of(job: JobSpec) -> dict[str, Any]:
+    """Flat, with a name for each thing that may differ."""
+    settings = {name: value for name, value in asdict(job.config).items() if name in _SETTINGS}
+    sampling = {f"sampling.{name}": value for name, value in sorted(job.defaults.items())}
+    return {**settings, "model_files": _digest_of_model(job.config.model), **_reading(job), **sampling}
+
+
+def _reading(job: JobSpec) -> dict[str, Any]:
+    """How the input becomes requests."""
+    rows = job.template
+    return {
+        "input_format": f"{format_of(job.input, job.input_format)}",
+        "prompt": rows.prompt.source if rows is not None and rows.prompt is not None else None,
+        "system": rows.system.source if rows is not None and rows.system is not None else None,
+        "messages_column": rows.messages_column if rows is not None else None,
+        "chat": rows is not None and rows.is_chat,
+    }
+
+
+def first_difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Its name and both values; None where a value was not given."""
+    for name in sorted({*earlier, *now}):
+        if earlier.get(name) != now.get(name):
+            return name, earlier.get(name), now.get(name)
+    return None
+
+
+def digest_of_template(templates: Mapping[str, str] | None) -> str | None:
+    return None if templates is None else _digest(repr(sorted(templates.items())).encode())
+
+
+def _digest_of_model(model: str) -> str | None:
+    """Names and sizes of a local model's files, and what its small files say; None for one that the hub names."""
+    path = Path(model)
+    if not path.exists():
+        return None
+    files = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
+    return _digest(b"".join(_summary(file) for file in files))
+
+
+def _summary(file: Path) -> bytes:
+    size = file.stat().st_size
+    content = file.read_bytes() if size <= SMALL_FILE_BYTES else b""
+    return f"{file.name}\0{size}\0{_digest(content)}\0".encode()
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()

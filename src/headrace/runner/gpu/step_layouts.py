@@ -1,0 +1,122 @@
+"""Where the tokens of steps with prompts lie, from what the host knows of a step and the device of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.gpu import flash
+from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
+from headrace.models.decoder import Decoder
+from headrace.runner.gpu.context_gather import gathering_pays, groups_of, most_gathered
+from headrace.runner.gpu.decode_inputs import seqs_per_tile
+from headrace.runner.gpu.prefix_groups import PrefixGroups
+from headrace.runner.gpu.tiles import tiles_of
+from headrace.runner.gpu.upload import Upload
+from headrace.runner.shape import RunnerShape
+from headrace.steps import IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Of a step whose rows stand in this order: those of one token, prompts that go on, prompts that begin."""
+
+    num_single: int
+    num_fresh: int  # prompts that begin
+    context_lens: IntArray  # of each row, with its tokens of this step
+    groups: PrefixGroups | None  # of rows of one token that begin alike
+
+
+class StepLayouts:
+    """Lays steps out. The tensors are the runner's own rows, read when a step's kernels run."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: RunnerShape,
+        caches: list[LayerCache],
+        tokens: Tensor,
+        computed: Tensor,
+        block_tables: Tensor,
+        splits: Callable[[int], Splits],
+    ) -> None:
+        self._spec, self._shape = decoder.spec, shape
+        self._tokens, self._computed, self._block_tables = tokens, computed, block_tables
+        self._splits = splits
+        self._cache_bytes = caches[0].keys.element_size()
+        self._seqs_per_tile = seqs_per_tile(decoder.spec, caches[0].keys.dtype)
+        self._gathers = flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
+        self._most_gathered = most_gathered(shape.max_num_batched_tokens, decoder.max_len)
+
+    def of_arrays(self, arrays: list[Tensor], num_single: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
+        """Where the tokens of a step lie, and which they are: from the row of each token and its place among the row's
+        new ones; of each sequence the row and how many tokens it has; where each begins; and the tiles."""
+        token_rows, offsets, rows, num_tokens, starts, tiles = arrays
+        token_rows_long = token_rows.long()
+        positions = self._computed[token_rows_long] + offsets
+        blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
+        layout = StepLayout(
+            positions=positions,
+            slots=blocks * self._shape.block_size + positions % self._shape.block_size,
+            query_starts=starts,
+            context_lens=torch.where(num_tokens > 0, self._computed[rows.long()] + num_tokens, 0).int(),
+            rows=rows,
+            block_tables=self._block_tables,
+            max_query_len=max_query_len,
+            max_context_len=self._shape.max_model_len,
+            num_single=num_single,
+            splits=self._splits(max(1, num_single)),
+            tiles=tiles.view(-1, 2),
+        )
+        return layout, self._tokens[token_rows_long, positions]
+
+    def of_step(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[StepLayout, Tensor]:
+        """The same of a plan, with all that speeds up its attention."""
+        starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
+        token_rows = np.repeat(plan.rows, plan.num_tokens)
+        offsets = np.arange(len(token_rows)) - np.repeat(starts[:-1], plan.num_tokens)
+        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, parts.num_single, parts.num_fresh)
+        arrays = (token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles)
+        places = [upload.put(array) for array in arrays]
+        groups = parts.groups
+        shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
+        gatherings = self._gatherings(plan, parts, upload)
+        upload.send()
+        prefixes = None
+        if shared:
+            lens, seqs, tile_lens = (upload.get(place) for place in shared)
+            prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
+        on_device = [upload.get(place) for place in places]
+        layout, token_ids = self.of_arrays(on_device, parts.num_single, int(plan.num_tokens.max()))
+        layout = replace(
+            layout,
+            shared=prefixes,
+            num_fresh=parts.num_fresh,
+            num_fresh_tiles=num_fresh_tiles,
+            gatherings=gatherings,
+        )
+        return layout, token_ids
+
+    def _gatherings(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[Gathering, ...]:
+        """Of the prompts that go on."""
+        spec, older = self._spec, slice(parts.num_single, len(plan.rows) - parts.num_fresh)
+        context_lens = parts.context_lens[older]
+        if not self._gathers or not gathering_pays(
+            plan.num_tokens[older],
+            context_lens,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            cache_bytes=self._cache_bytes,
+        ):
+            return ()
+        gatherings = []
+        for group in groups_of(context_lens, self._most_gathered):
+            lens = context_lens[group]
+            starts = upload.get(upload.put(np.concatenate([[0], np.cumsum(lens)])))
+            gatherings.append(Gathering(parts.num_single + group.start, starts, int(lens.sum()), int(lens.max())))
+        return tuple(gatherings)

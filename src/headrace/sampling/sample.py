@@ -1,0 +1,51 @@
+"""The draw, filters included: a fused kernel on a CPU in float32, another on a GPU, the plain twin elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from headrace.sampling import reference
+from headrace.sampling.feature import Batch, LogitsFeature
+from headrace.sampling.temperature import Temperature
+
+
+def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The chosen token of each row, and whether its logits were fit to choose from; both [R].
+
+    `filters` are those in use, each with the places in the batch of the rows that use it.
+    """
+    if batch.logits.device.type == "cuda":
+        has_filters = any(not isinstance(feature, Temperature) for feature, _ in filters)
+        return _draw_on_gpu(batch, has_filters=has_filters)
+    if batch.logits.device.type != "cpu" or batch.logits.dtype != torch.float32:
+        return reference.draw(batch, filters)
+    from headrace.kernels.cpu import sample as kernel  # numba takes half a second to import
+
+    columns = {name: batch.columns[name] for name in ("temperature", "min_p", "top_k", "top_p", "seed")}
+    return kernel.draw(batch.logits, batch.rows, batch.lens, **columns)
+
+
+def _draw_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
+    """With the numbers of the draw in a graph: a row draws the same there and here."""
+    from headrace.kernels.gpu.filters import Filters
+    from headrace.kernels.gpu.sample import draw as draw_on_gpu
+
+    columns = batch.columns
+    tokens = torch.empty_like(batch.rows)
+    flags = torch.empty_like(batch.rows, dtype=torch.uint8)
+    filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
+    draw_on_gpu(
+        batch.logits,
+        batch.rows,
+        batch.lens,
+        columns["temperature"],
+        columns["seed"],
+        tokens,
+        flags,
+        filters,
+        lens_of_batch=True,
+    )
+    return tokens, flags == 0

@@ -1,0 +1,3 @@
+"""One file per endpoint, and what the endpoints share."""
+
+from __future__ import annotations

@@ -1,0 +1,288 @@
+"""POST /v1/chat/completions: a conversation in, the assistant's next message out."""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import Any
+
+import msgspec
+
+from headrace.engine.answer_stream import AnswerStream
+from headrace.engine.answers import AnswerDelta, Answers
+from headrace.engine.prompts import TokenizedPrompt
+from headrace.jobs.input.logprobs import chat_entries
+from headrace.server.endpoints.beams import search_beams
+from headrace.server.endpoints.completions import truncated
+from headrace.server.endpoints.constraints import structured_outputs
+from headrace.server.endpoints.generation import Usage, check_model, new_id, prepared, priority_of, running
+from headrace.server.endpoints.logprobs import prompt_entries
+from headrace.server.endpoints.prompting import beside, reads_variable, tokenize_chat
+from headrace.server.endpoints.sampling import AnswerLimit, beam_params, check_context, check_logprobs, sampling_params
+from headrace.server.endpoints.schema.chat import ChatRequest
+from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
+from headrace.server.http.body import read
+from headrace.server.http.chunks import Chunks
+from headrace.server.http.errors import bad_request
+from headrace.server.http.exchange import Exchange
+from headrace.server.http.sse import EventStream
+from headrace.server.services import Reservation, Services
+from headrace.text import Tokenizer
+from headrace.text.tool_calls import ContentDelta
+from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+
+
+async def create_chat_completion(services: Services, exchange: Exchange) -> None:
+    arrived = monotonic()
+    body = await exchange.read_body(services.options.max_body_bytes)
+    request = read(ChatRequest, body)
+    check_model(services, request.model)
+    priority = priority_of(services, request.priority)
+    use = read_tool_use(request, services)
+    limit = _limit(request)
+    params = _params(request, services, limit, use)
+    with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
+        prompt = await _tokenize(request, services, use, num_characters=len(body))
+        max_model_len = services.engine.settings.max_model_len
+        prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
+        reservation.count_tokens(len(prompt.token_ids))
+        check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
+        reply = ChatReply(request, services, use, new_id("chatcmpl-", request.request_id))
+        if request.use_beam_search:
+            await reply.search_beams(exchange, prompt, reservation, limit, arrived)
+            return
+        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
+        async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
+            await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
+
+
+def _limit(request: ChatRequest) -> AnswerLimit:
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise bad_request(
+            f"max_completion_tokens ({newer}) and max_tokens ({older}) mean the same; give one", "max_completion_tokens"
+        )
+    param = "max_tokens" if newer is None else "max_completion_tokens"
+    value = older if newer is None else newer
+    if value is not None and value < 1:
+        raise bad_request(f"{param} must be at least 1, got {value}", param)
+    return AnswerLimit(value, param)
+
+
+def _params(request: ChatRequest, services: Services, limit: AnswerLimit, use: ToolUse) -> SamplingParams:
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    check_logprobs("top_logprobs", request.top_logprobs, services.options)
+    if request.reasoning_effort not in (None, "none") and not reads_variable(
+        services.engine.tokenizer, "reasoning_effort"
+    ):
+        raise bad_request(
+            "the model's chat template does not know reasoning_effort; leave it out or set it to none",
+            "reasoning_effort",
+            "unsupported_parameter",
+        )
+    more: dict[str, Any] = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
+    more["structured_outputs"] = use.constraint or structured_outputs(request)
+    if use.shows_special_tokens:
+        more["skip_special_tokens"] = False
+    return sampling_params(request, services.options, limit, **more)
+
+
+async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None and reads_variable(services.engine.tokenizer, "reasoning_effort"):
+        variables["reasoning_effort"] = request.reasoning_effort
+    return await tokenize_chat(
+        services.engine.reader,
+        request.messages,
+        num_characters=num_characters,
+        tools=use.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        variables=variables,
+    )
+
+
+class ChatReply:
+    """How one conversation is answered, whole or in chunks."""
+
+    def __init__(self, request: ChatRequest, services: Services, use: ToolUse, id: str) -> None:
+        self.id = id
+        self.use = use
+        self._request = request
+        self._services = services
+        self._tokenizer: Tokenizer | None = services.engine.tokenizer
+        self._created = int(time())
+
+    def facts(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._services.model_name,
+            "system_fingerprint": None,
+        }
+
+    # ---- whole
+
+    async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
+        (output,) = await stream.outputs()
+        size = 10 * len(output.prompt_token_ids) if self._request.prompt_logprobs is not None else 0
+        await exchange.reply(200, await beside(lambda: self._body(output), num_characters=size))
+
+    def _body(self, output: RequestOutput) -> bytes:
+        body = self.facts("chat.completion")
+        body["choices"] = [self._choice(answer) for answer in output.outputs]
+        body["usage"] = Usage.of([output]).to_dict()
+        if output.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
+        if self._request.return_token_ids:
+            body["prompt_token_ids"] = output.prompt_token_ids
+        return msgspec.json.encode(body)
+
+    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason: str | None = answer.finish_reason
+        if self.use.finds_calls:
+            message["content"], calls = self.use.message(answer.text)
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
+        choice = {
+            "index": answer.index,
+            "message": message,
+            "logprobs": self.logprobs(answer.logprobs),
+            "finish_reason": reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+    def logprobs(self, entries: Any) -> dict[str, Any] | None:
+        if entries is None:
+            return None
+        return {"content": chat_entries(entries, self._tokenizer), "refusal": None}
+
+    # ---- in chunks
+
+    async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
+        options = self._request.stream_options
+        includes_usage = options is not None and bool(options.include_usage)
+        writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
+        with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
+            await events.follow(stream, writer.write)
+            await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
+
+    # ---- beams
+
+    async def search_beams(
+        self,
+        exchange: Exchange,
+        prompt: TokenizedPrompt,
+        reservation: Reservation,
+        limit: AnswerLimit,
+        arrived: float,
+    ) -> None:
+        params = beam_params(self._request, limit, self._services.engine.settings.max_model_len - len(prompt.token_ids))
+        found = await search_beams(
+            self._services, exchange, prompt, self._request, params, reservation, arrived=arrived
+        )
+        usage = Usage(len(prompt.token_ids), sum(len(beam.token_ids) for beam in found))
+        body = self.facts("chat.completion")
+        body["choices"] = [self._choice(beam) for beam in found]
+        if not self._request.logprobs:
+            for choice in body["choices"]:
+                choice["logprobs"] = None
+        body["usage"] = usage.to_dict()
+        await exchange.reply(200, msgspec.json.encode(body))
+
+
+class ChatChunks:
+    """Writes the deltas of one stream, and counts what it has written."""
+
+    def __init__(self, reply: ChatReply, request: ChatRequest, answers: Answers, *, usage_is_null: bool) -> None:
+        options = request.stream_options
+        self.chunks = Chunks(
+            reply.facts("chat.completion.chunk"),
+            opening=b'"delta":{"content":',
+            closing=b"}",
+            always={"logprobs": None, "finish_reason": None},
+            usage_is_null=usage_is_null,
+        )
+        self._reply = reply
+        self._request = request
+        self._answers = answers
+        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._is_plain = not (
+            request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
+        )
+        self._is_begun = [False] * (request.n or 1)
+        self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
+        self._has_called = [False] * len(self._is_begun)
+        self._num_generated = 0
+
+    def usage(self) -> Usage:
+        return Usage(len(self._answers.request.prompt_token_ids), self._num_generated, self._answers.num_cached_tokens)
+
+    def write(self, delta: AnswerDelta) -> bytes:
+        self._num_generated += len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None and self._is_begun[delta.index]:
+            return self.chunks.text(delta.index, delta.text) if delta.text else b""
+        if not self._is_begun[delta.index]:
+            return self._begin(delta.index) + self._write(delta)
+        return self._write(delta)
+
+    def _begin(self, index: int) -> bytes:
+        """Each choice starts with its role."""
+        self._is_begun[index] = True
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self._request.return_token_ids:
+            choice["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
+        usage = Usage(len(self._answers.request.prompt_token_ids)).to_dict() if self._gives_usage else None
+        return self.chunks.choice(choice, usage)
+
+    def _write(self, delta: AnswerDelta) -> bytes:
+        if self._parsers:
+            return self._write_parsed(delta)
+        return self._write_text(delta, delta.text, delta.finish_reason)
+
+    def _write_parsed(self, delta: AnswerDelta) -> bytes:
+        """Text and calls as they are told apart, then the end."""
+        parser, index = self._parsers[delta.index], delta.index
+        found = parser.push(delta.text) + (parser.finish() if delta.finish_reason is not None else [])
+        text, calls = "", []
+        for piece in self._reply.use.given(found):
+            if isinstance(piece, ContentDelta):
+                text += piece.text
+            else:
+                calls.append(delta_object(piece))
+        chunks = b""
+        if calls:
+            self._has_called[index] = True
+            said = {"content": text, "tool_calls": calls} if text else {"tool_calls": calls}
+            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+            chunks = self.chunks.choice(choice, self.usage().to_dict() if self._gives_usage else None)
+            text = ""
+        reason: str | None = delta.finish_reason
+        if reason == "stop" and self._has_called[index]:
+            reason = "tool_calls"
+        return chunks + self._write_text(delta, text, reason)
+
+    def _write_text(self, delta: AnswerDelta, text: str, reason: str | None) -> bytes:
+        gives_tokens = bool(self._request.return_token_ids) and bool(delta.token_ids)
+        if not (text or reason or delta.logprobs or gives_tokens):
+            return b""
+        more: dict[str, Any] = {"finish_reason": reason, "logprobs": self._reply.logprobs(delta.logprobs)}
+        if reason is not None:
+            more["stop_reason"] = delta.stop_reason
+        if self._request.return_token_ids:
+            more["token_ids"] = delta.token_ids
+        usage = self.usage().to_dict() if self._gives_usage else None
+        return self.chunks.special(delta.index, text, more, usage)

@@ -1,0 +1,309 @@
+"""POST /v1/completions: prompts in, their continuations out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic, time
+from typing import Any
+
+import msgspec
+
+from headrace.engine.answer_stream import AnswerStream
+from headrace.engine.answers import AnswerDelta, Answers
+from headrace.engine.prompts import TokenizedPrompt
+from headrace.server.endpoints.beams import search_beams
+from headrace.server.endpoints.constraints import structured_outputs
+from headrace.server.endpoints.generation import Usage, check_model, new_id, prepared, priority_of, running
+from headrace.server.endpoints.logprobs import completion_lists, prompt_entries
+from headrace.server.endpoints.prompting import as_prompts, beside, tokenize
+from headrace.server.endpoints.sampling import AnswerLimit, beam_params, check_context, check_logprobs, sampling_params
+from headrace.server.endpoints.schema.completions import CompletionRequest
+from headrace.server.http.body import read
+from headrace.server.http.chunks import Chunks
+from headrace.server.http.errors import bad_request
+from headrace.server.http.exchange import Exchange
+from headrace.server.http.sse import EventStream
+from headrace.server.services import Reservation, Services
+from headrace.text import Tokenizer
+from headrace.types import CompletionOutput, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprobs
+
+DEFAULT_TOKENS = 16  # OpenAI's, for this endpoint only
+MAX_SEQUENCES = 4096  # prompts times answers to each
+
+
+async def create_completion(services: Services, exchange: Exchange) -> None:
+    arrived = monotonic()
+    body = await exchange.read_body(services.options.max_body_bytes)
+    request = read(CompletionRequest, body)
+    check_model(services, request.model)
+    priority = priority_of(services, request.priority)
+    prompts = as_prompts(request.prompt)
+    limit = _limit(request)
+    params = _params(request, services, limit, num_prompts=len(prompts))
+    with services.admission.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
+        params = await services.engine.compiled(params)
+        tokenized = await tokenize(
+            services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
+        )
+        max_model_len = services.engine.settings.max_model_len
+        tokenized = [truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len) for prompt in tokenized]
+        reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
+        for prompt in tokenized:
+            check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
+        reply = CompletionReply(request, services, tokenized, new_id("cmpl-", request.request_id))
+        if request.use_beam_search:
+            await reply.search_beams(exchange, reservation, limit, arrived)
+            return
+        requests = [
+            prepared(
+                services,
+                exchange,
+                request,
+                prompt,
+                _within(params, prompt, max_model_len),
+                f"{reply.id}-{position}",
+                priority=priority,
+            )
+            for position, prompt in enumerate(tokenized)
+        ]
+        async with running(services, exchange, requests, reservation, arrived=arrived) as stream:
+            await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
+
+
+def _limit(request: CompletionRequest) -> AnswerLimit:
+    if request.max_tokens is None:
+        return AnswerLimit(DEFAULT_TOKENS, is_given=False)
+    if request.max_tokens == 0 and request.echo:
+        return AnswerLimit(0)
+    if request.max_tokens < 1:
+        raise bad_request(
+            f"max_tokens must be at least 1, got {request.max_tokens}; 0 is for echo, to score a prompt", "max_tokens"
+        )
+    return AnswerLimit(request.max_tokens)
+
+
+def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, *, num_prompts: int) -> SamplingParams:
+    check_logprobs("logprobs", request.logprobs, services.options)
+    asked = request.prompt_logprobs
+    if request.echo and request.logprobs is not None:
+        asked = max(request.logprobs, asked or 0)
+    params = sampling_params(
+        request,
+        services.options,
+        # A prompt that is only scored still has one token drawn after it, which nobody sees.
+        replace(limit, num_tokens=max(1, limit.num_tokens or 0)),
+        logprobs=request.logprobs,
+        prompt_logprobs=asked,
+        structured_outputs=structured_outputs(request),
+    )
+    if params.num_sequences * num_prompts > MAX_SEQUENCES:
+        raise bad_request(
+            f"{num_prompts:,} prompts with {params.num_sequences} answers each are more than {MAX_SEQUENCES:,}", "n"
+        )
+    return params
+
+
+def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int) -> SamplingParams:
+    """The default length gives way to the context; one that was asked for has been checked."""
+    left = max_model_len - len(prompt.token_ids)
+    if params.max_tokens is None or params.max_tokens <= left:
+        return params
+    return replace(params, max_tokens=left, min_tokens=min(params.min_tokens, left))
+
+
+def truncated(prompt: TokenizedPrompt, asked: int | None, limit: AnswerLimit, max_model_len: int) -> TokenizedPrompt:
+    """The prompt's last tokens, as many as asked for; -1: as many as leave room for the answer."""
+    if asked is None:
+        return prompt
+    if asked == -1:
+        asked = max(1, max_model_len - max(1, limit.num_tokens or 1))
+    if asked < 1:
+        raise bad_request(
+            f"truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got {asked}",
+            "truncate_prompt_tokens",
+        )
+    if len(prompt.token_ids) <= asked:
+        return prompt
+    return TokenizedPrompt(None, prompt.token_ids[-asked:])
+
+
+class CompletionReply:
+    """How one request is answered, whole or in chunks."""
+
+    def __init__(
+        self, request: CompletionRequest, services: Services, prompts: Sequence[TokenizedPrompt], id: str
+    ) -> None:
+        self.id = id
+        self._request = request
+        self._services = services
+        self._tokenizer: Tokenizer | None = services.engine.tokenizer
+        self._prompts = prompts
+        self._n = request.n or 1
+        self._scores_only = request.max_tokens == 0
+        self._wants_logprobs = request.logprobs is not None
+        self._facts = {
+            "id": id,
+            "object": "text_completion",
+            "created": int(time()),
+            "model": services.model_name,
+            "system_fingerprint": None,
+        }
+
+    # ---- whole
+
+    async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
+        outputs = await stream.outputs()
+        size = sum(len(output.prompt_token_ids) for output in outputs) if self._request.echo else 0
+        has_logprobs = self._request.logprobs is not None or self._request.prompt_logprobs is not None
+        body = await beside(lambda: self._body(outputs), num_characters=10 * size if has_logprobs else 0)
+        await exchange.reply(200, body)
+
+    def _body(self, outputs: Sequence[RequestOutput]) -> bytes:
+        choices = [
+            self._choice(position, output, answer)
+            for position, output in enumerate(outputs)
+            for answer in output.outputs
+        ]
+        usage = Usage.of(outputs)
+        if self._scores_only:
+            usage.num_generated = 0
+        return msgspec.json.encode({**self._facts, "choices": choices, "usage": usage.to_dict()})
+
+    def _choice(self, position: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+        text = "" if self._scores_only else answer.text
+        tokens = () if self._scores_only else answer.token_ids
+        entries = None if answer.logprobs is None else () if self._scores_only else answer.logprobs
+        if self._request.echo:
+            text = self._prompt_text(position) + text
+        choice = {
+            "index": position * self._n + answer.index,
+            "text": text,
+            "logprobs": self._logprobs(position, entries, output.prompt_logprobs),
+            "finish_reason": "length" if self._scores_only else answer.finish_reason,
+            "stop_reason": None if self._scores_only else answer.stop_reason,
+        }
+        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
+        if self._request.return_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+            choice["token_ids"] = tokens
+        return choice
+
+    def _logprobs(
+        self, position: int, entries: Sequence[TokenLogprobs] | None, of_prompt: PromptLogprobs | None, offset: int = 0
+    ) -> dict[str, Any] | None:
+        if entries is None:
+            return None
+        if not self._request.echo or of_prompt is None:
+            return completion_lists(entries, self._tokenizer, offset=offset)
+        first_token = int(self._prompts[position].token_ids[0])
+        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token)
+
+    def _prompt_text(self, position: int) -> str:
+        prompt = self._prompts[position]
+        if prompt.text is not None:
+            return prompt.text
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(prompt.token_ids, self._request.skip_special_tokens is not False)
+
+    # ---- in chunks
+
+    async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
+        options = self._request.stream_options
+        includes_usage = options is not None and bool(options.include_usage)
+        writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
+        with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
+            await events.follow(stream, writer.write)
+            await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
+
+    # ---- beams
+
+    async def search_beams(
+        self, exchange: Exchange, reservation: Reservation, limit: AnswerLimit, arrived: float
+    ) -> None:
+        params = beam_params(self._request, limit, self._services.engine.settings.max_model_len)
+        choices: list[dict[str, Any]] = []
+        usage = Usage(sum(len(prompt.token_ids) for prompt in self._prompts))
+        for position, prompt in enumerate(self._prompts):
+            found = await search_beams(
+                self._services, exchange, prompt, self._request, params, reservation, arrived=arrived
+            )
+            for beam in found:
+                usage.num_generated += len(beam.token_ids)
+                choices.append(
+                    {
+                        "index": position * self._n + beam.index,
+                        "text": beam.text,
+                        "logprobs": self._logprobs(position, beam.logprobs if self._wants_logprobs else None, None),
+                        "finish_reason": beam.finish_reason,
+                        "stop_reason": None,
+                    }
+                )
+        body = msgspec.json.encode({**self._facts, "choices": choices, "usage": usage.to_dict()})
+        await exchange.reply(200, body)
+
+
+class CompletionChunks:
+    """Writes the deltas of one stream, and counts what it has written."""
+
+    def __init__(
+        self, reply: CompletionReply, request: CompletionRequest, requests: Sequence[Answers], *, usage_is_null: bool
+    ) -> None:
+        options = request.stream_options
+        self.chunks = Chunks(
+            reply._facts,
+            opening=b'"text":',
+            closing=b"",
+            always={"logprobs": None, "finish_reason": None, "stop_reason": None},
+            usage_is_null=usage_is_null,
+        )
+        self._reply = reply
+        self._request = request
+        self._requests = requests
+        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._is_plain = request.logprobs is None and not request.return_token_ids and not self._gives_usage
+        self._is_begun = [not (request.echo or request.return_token_ids)] * (len(requests) * reply._n)
+        self._offsets = [0] * len(self._is_begun)
+        self._num_generated = 0
+
+    def usage(self) -> Usage:
+        return Usage(
+            sum(len(answers.request.prompt_token_ids) for answers in self._requests),
+            self._num_generated,
+            sum(answers.num_cached_tokens for answers in self._requests),
+        )
+
+    def write(self, delta: AnswerDelta) -> bytes:
+        index = delta.position * self._reply._n + delta.index
+        self._num_generated += 0 if self._reply._scores_only else len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None and self._is_begun[index]:
+            return self.chunks.text(index, delta.text) if delta.text else b""
+        return self._write_special(delta.position, index, delta)
+
+    def _write_special(self, position: int, index: int, delta: AnswerDelta) -> bytes:
+        reply = self._reply
+        text = delta.text
+        entries, tokens, reason, stop_reason = delta.logprobs, delta.token_ids, delta.finish_reason, delta.stop_reason
+        if reply._scores_only:
+            if reason is None:
+                return b""
+            text, entries, tokens, reason, stop_reason = "", None if entries is None else [], [], "length", None
+        elif not (text or reason or entries or (self._request.return_token_ids and tokens)):
+            return b""
+        more: dict[str, Any] = {"finish_reason": reason, "stop_reason": stop_reason}
+        of_prompt = None
+        if not self._is_begun[index]:
+            self._is_begun[index] = True
+            of_prompt = self._requests[position].prompt_logprobs
+            if self._request.echo:
+                text = reply._prompt_text(position) + text
+            if self._request.return_token_ids:
+                more["prompt_token_ids"] = self._requests[position].request.prompt_token_ids.tolist()
+        if self._request.return_token_ids:
+            more["token_ids"] = tokens
+        more["logprobs"] = reply._logprobs(position, entries, of_prompt, self._offsets[index])
+        if more["logprobs"] is not None and more["logprobs"]["tokens"]:
+            self._offsets[index] = more["logprobs"]["text_offset"][-1] + len(more["logprobs"]["tokens"][-1])
+        return self.chunks.special(index, text, more, self.usage().to_dict() if self._gives_usage else None)

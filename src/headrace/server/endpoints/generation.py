@@ -1,0 +1,173 @@
+"""What all endpoints that generate text share: from a reservation to the stream of answers, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+from headrace.engine.answer_stream import AnswerStream
+from headrace.engine.answers import Answers
+from headrace.engine.prompts import TokenizedPrompt
+from headrace.monitor.times import RequestMeter
+from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
+from headrace.server.http.errors import ApiError, ClientGoneError, bad_request, not_supported
+from headrace.server.http.exchange import Exchange, too_late
+from headrace.server.services import Reservation, Services
+from headrace.types import RequestOutput, SamplingParams, SequenceEvent
+
+
+def check_model(services: Services, name: str | None) -> None:
+    if name is not None and name != services.model_name:
+        raise ApiError(
+            404,
+            f"there is no model {name!r} here; this server has {services.model_name!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def priority_of(services: Services, given: int | None) -> int:
+    """Refused where the order of arrival is all that counts: it would be ignored."""
+    if not given:
+        return 0
+    if services.engine.settings.queue_policy != "priority":
+        raise not_supported("priority", "priority needs a server with --scheduling-policy priority; leave it out")
+    if abs(given) >= 2**31:
+        raise bad_request("priority must fit in 32 bits", "priority")
+    return given
+
+
+def new_id(prefix: str, given: str | None) -> str:
+    return f"{prefix}{given or uuid.uuid4().hex}"
+
+
+def cache_salt(exchange: Exchange, given: str | None) -> str | None:
+    """The client's own, within that of its key: nobody can look into another key's cache by choosing its salt."""
+    of_key = exchange.scope.get("headrace", {}).get("cache_salt")
+    if of_key is None:
+        return given
+    return str(of_key) if given is None else f"{of_key}/{given}"
+
+
+class Asked(Protocol):
+    """What the bodies of all these endpoints have."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+def prepared(
+    services: Services,
+    exchange: Exchange,
+    asked: Asked,
+    prompt: TokenizedPrompt,
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+) -> Answers:
+    """A request for the engine. Of one that is not streamed only the first token is heard, and the end."""
+    return services.engine.prepare(
+        prompt,
+        params,
+        request_id,
+        priority=priority,
+        cache_salt=cache_salt(exchange, asked.cache_salt),
+        watched=bool(asked.stream),
+        announced=True,
+    )
+
+
+@asynccontextmanager
+async def running(
+    services: Services, exchange: Exchange, requests: Sequence[Answers], reservation: Reservation, *, arrived: float
+) -> AsyncIterator[AnswerStream]:
+    """The requests submitted, watched and measured; whatever happens, they are over when this is left."""
+    first = requests[0].request
+    size = sum(answers.request.params.num_sequences for answers in requests)
+    for answers in requests:
+        params = answers.request.params
+        services.metrics.received(n=params.n, max_tokens=params.max_tokens)
+    meters = [RequestMeter(services.metrics, answers.request, arrived=arrived) for answers in requests]
+    is_waiting = True
+
+    def see(position: int, event: SequenceEvent) -> None:
+        nonlocal is_waiting
+        if is_waiting:
+            is_waiting = False
+            reservation.started()
+        meters[position].take(event)
+
+    stream = services.engine.open(requests, see=see)
+    deadline_s = deadline(services, exchange, arrived)
+    reason = "error"
+    try:
+        with exchange.watched_by(stream.news, deadline_s=deadline_s):
+            async with _turn(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
+                with stream:
+                    yield stream
+    except (ClientGoneError, ApiError, asyncio.CancelledError):
+        reason = "abort"
+        raise
+    finally:
+        for meter, answers in zip(meters, requests, strict=True):
+            ended = "error" if answers.error is not None else answers.finish_reason or reason
+            meter.finish(ended, answers.lengths)
+
+
+@asynccontextmanager
+async def _turn(
+    services: Services, exchange: Exchange, *, size: int, priority: int, deadline_s: float | None
+) -> AsyncIterator[None]:
+    """A place in the engine, if dynamic batching gives them out; a wait for one ends with the request's time."""
+    if services.turns is None:
+        yield
+        return
+    timeout_s = seconds_in(exchange.scope["headers"], QUEUE_TIMEOUT)
+    async with AsyncExitStack() as place:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await place.enter_async_context(services.turns.turn(size=size, priority=priority, timeout_s=timeout_s))
+        except TimeoutError:
+            raise too_late(deadline_s or 0.0) from None
+        yield
+
+
+def deadline(services: Services, exchange: Exchange, arrived: float) -> float | None:
+    limit = services.options.request_timeout_s
+    if services.deadline_s is not None:
+        limit = services.deadline_s(exchange.scope)
+    return None if limit is None else max(0.0, limit - (monotonic() - arrived))
+
+
+@dataclass(slots=True)
+class Usage:
+    """The tokens of one HTTP request so far."""
+
+    num_prompt: int
+    num_generated: int = 0
+    num_cached: int = 0
+
+    @classmethod
+    def of(cls, outputs: Sequence[RequestOutput]) -> Usage:
+        return cls(
+            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(len(answer.token_ids) for output in outputs for answer in output.outputs),
+            sum(output.num_cached_tokens for output in outputs),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_generated,
+            "total_tokens": self.num_prompt + self.num_generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }

@@ -1,0 +1,52 @@
+"""POST /v1/responses, as far as a server without stored state can answer it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from headrace.server.endpoints.schema.common import StreamOptions
+
+
+class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncation: str | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+# Needs what is kept between requests, or another machine's work: refused unless null or one of these.
+STATEFUL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "reasoning": ({},),
+}

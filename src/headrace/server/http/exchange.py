@@ -1,0 +1,127 @@
+"""One HTTP request and its answer, over ASGI: the body in, a whole answer or a stream of events out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from headrace.engine.event_queue import News
+from headrace.server.http.errors import ApiError, ClientGoneError, error_body
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = "application/json"
+PART = "headrace.part"  # the key of a `BodyPart` in a request's scope
+
+
+class BodyPart(Protocol):
+    """Writes a part of an answer that has begun to its connection, at once: `send` without its coroutine."""
+
+    @property
+    def can_be_written(self) -> bool:
+        """Not while the client is slow to read: `send` waits for it."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Exchange:
+    """Owned by the task that answers the request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.send = send
+        self.status: int | None = None  # once it has been sent, no other can be
+        self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # once a stream has begun
+        self._receive = receive
+
+    @property
+    def has_begun(self) -> bool:
+        return self.status is not None
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    @property
+    def part(self) -> BodyPart | None:
+        """The short way to the connection, where the server has one."""
+        part: BodyPart | None = self.scope.get(PART)
+        return part
+
+    def header(self, name: bytes) -> bytes | None:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    async def read_body(self, limit: int) -> bytes:
+        self._check_is_json()
+        parts: list[bytes] = []
+        length = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client left before its request was whole")
+            part = message.get("body", b"")
+            length += len(part)
+            if length > limit:
+                raise ApiError(413, f"the body is longer than {limit:,} bytes", code="body_too_long")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _check_is_json(self) -> None:
+        given = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
+        if given != JSON.encode():
+            raise ApiError(415, f"the body must be JSON, with Content-Type: {JSON}", code="unsupported_media_type")
+
+    async def reply(
+        self, status: int, body: bytes, *, content_type: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
+        fields = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        self.status = status
+        await self.send({"type": "http.response.start", "status": status, "headers": fields})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ApiError) -> None:
+        """Say what went wrong, in whichever way is still open."""
+        if not self.has_begun:
+            await self.reply(error.status, error_body(error), headers=error.headers)
+        elif self.fail_stream is not None:
+            await self.fail_stream(error)
+
+    @contextmanager
+    def watched_by(self, news: News, *, deadline_s: float | None = None) -> Iterator[None]:
+        """While inside, a client that leaves ends the news, and so does the deadline."""
+        loop = asyncio.get_running_loop()
+        watching = loop.create_task(self._watch(news))
+        timer = None
+        if deadline_s is not None:
+            timer = loop.call_later(deadline_s, news.end, too_late(deadline_s))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            if timer is not None:
+                timer.cancel()
+
+    async def _watch(self, news: News) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        news.end(ClientGoneError("the client has left"))
+
+
+def too_late(seconds: float) -> ApiError:
+    return ApiError(
+        504,
+        f"the request was given up after its {seconds:g} seconds; allow it more time, or ask for less",
+        type="timeout_error",
+        code="request_timeout",
+    )

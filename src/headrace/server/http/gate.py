@@ -1,0 +1,342 @@
+"""The one gate before the application: who may pass, with how much, in which time.
+
+Denies by default: every path but two needs a key once there are keys. The path that is judged is `scope["path"]`, and
+the very same string is what the application routes by; neither the Host header nor a URL is ever looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from uuid import uuid4
+
+from headrace.server.http.errors import ApiError, error_body
+from headrace.server.http.keys import Key, Keys
+from headrace.server.options import ServerOptions
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+CONTROL_PREFIX = "/admin"
+MOST_PRESENTED_KEYS = 4
+BODIES_AT_ONCE = 64  # so many of the longest bodies may be held at once, by all connections together
+PREFLIGHT_SECONDS = b"600"
+
+_REASONS = {
+    401: "auth",
+    403: "auth",
+    404: "not_found",
+    408: "timeout",
+    413: "body_too_long",
+    503: "bodies",
+}  # names in metrics
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+log = logging.getLogger("headrace.access")
+
+
+class Gate:
+    """An ASGI application around another. What it learns of a request is in `scope["headrace"]`:
+    `request_id`, `arrived_at`, and of the key `key_name`, `cache_salt` and `is_admin`."""
+
+    def __init__(
+        self,
+        app: Application,
+        options: ServerOptions,
+        keys: Keys,
+        *,
+        on_refused: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._keys = keys
+        self._origins = options.origins
+        self._on_refused = on_refused
+        self._clock = clock
+        self._num_held_bytes = 0  # of bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "lifespan and websockets are switched off"
+        facts = {"request_id": _request_id(scope), "arrived_at": self._clock()}
+        answer = _Answer(send, self._headers_of_every_answer(scope, facts["request_id"]))
+        scope = {**scope, "path": self._path(scope), "root_path": self._options.root_path, "headrace": facts}
+        try:
+            await self._pass(scope, receive, answer)
+        except ApiError as error:
+            self._on_refused(_REASONS.get(error.status, "validation"))
+            await _refuse(error, scope, receive, answer, self._options)
+        finally:
+            if self._options.enable_log_requests:
+                self._log(scope, answer)
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        origin = _header(scope, b"origin")
+        if origin is not None:
+            self._check_origin(origin)
+            if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
+                await self._permit(scope, answer)
+                return
+        scope["headrace"] |= self._identify(scope)
+        if not _has_body(scope):
+            await self._app(scope, receive, answer.send)
+            return
+        parts: list[bytes] = []
+        try:
+            if await self._read_body(scope, receive, parts):  # else the client has left
+                answer.is_body_read = True
+                await self._app(scope, _once(b"".join(parts), receive), answer.send)
+        finally:
+            self._num_held_bytes -= sum(map(len, parts))
+
+    def _path(self, scope: Scope) -> str:
+        """Without the prefix under which a proxy serves this server, if the proxy has left it on."""
+        path, prefix = str(scope["path"]), self._options.root_path
+        if prefix and path.startswith(prefix + "/"):
+            return path[len(prefix) :]
+        return path
+
+    # ---- who
+
+    def _identify(self, scope: Scope) -> dict[str, Any]:
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return _facts_of(None)
+        is_control = path == CONTROL_PREFIX or path.startswith(CONTROL_PREFIX + "/")
+        if is_control and not self._keys.has_admin:
+            raise ApiError(404, "there is no such route", code="not_found")
+        if not (is_control or self._keys.are_required):
+            return _facts_of(None)
+        key = self._presented_key(scope)
+        if key is None:
+            raise _unauthorized()
+        if is_control and not key.is_admin:
+            raise ApiError(403, "this route needs the admin key", type="permission_error", code="auth")
+        return _facts_of(key)
+
+    def _presented_key(self, scope: Scope) -> Key | None:
+        found: Key | None = None
+        for presented in _presented(scope)[:MOST_PRESENTED_KEYS]:
+            found = self._keys.find(presented) or found
+        return found
+
+    # ---- from where
+
+    def _check_origin(self, origin: bytes) -> None:
+        """A page that is not on the list must not even be able to send: a browser asks only for some requests."""
+        if "*" not in self._origins and origin.decode("latin-1") not in self._origins:
+            raise ApiError(
+                403,
+                "pages of this origin may not use the server; --allowed-origins lists those that may",
+                type="permission_error",
+                code="origin",
+            )
+
+    async def _permit(self, scope: Scope, answer: _Answer) -> None:
+        asked = _header(scope, b"access-control-request-headers") or b"authorization, content-type, x-api-key"
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+            (b"access-control-allow-headers", asked if _is_plain(asked) else b""),
+            (b"access-control-max-age", PREFLIGHT_SECONDS),
+            (b"content-length", b"0"),
+        ]
+        await answer.send({"type": "http.response.start", "status": 204, "headers": headers})
+        await answer.send({"type": "http.response.body"})
+
+    def _headers_of_every_answer(self, scope: Scope, request_id: Any) -> list[Header]:
+        headers: list[Header] = []
+        if self._options.enable_request_id_headers:
+            headers.append((b"x-request-id", str(request_id).encode()))
+        origin = _header(scope, b"origin")
+        if origin is not None and self._origins:
+            if "*" in self._origins:
+                headers.append((b"access-control-allow-origin", b"*"))
+            elif origin.decode("latin-1") in self._origins:
+                headers.append((b"access-control-allow-origin", origin))
+            headers += [(b"vary", b"origin"), (b"access-control-expose-headers", b"x-request-id, retry-after")]
+        return headers
+
+    # ---- how much, in which time
+
+    async def _read_body(self, scope: Scope, receive: Receive, parts: list[bytes]) -> bool:
+        """Whether all of it came; each part is counted as it is taken."""
+        limit, seconds = self._options.max_body_bytes, self._options.read_timeout_s
+        if _content_length(scope) > limit:
+            raise _too_long(limit)
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return False
+                    parts.append(message.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    self._num_held_bytes += len(parts[-1])
+                    if num_bytes > limit:
+                        raise _too_long(limit)
+                    if self._num_held_bytes > BODIES_AT_ONCE * limit:
+                        raise _too_much()
+                    if not message.get("more_body", False):
+                        return True
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not come within {seconds:g} seconds", type="timeout_error", code="read_timeout"
+            ) from None
+
+    def _log(self, scope: Scope, answer: _Answer) -> None:
+        facts = scope["headrace"]
+        log.info(
+            "%s %s %s key=%s id=%s %.3fs",
+            scope["method"],
+            _printable(scope["path"]),
+            answer.status,
+            facts.get("key_name"),
+            facts["request_id"],
+            self._clock() - facts["arrived_at"],
+        )
+
+
+class _Answer:
+    """`send`, with the headers that every answer has, and a memory of how far it came."""
+
+    def __init__(self, send: Send, headers: list[Header]) -> None:
+        self._send = send
+        self._headers = headers
+        self.status: int | None = None
+        self.is_body_read = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Not a coroutine of its own: this runs for every token."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        return self._send(message)
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answer, options: ServerOptions) -> None:
+    """Answer at once and close; but let the client finish sending within reason, or it might never see the answer."""
+    if answer.status is not None:  # too late to say anything
+        raise error
+    body = error_body(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    is_read = answer.is_body_read or not _has_body(scope)
+    if not is_read:
+        headers.append((b"connection", b"close"))
+    await answer.send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await answer.send({"type": "http.response.body", "body": body, "more_body": not is_read})
+    if not is_read:
+        if error.status != 408 and _header(scope, b"expect") is None:
+            await _drop_body(receive, options)
+        await answer.send({"type": "http.response.body"})
+
+
+async def _drop_body(receive: Receive, options: ServerOptions) -> None:
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(min(5.0, options.read_timeout_s)):
+            while num_bytes <= options.max_body_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                num_bytes += len(message.get("body", b""))
+    except TimeoutError:
+        pass
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then whatever comes: the client's leaving."""
+    is_given = False
+
+    async def receive_whole() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_whole
+
+
+def _facts_of(key: Key | None) -> dict[str, Any]:
+    if key is None:
+        return {"key_name": None, "cache_salt": None, "is_admin": False}
+    return {"key_name": key.name, "cache_salt": key.cache_salt, "is_admin": key.is_admin}
+
+
+def _presented(scope: Scope) -> list[bytes]:
+    keys: list[bytes] = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                keys.append(token.strip())
+        elif name == b"x-api-key":
+            keys.append(value.strip())
+    return keys
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's, if it is short and plain; else a new one."""
+    given = _header(scope, b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return uuid4().hex
+
+
+def _has_body(scope: Scope) -> bool:
+    return _header(scope, b"transfer-encoding") is not None or _content_length(scope) > 0
+
+
+def _content_length(scope: Scope) -> int:
+    value = _header(scope, b"content-length") or b"0"
+    return int(value) if value.isdigit() else 0  # the parser has refused anything else
+
+
+def _is_plain(value: bytes) -> bool:
+    return len(value) <= 1024 and re.fullmatch(rb"[A-Za-z0-9 ,_-]*", value) is not None
+
+
+def _printable(path: str) -> str:
+    return path[:256].encode("unicode_escape").decode("ascii")
+
+
+def _unauthorized() -> ApiError:
+    return ApiError(
+        401,
+        "a valid API key is needed, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _too_much() -> ApiError:
+    return ApiError(
+        503,
+        "too many long bodies are being read; try again soon",
+        type="overloaded_error",
+        code="bodies",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _too_long(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {limit:,} bytes", code="body_too_long")

@@ -1,0 +1,234 @@
+"""The server's process from its socket to its exit code: uvicorn, signals, and an end that loses no answer.
+
+first SIGTERM or SIGINT   not ready; new requests are refused; those in flight may finish, within a time
+the time is over          what is left is aborted, each with a last chunk, and the process ends
+second signal             the same at once
+SIGHUP                    the file of keys is read again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+
+import uvicorn
+import uvloop
+
+from headrace.errors import ConfigError
+from headrace.garbage import leave_loaded_alone
+from headrace.server.http.gate import Application
+from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
+from headrace.server.options import ServerOptions
+from headrace.server.state import ServerState
+
+Tell = Callable[[str], None]
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 60
+SPARE_FILES = 128  # for the model, logs and pipes; other open files may be connections
+ABORT_S = 5.0  # for the last chunk of an aborted answer
+WATCH_S = 1.0  # between two looks at the engine, and at the event loop's own lag
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+class Lifecycle:
+    """Owns uvicorn's server and the one way in which it ends."""
+
+    def __init__(
+        self,
+        app: Application,
+        options: ServerOptions,
+        state: ServerState,
+        *,
+        abort_all: Callable[[], Awaitable[None]],
+        reload_keys: Callable[[], bool],
+        has_given_up: Callable[[], bool] = lambda: False,
+        on_refused: Callable[[str], None] = lambda reason: None,
+        on_lag: Callable[[float], None] = lambda seconds: None,
+        tell: Tell,
+    ) -> None:
+        self._options = options
+        self._state = state
+        self._abort_all = abort_all
+        self._reload_keys = reload_keys
+        self._has_given_up = has_given_up
+        self._on_lag = on_lag
+        self._tell = tell
+        self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
+        self._stopping: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._is_hurried = False
+        self._exit_code = 0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._uvicorn.server_state.tasks)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._uvicorn.server_state.connections)
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until told to stop; the exit code."""
+        with self._signals():
+            watch = asyncio.create_task(self._watch_engine())
+            leave_loaded_alone()
+            try:
+                self._state.ready()
+                await self._uvicorn.serve(sockets=[listener])
+            finally:
+                watch.cancel()
+        return self._exit_code
+
+    def stop(self) -> None:
+        """What a signal does: drain, and the second time hurry."""
+        if self._stopping is None:
+            self._state.drain()
+            self._stopping = asyncio.create_task(self._stop())
+            return
+        self._is_hurried = True
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def drain(self) -> None:
+        """What the first signal does; later ones nothing."""
+        if self._stopping is None:
+            self.stop()
+
+    def reload_keys(self) -> bool:
+        return self._reload_keys()
+
+    async def _stop(self) -> None:
+        num_running = self.num_in_flight
+        self._tell(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
+        if not await self._finish_within(self._options.shutdown_timeout_s):
+            self._exit_code = 1
+            self._tell(f"aborting {self.num_in_flight} requests")
+            await self._abort_all()
+            self._is_hurried = False  # the last chunks get their moment also after a second signal
+            if not await self._finish_within(ABORT_S):
+                for task in self._uvicorn.server_state.tasks:
+                    task.cancel()
+        self._uvicorn.should_exit = True
+
+    async def _finish_within(self, seconds: float) -> bool:
+        """Whether all requests in flight ended in that time, or before a second signal."""
+        try:
+            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._patience:
+                while tasks := self._uvicorn.server_state.tasks:
+                    await asyncio.wait(set(tasks))
+        except TimeoutError:
+            return False
+        finally:
+            self._patience = None
+        return True
+
+    async def _watch_engine(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._has_given_up():
+            due = loop.time() + WATCH_S
+            await asyncio.sleep(WATCH_S)
+            self._on_lag(max(0.0, loop.time() - due))
+        self._tell("the engine has stopped for good; the server ends")
+        if self._stopping is None:
+            self.stop()
+        self._exit_code = 1
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._reload_keys}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+
+def open_listener(options: ServerOptions) -> socket.socket:
+    """Bound and not yet listening, so that a port in use is noticed before a model is loaded."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {options.host} port {options.port}: {error}; --host and --port choose another"
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket, options: ServerOptions) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{'http' if options.ssl_certfile is None else 'https'}://{host}:{listener.getsockname()[1]}"
+
+
+def run_on_uvloop(main: Awaitable[int]) -> int:
+    async def body() -> int:
+        return await main
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(body())
+
+
+def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callable[[str], None]) -> uvicorn.Config:
+    limits = ConnectionLimits(
+        max_header_bytes=options.max_header_bytes,
+        max_num_headers=options.max_num_headers,
+        max_connections=options.max_connections or most_connections(),
+        read_timeout_s=options.read_timeout_s,
+        write_timeout_s=options.write_timeout_s,
+        on_refused=on_refused,
+    )
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol.within(limits),
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # addresses are not looked at, so there is nothing to believe
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(ABORT_S),
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+    )
+    config.load()
+    return config
+
+
+def check_tls(options: ServerOptions) -> None:
+    """That the certificate and its key can be used, before a model is loaded for them."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS files of --ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
+
+
+def most_connections() -> int:
+    """What the process's limit of open files leaves for connections."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else max(SPARE_FILES, soft - SPARE_FILES)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.process.supervisor import EngineSupervisor, Supervision
+from headrace.errors import ConfigError, EngineDeadError
+from headrace.types import SequenceEvent
+from tests.engine import cores
+from tests.engine.process.process_tools import Inbox, make_request, wait_until
+
+ROOT = Path(__file__).parents[3]
+AT_ONCE = Supervision(first_delay_s=0.0)
+
+
+class Clock:
+    """Stands still, or goes on by a second whenever it is looked at."""
+
+    now = 0.0
+    runs = False
+
+    def __call__(self) -> float:
+        self.now += self.runs
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _cores_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+
+
+Start = Callable[..., EngineSupervisor]
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def failures() -> list[str]:
+    """Why engines have ended, as it was when those who wait were told."""
+    return []
+
+
+@pytest.fixture
+def start(inbox: Inbox, failures: list[str]) -> Iterator[Start]:
+    started: list[EngineSupervisor] = []
+
+    def deliver(events: list[SequenceEvent]) -> None:
+        if not events:
+            failures.append(str(started[0].failure))
+        inbox.deliver(events)
+
+    def start(rules: Supervision = AT_ONCE, core: str = "faulty", model: str = "pretend") -> EngineSupervisor:
+        supervisor = EngineSupervisor(deliver, rules, core=f"tests.engine.cores:{core}")
+        started.append(supervisor)
+        supervisor.start(EngineConfig(model=model))
+        assert supervisor.phase == "starting"
+        supervisor.wait_until_ready()
+        return supervisor
+
+    yield start
+    for supervisor in started:
+        supervisor.close()
+
+
+def check_answers(supervisor: EngineSupervisor, inbox: Inbox) -> None:
+    wait_until(lambda: supervisor.phase == "ready")
+    assert supervisor.failure is None
+    supervisor.submit(make_request("after"))
+    inbox.until_finished("after")
+
+
+def test_a_killed_engine_fails_what_it_had_and_comes_back(start: Start, inbox: Inbox, failures: list[str]) -> None:
+    supervisor = start()
+    first, num_files = supervisor.pid, len(os.listdir("/dev/fd"))
+    assert first is not None
+    supervisor.submit(make_request("stuck", cores.HANG))
+    os.kill(first, signal.SIGKILL)
+    assert inbox.next() == []
+    assert failures == ["its process was killed (SIGKILL), by someone or because the system's memory ran out"]
+    check_answers(supervisor, inbox)
+    assert supervisor.num_restarts == 1
+    assert supervisor.pid != first
+    assert len(os.listdir("/dev/fd")) == num_files
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_during_a_restart_requests_are_refused_and_closing_does_not_wait(start: Start, inbox: Inbox) -> None:
+    supervisor = start(Supervision(first_delay_s=1e6))
+    supervisor.submit(make_request("fatal", cores.EXIT))
+    assert inbox.next() == []
+    assert supervisor.phase == "restarting"
+    with pytest.raises(EngineDeadError, match="restarting: its process exited with status 3") as caught:
+        supervisor.submit(make_request("early"))
+    assert caught.value.code == "engine_restarting"
+    supervisor.abort("fatal")
+    supervisor.forget_prefixes()
+    supervisor.close()
+
+
+def test_after_too_many_restarts_it_stays_dead(start: Start, inbox: Inbox) -> None:
+    supervisor = start(Supervision(first_delay_s=0.0, max_restarts=1))
+    supervisor.submit(make_request("fatal", cores.RAISE))
+    assert inbox.next() == []
+    wait_until(lambda: supervisor.phase == "ready")
+    supervisor.submit(make_request("fatal again", cores.RAISE))
+    assert inbox.next() == []
+    wait_until(lambda: supervisor.phase == "dead")
+    assert supervisor.num_restarts == 1
+    assert "the device is on fire" in str(supervisor.failure)
+    with pytest.raises(EngineDeadError, match="for good: RuntimeError: the device is on fire") as caught:
+        supervisor.submit(make_request("late"))
+    assert caught.value.code == "engine_dead"
+
+
+def test_restarts_that_fail_count_too(start: Start, inbox: Inbox, tmp_path: Path) -> None:
+    rules = Supervision(first_delay_s=0.0, max_restarts=2)
+    supervisor = start(rules, "breaks_the_second_time", str(tmp_path / "started"))
+    supervisor.submit(make_request("fatal", cores.EXIT))
+    assert inbox.next() == []
+    wait_until(lambda: supervisor.phase == "dead")
+    assert supervisor.num_restarts == 2
+    assert "the device is still on fire" in str(supervisor.failure)
+
+
+def test_a_hung_step_is_noticed_and_the_engine_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
+    clock = Clock()
+    supervisor = start(Supervision(step_timeout_s=8.0, first_delay_s=0.0, look_s=0.001, pulse_s=0.001, clock=clock))
+    supervisor.submit(make_request("well"))
+    inbox.until_finished("well")
+    supervisor.submit(make_request("stuck", cores.HANG))
+    wait_until(lambda: supervisor.signs.has_work)
+    while not failures:  # a second after each pulse: it lives, but does not move
+        num_pulses = supervisor.signs.num_pulses
+        wait_until(lambda number=num_pulses: bool(failures) or supervisor.signs.num_pulses != number)  # type: ignore[misc]
+        clock.now += 1.0
+    assert inbox.next() == []
+    (failure,) = failures
+    assert re.fullmatch(r"it finished no step for (9|10) s, although it had work", failure)
+    check_answers(supervisor, inbox)
+    assert supervisor.num_restarts == 1
+
+
+def test_a_stopped_process_is_noticed_though_it_has_no_work(start: Start, inbox: Inbox, failures: list[str]) -> None:
+    clock = Clock()
+    supervisor = start(Supervision(step_timeout_s=8.0, first_delay_s=1e6, look_s=0.001, pulse_s=0.001, clock=clock))
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    clock.runs = True
+    assert inbox.next() == []
+    assert failures == ["its process gave no sign of life for 9 s"]
+
+
+def test_a_limit_on_what_runs_outlives_the_engine(start: Start, inbox: Inbox) -> None:
+    supervisor = start()
+    supervisor.limit_running(1)
+    supervisor.submit(make_request("fatal", cores.EXIT))
+    assert inbox.next() == []
+    wait_until(lambda: supervisor.phase == "ready")
+    for name in ("first", "second"):
+        supervisor.submit(make_request(name, max_tokens=50, ignore_eos=True))
+    order = [event.request_id for event in inbox.until_finished("first", "second")]
+    assert order == sorted(order)  # one after the other
+
+
+def test_a_start_that_fails_is_not_tried_again(inbox: Inbox) -> None:
+    supervisor = EngineSupervisor(inbox.deliver, AT_ONCE, core="tests.engine.cores:refuses_config")
+    supervisor.start(EngineConfig(model="pretend"))
+    with pytest.raises(ConfigError, match="an odd number; try 8"):
+        supervisor.wait_until_ready()
+    assert supervisor.num_restarts == 0
+    supervisor.close()

@@ -1,0 +1,348 @@
+"""Each way in which a line can be good or bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from headrace.errors import RequestError
+from headrace.jobs.formats.reader import InputLine
+from headrace.jobs.input.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED
+from headrace.jobs.input.lines import BadLine, LineParser, LineRequest
+from headrace.jobs.input.reply import JobFacts
+from headrace.types import SamplingParams, StructuredOutputs
+
+FACTS = JobFacts("fake", None)
+
+
+def parse(line: Any, *, index: int = 0, **defaults: Any) -> LineRequest | BadLine:
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    return LineParser(defaults, seed=0, model_name="fake").parse(InputLine(index, 0, data))
+
+
+def good(line: Any, **options: Any) -> LineRequest:
+    parsed = parse(line, **options)
+    assert isinstance(parsed, LineRequest), parsed
+    return parsed
+
+
+def bad(line: Any, **options: Any) -> BadLine:
+    parsed = parse(line, **options)
+    assert isinstance(parsed, BadLine), parsed
+    return parsed
+
+
+def error_line(line: Any, index: int = 6) -> dict[str, Any]:
+    parsed = bad(line, index=index)
+    written: dict[str, Any] = json.loads(parsed.reply.error(parsed.error, FACTS))
+    return written
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    return envelope("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], **body)
+
+
+def completion(**body: Any) -> dict[str, Any]:
+    return envelope("/v1/completions", **{"prompt": "Hi", **body})
+
+
+def envelope(url: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": "one", "method": "POST", "url": url, "body": body}
+
+
+# Plain lines.
+
+
+def test_a_plain_prompt_is_read_with_its_sampling() -> None:
+    request = good({"prompt": "Hi", "max_tokens": 5, "temperature": 0, "stop": "x", "seed": 9})
+    assert request.prompt == "Hi"
+    assert request.messages is None
+    assert request.params == SamplingParams(max_tokens=5, temperature=0, stop="x", seed=9)
+
+
+def test_plain_messages_are_read_with_template_options() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    request = good({"messages": messages, "chat_template_kwargs": {"thinking": False}})
+    assert request.messages == messages
+    assert request.template_options == {"thinking": False}
+
+
+def test_token_ids_are_a_prompt() -> None:
+    assert good({"prompt": [1, 2, 3]}).prompt == [1, 2, 3]
+    assert good(completion(prompt=[[1, 2, 3]])).prompt == [1, 2, 3]
+
+
+def test_a_list_of_one_text_is_that_text() -> None:
+    assert good(completion(prompt=["Hi"])).prompt == "Hi"
+
+
+def test_other_fields_are_carried_and_clashing_ones_go_under_input() -> None:
+    request = good({"prompt": "Hi", "id": 7, "text": "mine", "nested": {"a": [1]}, "max_tokens": 3})
+    assert json.loads(request.reply.error(RequestError("no", param="p", code="c"), FACTS)) == {
+        "index": 0,
+        "line": 1,
+        "id": 7,
+        "nested": {"a": [1]},
+        "input": {"text": "mine"},
+        "error": {"code": "c", "message": "line 1: no", "param": "p"},
+    }
+
+
+def test_a_plain_line_may_have_a_field_called_body() -> None:
+    assert good({"prompt": "Summarise", "body": "an email"}).prompt == "Summarise"
+
+
+@pytest.mark.parametrize("name", ["temprature", "maxTokens", "max-tokens", "top_P"])
+def test_a_carried_field_that_looks_like_a_parameter_is_noted(name: str) -> None:
+    (note,) = good({"prompt": "Hi", name: 1}).notes
+    assert note.startswith(f"field {name!r} sets nothing") and "did you mean" in note
+
+
+@pytest.mark.parametrize("name", ["topic", "label", "id", "title", "category", "language", "tokens", "text"])
+def test_an_ordinary_field_is_carried_without_a_note(name: str) -> None:
+    assert good({"prompt": "Hi", name: 1}).notes == ()
+
+
+# What lines leave open.
+
+
+def test_defaults_fill_what_a_line_leaves_open() -> None:
+    request = good({"prompt": "Hi", "temperature": 0.5}, temperature=0.1, max_tokens=7)
+    assert (request.params.temperature, request.params.max_tokens) == (0.5, 7)
+
+
+def test_null_means_not_given() -> None:
+    assert good({"prompt": "Hi", "max_tokens": None, "stop": None}, max_tokens=7).params.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "line, max_tokens",
+    [
+        (chat(), None),
+        (completion(), 16),
+        ({"prompt": "Hi"}, 256),
+        ({"messages": [{"role": "user", "content": ""}]}, None),
+    ],
+)
+def test_the_longest_answer_depends_on_the_kind_of_line(line: dict[str, Any], max_tokens: int | None) -> None:
+    assert good(line).params.max_tokens == max_tokens
+
+
+def test_the_seed_of_a_line_comes_from_its_place_alone() -> None:
+    first, again, second = (good({"prompt": "Hi"}, index=index).seed for index in (3, 3, 4))
+    assert first == again != second
+
+
+# OpenAI's lines.
+
+
+def test_a_chat_line_is_read() -> None:
+    request = good(chat(max_completion_tokens=9, temperature=0.2, top_p=0.9, n=2, stop=["a", "b"], top_k=5, min_p=0.1))
+    expected = {"max_tokens": 9, "temperature": 0.2, "top_p": 0.9, "n": 2, "stop": ("a", "b"), "top_k": 5, "min_p": 0.1}
+    assert {name: getattr(request.params, name) for name in expected} == expected
+
+
+def test_vllms_extras_are_read() -> None:
+    extras = {
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [5],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    params = good(chat(**extras, cache_salt="a")).params
+    assert {name: getattr(params, name) for name in extras} == {**extras, "stop_token_ids": (5,)}
+    assert good(chat(cache_salt="a")).cache_salt == "a"
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"logprobs": 3}, 3),
+        ({"logprobs": False}, None),
+        ({}, None),
+    ],
+)
+def test_logprobs_are_read_in_either_form(given: dict[str, Any], expected: int | None) -> None:
+    assert good(chat(**given)).params.logprobs == expected
+
+
+def test_labels_and_neutral_values_pass() -> None:
+    neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
+    assert good(chat(**neutral, **dict.fromkeys(LABELS, "x"))).params.n == 1
+    assert good(chat(**dict.fromkeys(UNSUPPORTED))).params.n == 1
+
+
+def test_no_parameter_is_both_supported_and_refused() -> None:
+    assert not SAMPLING_FIELDS & UNSUPPORTED.keys()
+    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {
+        "detokenize",
+        "prompt_logprobs",
+    }
+
+
+def test_openais_penalties_and_biases_are_read_with_token_ids_as_text() -> None:
+    params = good(chat(presence_penalty=0.5, frequency_penalty=-1, logit_bias={"17": -100, "5": 2.5})).params
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
+    assert params.logit_bias == {17: -100.0, 5: 2.5}
+
+
+def test_another_model_is_noted_and_answered() -> None:
+    assert good(chat(model="gpt-4o-mini")).notes == ("model 'gpt-4o-mini' was asked for, 'fake' answered",)
+    assert good(chat(model="fake")).notes == ()
+
+
+def test_the_form_of_the_answer_is_read_as_openai_and_vllm_write_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}}
+    described = {"name": "thing", "strict": True, "schema": schema, "description": "a thing"}
+    of_schema = StructuredOutputs(json=schema)
+    assert good(chat(response_format={"type": "text"})).params.structured_outputs is None
+    any_object = good(chat(response_format={"type": "json_object"})).params.structured_outputs
+    assert any_object == StructuredOutputs(json_object=True)
+    as_openai = good(chat(response_format={"type": "json_schema", "json_schema": described})).params.structured_outputs
+    assert as_openai == of_schema
+    assert isinstance(as_openai, StructuredOutputs) and as_openai.asked_as == "response_format"
+    assert good(completion(structured_outputs={"json": schema})).params.structured_outputs == of_schema
+    assert good({"prompt": "a", "structured_outputs": {"regex": "a+"}}).params.structured_outputs == StructuredOutputs(
+        regex="a+"
+    )
+
+
+# Bad lines: the code, and a part of the message.
+
+BAD_LINES: dict[str, tuple[Any, str, str]] = {
+    "cut off": (b'{"prompt": "Hi', "invalid_json", "invalid JSON: Unterminated string"),
+    "not JSON": (b"hello", "invalid_json", "column 1"),
+    "two objects": (b'{"prompt": "a"} {"prompt": "b"}', "invalid_json", "Extra data"),
+    "not a number": (b'{"prompt": "a", "seed": NaN}', "invalid_json", "invalid JSON"),
+    "too large a number": (b'{"prompt": "a", "top_p": 1e999}', "invalid_json", "out of range"),
+    "half a character": (b'{"prompt": "\\ud800"}', "invalid_json", "lone surrogate"),
+    "nested": (b"[" * 100_000, "invalid_json", "nested too deeply"),
+    "not UTF-8": (b'{"prompt": "\xff"}', "invalid_utf8", "invalid UTF-8 at byte 13"),
+    "a list": ([1], "invalid_json", "must be a JSON object, got a list"),
+    "text": ("hello", "invalid_json", "got text"),
+    "null": (None, "invalid_json", "got null"),
+    "empty": ({}, "missing_prompt", "no prompt"),
+    "only an id": ({"custom_id": "a"}, "missing_prompt", "no prompt"),
+    "prompt null": ({"prompt": None}, "missing_prompt", "prompt is missing"),
+    "messages null": ({"messages": None}, "missing_prompt", "messages are missing"),
+    "prompt a number": ({"prompt": 5}, "invalid_request", "got a number"),
+    "prompt of fractions": ({"prompt": [1, 2.5]}, "invalid_request", "text or a list of token ids"),
+    "many prompts": ({"prompt": ["a", "b"]}, "invalid_request", "2 prompts in one line"),
+    "prompt and messages": ({"prompt": "a", "messages": [{"role": "user"}]}, "invalid_request", "both given"),
+    "messages text": ({"messages": "Hi"}, "invalid_request", "messages must be a list"),
+    "messages empty": ({"messages": []}, "invalid_request", "at least one message"),
+    "template options": ({"messages": [{}], "chat_template_kwargs": 1}, "invalid_request", "must be an object"),
+    "temperature text": (
+        {"prompt": "a", "temperature": "hot"},
+        "invalid_request",
+        "temperature must be a finite number",
+    ),
+    "temperature low": ({"prompt": "a", "temperature": -1}, "invalid_request", "between 0"),
+    "max_tokens zero": ({"prompt": "a", "max_tokens": 0}, "invalid_request", "max_tokens must be at least 1"),
+    "two maxima": ({"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "invalid_request", "mean the same"),
+    "stop a number": ({"prompt": "a", "stop": 5}, "invalid_request", "stop must be text"),
+    "stop of numbers": ({"prompt": "a", "stop": [5]}, "invalid_request", "non-empty text"),
+    "stop ids text": ({"prompt": "a", "stop_token_ids": "5"}, "invalid_request", "must be a list"),
+    "ignore_eos text": ({"prompt": "a", "ignore_eos": "yes"}, "invalid_request", "true or false"),
+    "too many answers": ({"prompt": "a", "n": 1000}, "invalid_request", "between 1 and 128"),
+    "top_logprobs alone": ({"prompt": "a", "top_logprobs": 2}, "invalid_request", "needs logprobs"),
+    "logprobs text": ({"prompt": "a", "logprobs": "yes"}, "invalid_request", "logprobs must be an integer"),
+    "a penalty too large": ({"prompt": "a", "presence_penalty": 3}, "invalid_request", "between -2 and 2, got 3"),
+    "a bias of no token": (chat(logit_bias={"a": 1}), "invalid_request", "logit_bias must be an integer, got 'a'"),
+    "a bias too large": (chat(logit_bias={"5": 200}), "invalid_request", "between -100 and 100, got 200"),
+    "a list of biases": (chat(logit_bias=[5]), "invalid_request", "a mapping from token ids to biases"),
+    "no allowed tokens": ({"prompt": "a", "allowed_token_ids": []}, "invalid_request", "at least one token id"),
+    "bad words a number": ({"prompt": "a", "bad_words": 5}, "invalid_request", "bad_words must be a list, got 5"),
+    "prompt_logprobs": ({"prompt": "a", "prompt_logprobs": 1}, "unsupported", "prompt_logprobs=1 is not supported"),
+    "sampling_params": ({"prompt": "a", "sampling_params": {}}, "unsupported", "beside the prompt"),
+    "no custom_id": ({**chat(), "custom_id": None}, "invalid_line", "custom_id must be a non-empty text"),
+    "custom_id a number": ({**chat(), "custom_id": 5}, "invalid_line", "got 5"),
+    "method": ({**chat(), "method": "GET"}, "invalid_line", "method must be 'POST'"),
+    "url": ({**chat(), "url": "/v1/embeddings"}, "invalid_line", "url must be /v1/chat/completions or"),
+    "url a list": ({**chat(), "url": ["a"]}, "invalid_line", "url must be"),
+    "url misspelt": ({**chat(), "url": "/v1/chat/completion"}, "invalid_line", "did you mean '/v1/chat/completions'"),
+    "body text": ({**chat(), "body": "Hi"}, "invalid_line", "body must be an object"),
+    "no body": ({"custom_id": "a", "method": "POST", "url": "/v1/completions"}, "invalid_line", "body must be"),
+    "envelope": ({**chat(), "priority": 1}, "invalid_line", "unknown field 'priority'"),
+    "stream": (chat(stream=True), "unsupported", "stream=True is not supported (a batch job writes whole answers)"),
+    "tools": (chat(tools=[{"type": "function"}]), "unsupported", "tools="),
+    "format text": (chat(response_format="json"), "invalid_request", "response_format must be an object with a type"),
+    "format misspelt": (chat(response_format={"type": "json_objct"}), "invalid_request", "did you mean 'json_object'"),
+    "format without schema": (chat(response_format={"type": "json_schema"}), "invalid_request", "needs json_schema"),
+    "format with more": (chat(response_format={"type": "text", "x": 1}), "invalid_request", "unknown field 'x'"),
+    "schema in the wrong place": (
+        chat(response_format={"type": "json_schema", "json_schema": {"type": "object"}}),
+        "invalid_request",
+        "unknown field 'json_schema.type'",
+    ),
+    "schema a list": (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": []}}),
+        "invalid_request",
+        "json_schema.schema must be an object",
+    ),
+    "two structures": (chat(structured_outputs={"regex": "a", "choice": ["a"]}), "invalid_request", "exactly one"),
+    "both structures": (
+        chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}),
+        "invalid_request",
+        "both given",
+    ),
+    "structure misspelt": (chat(structured_outputs={"regx": "a"}), "invalid_request", "did you mean 'regex'"),
+    "guided": (chat(guided_json={}), "unsupported", "structured_outputs"),
+    "unknown": (chat(temprature=1), "unknown_parameter", "unknown parameter 'temprature', did you mean 'temperature'?"),
+    "chat without messages": (envelope("/v1/chat/completions"), "missing_prompt", "messages are missing"),
+    "chat with a prompt": (chat(prompt="a"), "unknown_parameter", "unknown parameter 'prompt'"),
+    "completion without a prompt": (envelope("/v1/completions"), "missing_prompt", "prompt is missing"),
+    "echo": (completion(echo=True), "unsupported", "echo=True is not supported"),
+    "cache_salt": (chat(cache_salt=5), "invalid_request", "cache_salt must be text"),
+}
+
+
+@pytest.mark.parametrize("line, code, message", BAD_LINES.values(), ids=BAD_LINES.keys())
+def test_a_bad_line_becomes_an_error_with_a_code_and_a_reason(line: Any, code: str, message: str) -> None:
+    error = bad(line).error
+    assert error.code == code
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("line", [entry[0] for entry in BAD_LINES.values()], ids=BAD_LINES.keys())
+def test_every_error_line_names_the_line_number(line: Any) -> None:
+    assert '"line 7: ' in json.dumps(error_line(line, index=6))
+
+
+def test_an_over_long_line_is_an_error() -> None:
+    parsed = LineParser({}, seed=0, model_name="fake").parse(InputLine(0, 0, b"{", is_too_long=True))
+    assert isinstance(parsed, BadLine)
+    assert parsed.error.code == "line_too_long"
+
+
+def test_an_unreadable_line_has_the_keys_of_both_formats() -> None:
+    line = error_line(b"{")
+    assert line["custom_id"] is None and line["response"] is None and line["id"].startswith("batch_req_")
+    assert (line["index"], line["line"], line["error"]["code"]) == (6, 7, "invalid_json")
+
+
+def test_a_refused_openai_request_is_a_400_with_an_error_body() -> None:
+    line = error_line(chat(temperature=-1))
+    assert line["custom_id"] == "one" and line["error"] is None
+    assert line["response"]["status_code"] == 400
+    assert line["response"]["body"] == {
+        "error": {
+            "message": "line 7: temperature must be between 0 and 10000, got -1",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "invalid_request",
+        }
+    }
+
+
+def test_a_broken_envelope_has_no_response() -> None:
+    line = error_line({**chat(), "method": "GET"})
+    assert line.keys() == {"id", "custom_id", "response", "error"}
+    assert line["custom_id"] == "one" and line["response"] is None
+    assert line["error"] == {"code": "invalid_line", "message": "line 7: method must be 'POST', got 'GET'"}

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.prompts import PromptReader
+from headrace.jobs.formats.reader import InputLine
+from headrace.jobs.input.id_filter import SeenIds
+from headrace.jobs.input.last_checks import LastChecks
+from headrace.jobs.input.lines import BadLine, LineParser
+from headrace.jobs.input.prepare import LinePreparer, Work
+from headrace.text import Tokenizer
+
+
+def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | BadLine]:
+    numbered = [InputLine(index, 0, json.dumps(line).encode()) for index, line in enumerate(lines)]
+    prompts = PromptReader(tokenizer, 258)
+    preparer = LinePreparer(LineParser({}, seed=0, model_name="fake"), prompts)
+    return LastChecks(prompts).take(preparer.prepare(numbered))
+
+
+def text_of(item: Work | BadLine, tokenizer: Tokenizer) -> str:
+    assert isinstance(item, Work), item
+    return tokenizer.decode(item.token_ids)
+
+
+def code_of(item: Work | BadLine) -> str:
+    assert isinstance(item, BadLine), item
+    return item.error.code
+
+
+def chat(custom_id: str, **body: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_prompts_and_messages_are_tokenized_in_the_order_of_their_lines(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer,
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"prompt": "b"},
+        chat("c"),
+        {"prompt": [100]},
+    )
+    assert [text_of(item, tokenizer) for item in items] == ["[user]a[reply]", "b", "[user]Hi[reply]", "d"]
+
+
+def test_a_bad_line_does_not_spoil_its_batch(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer,
+        {"prompt": "a"},
+        {"prompt": [9999]},
+        {"messages": [{"role": "user", "content": {"no": "text"}}]},
+        {"prompt": "b"},
+    )
+    assert [isinstance(item, BadLine) for item in items] == [False, True, True, False]
+    assert isinstance(items[1], BadLine)
+    assert "token id 9999 is outside the vocabulary of 258" in str(items[1].error)
+
+
+def test_an_id_used_twice_is_an_error_that_names_the_first_line(tokenizer: Tokenizer) -> None:
+    items = prepare(
+        tokenizer, chat("a"), chat("b"), chat("a"), chat("b", stream=True), {"prompt": "x", "custom_id": "a"}
+    )
+    assert [isinstance(item, BadLine) for item in items] == [False, False, True, True, False]
+    assert isinstance(items[2], BadLine)
+    assert str(items[2].error).startswith("custom_id 'a' is already that of line 1")
+    assert [code_of(item) for item in items[2:4]] == ["duplicate_custom_id"] * 2
+
+
+def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
+    items = prepare(None, {"prompt": [1, 2]}, {"prompt": "text"}, {"messages": [{"role": "user", "content": "x"}]})
+    assert isinstance(items[0], Work)
+    assert [code_of(item) for item in items[1:]] == ["no_tokenizer"] * 2
+
+
+@pytest.mark.parametrize("filter_bits", [3, 12])
+@pytest.mark.parametrize("max_run", [4, 20, 1000])
+@pytest.mark.parametrize("recent", [1, 3, 8, 1000])
+def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int, filter_bits: int, tmp_path: Path) -> None:
+    seen, expected = SeenIds(recent, max_run=max_run, filter_bits=filter_bits, directory=tmp_path), {}
+    for start in range(1, 200, 5):
+        numbers = list(range(start, start + 5))
+        ids = [str(number * 7919 % 61) for number in numbers]
+        found = seen.add(ids, numbers)
+        for custom_id, number, first in zip(ids, numbers, found, strict=True):
+            assert first == expected.get(custom_id)
+            expected.setdefault(custom_id, number)
+    assert not list(tmp_path.iterdir())  # its files have no names
+
+
+def test_seen_ids_stay_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
+    seen = SeenIds(2, max_run=4, directory=tmp_path / "missing")
+    for number in range(1, 20):
+        assert seen.add([str(number)], [number]) == [None]
+    assert seen.add(["1", "19", "20"], [21, 22, 23]) == [1, 19, None]

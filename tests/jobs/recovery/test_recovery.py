@@ -1,0 +1,575 @@
+"""Jobs whose engine fails: requests that end in errors, engines that die, rows that kill them, memory that runs out."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.start import Engine
+from headrace.errors import JobError, ModelError, ResumableJobError
+from headrace.jobs.input import prepare_process
+from headrace.jobs.input.plain_lines import PlainReply
+from headrace.jobs.input.prepare import Work
+from headrace.jobs.recovery.memory_ladder import RUNGS, MemoryLadder, is_out_of_memory
+from headrace.jobs.recovery.policy import Recovery
+from headrace.jobs.recovery.retries import RetryRules
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.metrics import page
+from headrace.jobs.status.metrics_server import MetricsServer
+from headrace.jobs.status.report import JobReport
+from headrace.jobs.status.summary import plain_summary
+from headrace.jobs.store.failure_log import Convicted, Died, Retried, Suspicion, TroubleLog, read_lines
+from headrace.jobs.store.in_flight_file import InFlightFile, rows_in_flight
+from headrace.jobs.store.manifest import read_manifest, write_manifest
+from headrace.jobs.store.status_file import read_status
+from headrace.jobs.store.survey import survey
+from headrace.types import SamplingParams
+from tests.jobs.conftest import settings_of
+from tests.jobs.faults import FaultyRunner, FaultyStart, OutOfMemoryError
+
+Start = Callable[..., Engine]
+WriteLines = Callable[..., Path]
+AT_ONCE = RetryRules(first_delay_s=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    """Each death of an engine collects garbage, for which all that other tests have left would be looked through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def run(source: Path, start: Any, rules: RetryRules = AT_ONCE, **options: Any) -> JobReport:
+    output = source.parent / "out.jsonl"
+    return run_job(JobSpec(input=str(source), output=str(output), **options), start=start, rules=rules, quiet=True)
+
+
+def read(source: Path) -> dict[int, dict[str, Any]]:
+    lines = [json.loads(line) for line in (source.parent / "out.jsonl").read_text().splitlines()]
+    assert len({line["index"] for line in lines}) == len(lines)
+    return {line["index"]: line for line in lines}
+
+
+def directory_of(source: Path) -> Path:
+    return source.parent / "out.jsonl.job"
+
+
+def prompts(num_lines: int, *, poison: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"line {number}{'!' if number in poison else ''}", "max_tokens": 4, "ignore_eos": True}
+        for number in range(num_lines)
+    ]
+
+
+# Requests that end in an error.
+
+
+def test_a_request_that_fails_is_tried_again_and_counted(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(20))
+    faulty = FaultyStart(start, FaultyRunner(), fails=["3", "3", "7"])
+    report = run(source, faulty)
+    assert (report.exit_code, report.tally.num_answered) == (0, 20)
+    assert report.trouble.retries == {"engine_error": 3}
+    assert Counter(faulty.submitted[0])["3"] == 3
+    assert read_status(directory_of(source) / "status.json").retries == {"engine_error": 3}
+    assert survey(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
+    assert "retries       engine_error 3" in plain_summary(report)
+    clean = run(write_lines(*prompts(20)), start, overwrite=True)
+    assert clean.trouble.retries == {}, "--overwrite begins anew"
+
+
+def test_a_request_that_fails_five_times_is_an_error_line(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(8))
+    faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
+    report = run(source, faulty)
+    assert Counter(faulty.submitted[0])["3"] == 5
+    assert (report.exit_code, dict(report.tally.errors)) == (3, {"engine_error": 1})
+    assert "the draw is broken (tried 5 times)" in read(source)[3]["error"]["message"]
+
+
+def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(8))
+    broken = FaultyStart(start, FaultyRunner(dies_at={3}, error=lambda: RuntimeError("CUDA error: gone")))
+    with pytest.raises(ResumableJobError):
+        run(source, broken)
+    log = TroubleLog(directory_of(source) / "trouble.jsonl", epoch=1)
+    for _ in range(3):
+        log.append(Retried(3, "engine_error"))
+    faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
+    report = run(source, faulty)
+    assert Counter(faulty.submitted[0])["3"] == 2, "three were before"
+    assert report.tally.errors["engine_error"] == 1
+    again = FaultyStart(start, FaultyRunner(), fails=["3"])
+    assert run(source, again, redo="error").exit_code == 0
+    assert Counter(again.submitted[0])["3"] == 2, "a redo counts anew"
+
+
+def test_a_bad_request_is_never_tried_again(write_lines: WriteLines, start: Start) -> None:
+    form = {"structured_outputs": {"choice": ["yes", "no"]}}
+    source = write_lines({"prompt": "x" * 600}, "{broken", {"prompt": "a", **form}, *prompts(3))
+    faulty = FaultyStart(start, FaultyRunner(), fails=["2"])
+    report = run(source, faulty, max_error_rate=1)
+    assert report.tally.num_failed == 3
+    assert Counter(faulty.submitted[0])["2"] == 1
+    assert report.trouble.retries == {}
+
+
+def test_delays_grow_and_are_bounded_and_differ() -> None:
+    from random import Random
+
+    rules = RetryRules(first_delay_s=1.0, max_delay_s=10.0)
+    delays = [rules.delay_s(number, Random(number)) for number in range(1, 9)]
+    assert all(0.5 * min(10, 2**k) <= delay <= min(10, 2**k) for k, delay in enumerate(delays))
+    assert len(set(delays)) == len(delays)
+
+
+# Engines that die.
+
+
+def test_an_engine_that_died_is_started_again_and_its_rows_are_done_again(
+    write_lines: WriteLines, start: Start
+) -> None:
+    source = write_lines(*prompts(40))
+    run(source, start)
+    expected = read(source)
+    faulty = FaultyStart(start, FaultyRunner(dies_at={5, 17}))
+    report = run(source, faulty, overwrite=True)
+    assert (report.exit_code, report.tally.num_answered, len(faulty.configs)) == (0, 40, 3)
+    assert report.trouble.deaths == {"engine": 2}
+    assert {index: line["text"] for index, line in read(source).items()} == {
+        index: line["text"] for index, line in expected.items()
+    }
+    assert report.stats.scheduler.num_finished == 40, "the counts of all engines"
+    status = read_status(directory_of(source) / "status.json")
+    assert (status.state, status.engine_deaths) == ("finished", {"engine": 2})
+
+
+def test_deaths_are_written_down_with_what_was_in_flight(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(6))
+    faulty = FaultyStart(start, FaultyRunner(dies_at={2}))
+    run(source, faulty)
+    (death,) = (line.event for line in read_lines(directory_of(source) / "trouble.jsonl"))
+    assert isinstance(death, Died)
+    assert (death.loss, death.rows, death.num_done) == ("engine", list(range(6)), 0)
+    assert "the device is gone" in death.reason
+    assert sorted(map(int, faulty.submitted[1])) == death.rows
+
+
+def test_an_engine_that_cannot_be_started_again_ends_the_job_resumably(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(40))
+    faulty = FaultyStart(start, FaultyRunner(dies_at={9}))
+    num_starts = 0
+
+    def once(*arguments: Any) -> Engine:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts > 1:
+            raise ModelError("the weights have gone")
+        return faulty(*arguments)
+
+    with pytest.raises(ResumableJobError, match="could not be started again in 3 attempts: the weights have gone"):
+        run(source, once)
+    assert num_starts == 1 + 3
+    report = run(source, start)
+    assert (report.exit_code, 0 < report.num_before < 40, len(read(source))) == (0, True, 40)
+
+
+def test_a_stream_survives_deaths_too_but_is_not_resumable(
+    write_lines: WriteLines, start: Start, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    source = write_lines(*prompts(20, poison=(4,)))
+    job = JobSpec(input=str(source), output="-")
+    report = run_job(job, start=FaultyStart(start, FaultyRunner(dies_at={12})), rules=AT_ONCE, quiet=True)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (19, {"poison_request": 1})
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert sorted(line["index"] for line in lines) == list(range(20))
+    always = FaultyStart(start, FaultyRunner(always=True))
+    with pytest.raises(JobError, match="not this job: its input or output is a stream") as raised:
+        run_job(job, start=always, rules=AT_ONCE, quiet=True)
+    assert not isinstance(raised.value, ResumableJobError)
+
+
+@pytest.mark.parametrize("least_lines_apart", [1_000, 1])
+def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
+    write_lines: WriteLines, start: Start, least_lines_apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights and its cache would be in the way."""
+    monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
+    runners: list[weakref.ref[FaultyRunner]] = []
+    still_there: list[bool] = []
+
+    def started(config: EngineConfig, deliver: Any) -> Engine:
+        still_there.append(any(runner() is not None for runner in runners))
+        runner = FaultyRunner(dies_at={6} if len(runners) < 3 else ())
+        runners.append(weakref.ref(runner))
+        return start(config, deliver, runner=runner)
+
+    source = write_lines(*prompts(60))
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"))
+    report = run_job(job, start=started, rules=AT_ONCE, least_lines_apart=least_lines_apart, quiet=True)
+    assert (report.exit_code, report.trouble.deaths) == (0, {"engine": 3})
+    assert still_there == [False] * 4
+
+
+def test_an_engine_that_dies_when_it_is_asked_something_is_replaced_too(write_lines: WriteLines, start: Start) -> None:
+    """Death is found out by whoever speaks to it first, and its last word comes later."""
+    source = write_lines(*prompts(40))
+    faulty = FaultyStart(start, FaultyRunner(dies_at={3}))
+    num_calls = 0
+
+    def deaf(config: EngineConfig, deliver: Any) -> Engine:
+        engine = faulty(config, deliver)
+        submit = engine.client.submit
+
+        def waits_for_death(request: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 20:  # the engine dies at its third step
+                while engine.client.failure is None:
+                    time.sleep(0.001)
+            submit(request)
+
+        engine.client.submit = waits_for_death  # type: ignore[method-assign]
+        return engine
+
+    report = run(source, deaf)
+    assert (report.exit_code, len(read(source)), report.trouble.deaths) == (0, 40, {"engine": 1})
+
+
+# Rows that kill.
+
+
+@pytest.mark.parametrize("poison", [(0,), (11,), (3, 4), (7, 30, 31)])
+def test_rows_that_kill_the_engine_are_found_and_the_job_goes_on(
+    write_lines: WriteLines, start: Start, poison: tuple[int, ...]
+) -> None:
+    source = write_lines(*prompts(40, poison=poison))
+    runner = FaultyRunner()
+    report = run(source, FaultyStart(start, runner))
+    lines = read(source)
+    assert len(lines) == 40
+    failed = {index: line["error"] for index, line in lines.items() if "error" in line}
+    assert tuple(sorted(failed)) == poison
+    assert {error["code"] for error in failed.values()} == {"poison_request"}
+    assert "with no other beside it (RuntimeError: the device is gone)" in failed[poison[0]]["message"]
+    assert (report.exit_code, report.trouble.poison_rows) == (3, len(poison))
+    assert report.trouble.deaths == {"engine": runner.num_deaths}
+
+
+def test_an_openai_line_that_kills_says_so_as_a_server_error(write_lines: WriteLines, start: Start) -> None:
+    body = {"prompt": "x!", "max_tokens": 2}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    source = write_lines(line, *prompts(3))
+    run(source, FaultyStart(start, FaultyRunner()))
+    texts = (source.parent / "out.jsonl").read_text().splitlines()
+    (found,) = (line for text in texts if "custom_id" in (line := json.loads(text)))
+    assert (found["response"]["status_code"], found["response"]["body"]["error"]["code"]) == (500, "poison_request")
+
+
+def test_lines_that_ask_for_the_same_as_a_poison_row_fail_with_it(write_lines: WriteLines, start: Start) -> None:
+    same = {"prompt": "kill!", "max_tokens": 4, "temperature": 0}
+    source = write_lines(same, *prompts(10), same)
+    report = run(source, FaultyStart(start, FaultyRunner()))
+    assert dict(report.tally.errors) == {"poison_request": 2}
+    assert report.trouble.poison_rows == 1
+
+
+def test_lines_that_come_later_and_ask_for_the_same_are_not_searched_for_again(
+    write_lines: WriteLines, start: Start
+) -> None:
+    same = {"prompt": "kill!", "max_tokens": 4, "temperature": 0}
+    source = write_lines(same, *prompts(10), same, *prompts(3), same, {**same, "max_tokens": 5})
+    run(source, FaultyStart(start, FaultyRunner()), limit=11)
+    runner = FaultyRunner()
+    report = run(source, FaultyStart(start, runner))
+    lines = read(source)
+    assert [index for index, line in lines.items() if "error" in line] == [0, 11, 15, 16]
+    messages = {index: lines[index]["error"]["message"].partition(": ")[2] for index in (0, 11, 15)}
+    assert len(set(messages.values())) == 1
+    assert report.trouble.poison_rows == 2, "another length is another request"
+    assert survey(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
+
+
+def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path) -> None:
+    def work(row: int, tokens: bytes, **fields: Any) -> Work:
+        params = SamplingParams(temperature=0, seed=0, logit_bias={5: 1.0, 3: 2.0}, **fields)
+        return Work(PlainReply(row), params, tokens)
+
+    log = TroubleLog(tmp_path / "trouble.jsonl")
+    log.append(Convicted(4, 0))
+    first = Recovery(log, EngineConfig())
+    assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "nobody knows yet what row 4 asks for"
+    assert first.refuse(work(4, b"aaaa")) is not None
+    for recovery in (first, Recovery(TroubleLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda row: True)):
+        assert recovery.has_poison
+        assert recovery.refuse(work(9, b"aaaa")) is not None
+        others = [work(9, b"aaab"), work(9, b"aaaa", stop="x"), replace_salt(work(9, b"aaaa"))]
+        assert [recovery.refuse(other) for other in others] == [None] * 3
+        own = Work(PlainReply(9), SamplingParams(), b"aaaa", seed=3)
+        assert recovery.refuse(own) is None, "what it draws is its own"
+    assert not Recovery(TroubleLog(tmp_path / "trouble.jsonl", turn=2), EngineConfig()).has_poison
+
+
+def replace_salt(work: Work) -> Work:
+    return msgspec.structs.replace(work, cache_salt="s")
+
+
+def test_metrics_show_trouble_while_the_job_runs(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[str] = []
+    monkeypatch.setattr(MetricsServer, "update", lambda server, status: pages.append(page(status)))
+    source = write_lines(*prompts(20, poison=(4,)))
+    run(source, FaultyStart(start, FaultyRunner(), fails=["3", "3"]), metrics_port=0)
+    trouble = survey(directory_of(source)).as_json()["trouble"]
+    last = pages[-1]
+    assert 'job_retries_total{model_name="fake",cause="engine_error"} 2\n' in last
+    assert f'job_engine_deaths_total{{model_name="fake",lost="engine"}} {trouble["deaths"]["engine"]}\n' in last
+    assert 'job_poison_rows{model_name="fake"} 1\n' in last
+    assert 'job_lines_failed_total{model_name="fake",code="poison_request"} 1\n' in last
+
+
+def test_status_is_right_after_poison_rows_without_the_journal(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(20, poison=(4,)), "{broken")
+    run(source, FaultyStart(start, FaultyRunner(), fails=["3"] * 9))
+    found = survey(directory_of(source)).as_json()
+    assert (found["counted"], found["lines"]) == ("status", 21)
+    (directory_of(source) / "status.json").unlink()
+    again = survey(directory_of(source)).as_json()
+    assert again["counted"] == "journal"
+    names = ("lines", "errors", "errors_by_code", "trouble", "state")
+    assert {name: again[name] for name in names} == {name: found[name] for name in names}
+
+
+def test_an_engine_that_dies_with_every_row_is_not_blamed_on_the_rows(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(40))
+    with pytest.raises(ResumableJobError, match=r"dies with every line that it is given alone .* none between"):
+        run(source, FaultyStart(start, FaultyRunner(always=True)))
+    with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more rows each time
+        run(source, FaultyStart(start, FaultyRunner(always=True)))
+    assert survey(directory_of(source)).committed.num_errors == 2
+    report = run(source, start, redo="error")
+    assert (report.exit_code, len(read(source))) == (0, 40)
+
+
+def test_an_engine_that_dies_with_nothing_to_do_ends_the_job(write_lines: WriteLines, start: Start) -> None:
+    """As one that dies at its first breath, before anything is submitted."""
+    source = write_lines(*prompts(3))
+
+    def stillborn(config: EngineConfig, deliver: Any) -> Engine:
+        engine: Engine = start(config, deliver)
+        engine.client.submit = dead  # type: ignore[method-assign]
+        return engine
+
+    def dead(request: Any) -> None:
+        from headrace.errors import EngineDeadError
+
+        raise EngineDeadError("the engine has stopped: it never lived")
+
+    with pytest.raises(ResumableJobError, match="died 4 times in a row without a line done between"):
+        run(source, stillborn)
+
+
+# When the whole process goes.
+
+
+def lose_process(source: Path, rows: list[int]) -> None:
+    """As if the process of the last run had been killed with these rows in flight."""
+    directory = directory_of(source)
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    write_manifest(directory, replace(manifest, state="running"))
+    file = InFlightFile(directory / "in-flight", epoch=manifest.epoch)
+    file.add(rows)
+    file.close()
+
+
+def interrupted(source: Path, start: Start, *, at: int = 9) -> None:
+    def lost() -> BaseException:
+        return RuntimeError("CUDA error: gone")
+
+    with pytest.raises(ResumableJobError):
+        run(source, FaultyStart(start, FaultyRunner(dies_at={at}, error=lost, is_poison=False)))
+
+
+def test_a_loss_is_counted_once_however_often_the_next_run_fails(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(20))
+    interrupted(source, start)
+    lose_process(source, sorted(set(range(20)) - survey_rows(source)))
+
+    def never(*arguments: Any) -> Engine:
+        raise ModelError("no model")
+
+    for _ in range(3):
+        with pytest.raises(ModelError):
+            run(source, never)
+        lose_process_again(source)
+    log = TroubleLog(directory_of(source) / "trouble.jsonl")
+    assert log.counts.deaths == {"device": 1, "process": 1}
+
+
+def survey_rows(source: Path) -> set[int]:
+    return {record.index for record in survey(directory_of(source)).records()}
+
+
+def lose_process_again(source: Path) -> None:
+    directory = directory_of(source)
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    write_manifest(directory, replace(manifest, state="running"))
+
+
+def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.jobs.store import in_flight_file
+
+    path = tmp_path / "in-flight"
+    file = InFlightFile(path, epoch=3)
+    assert rows_in_flight(path, epoch=3) == []
+    file.add([5, 2**40, 7])
+    assert rows_in_flight(path, epoch=3) == [5, 2**40, 7]
+    file.remove(5)
+    file.remove(6)
+    file.add([0, 7, 9])
+    assert rows_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
+    assert rows_in_flight(path, epoch=4) is None
+    file.clear()
+    assert rows_in_flight(path, epoch=3) == []
+    file.add([1, 2])
+    file.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(in_flight_file, "_boot", lambda: b"another machine.")
+        assert rows_in_flight(path, epoch=3) is None
+    data = path.read_bytes()
+    for place in (0, 5, 12, 30, 42):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        assert rows_in_flight(path, epoch=3) is None
+    path.write_bytes(data[:20])
+    assert rows_in_flight(path, epoch=3) is None
+    assert rows_in_flight(tmp_path / "none", epoch=3) is None
+
+
+def test_after_a_lost_process_the_engine_has_one_of_its_own(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.jobs.run.run_job import run_job as run_module
+
+    started = []
+    monkeypatch.setattr(run_module, "start_engine", lambda *a: started.append("thread") or start(*a))
+    monkeypatch.setattr(run_module, "start_engine_process", lambda *a: started.append("process") or start(*a))
+    source = write_lines(*prompts(20))
+    interrupted(source, start)
+    run(source, None)
+    run(write_lines(*prompts(3)), None, overwrite=True)
+    assert started == ["process", "thread"]
+
+
+def test_a_torn_record_of_trouble_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "trouble.jsonl"
+    log = TroubleLog(path)
+    log.append(Retried(1, "engine_error"))
+    log.append(Died("engine", "why", [1, 2], 0, Suspicion([1, 2])))
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        again = TroubleLog(path)
+        again.append(Retried(9, "engine_error"))
+        whole = data[:size].count(b"\n")
+        assert TroubleLog(path).num_retries[9] == 1
+        assert len(read_lines(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
+
+
+# Memory.
+
+
+def test_memory_that_runs_out_is_met_with_engines_that_need_less(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(40))
+    runner = FaultyRunner(dies_at={2, 4, 6, 8}, error=lambda: OutOfMemoryError("CUDA out of memory"))
+    faulty = FaultyStart(start, runner)
+    report = run(source, faulty)
+    assert (report.exit_code, report.trouble.deaths) == (0, {})
+    assert report.trouble.memory_rungs == list(RUNGS)
+    given = [(config.max_num_batched_tokens, config.gpu_memory_utilization) for config in faulty.configs]
+    assert given == [(None, None), (None, None), (64, None), (64, 0.4), (64, 0.3)]
+    assert read_status(directory_of(source) / "status.json").memory_rungs == list(RUNGS)
+    assert "memory        ran out 4 times: started again, half the tokens" in plain_summary(report)
+
+
+def test_the_next_run_begins_on_the_rung_of_the_last(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(40))
+    runner = FaultyRunner(dies_at={2, 4}, error=lambda: OutOfMemoryError("no memory"))
+    faulty = FaultyStart(start, runner)
+
+    def only_two(*arguments: Any) -> Engine:
+        if len(faulty.configs) == 2:
+            raise ModelError("enough")
+        return faulty(*arguments)
+
+    with pytest.raises(ResumableJobError, match="enough"):
+        run(source, only_two)
+    later = FaultyStart(start, FaultyRunner())
+    run(source, later)
+    assert later.configs[0].max_num_batched_tokens == 64
+
+
+def test_at_the_top_of_the_ladder_the_row_is_looked_for(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*prompts(12, poison=(5,)))
+    report = run(source, FaultyStart(start, FaultyRunner(error=lambda: OutOfMemoryError("no memory"))))
+    assert [index for index, line in read(source).items() if "error" in line] == [5]
+    assert report.trouble.memory_rungs[: len(RUNGS)] == list(RUNGS)
+
+
+def test_a_ladder_without_progress_ends() -> None:
+    config = EngineConfig()
+    settings = settings_of(config)
+    ladder = MemoryLadder(config)
+    rungs = [climbed.rung for _ in range(4) if (climbed := ladder.climb(settings, num_done=3))]
+    assert rungs == list(RUNGS)
+    assert ladder.climb(settings, num_done=3) is None
+    again = ladder.climb(settings, num_done=4)
+    assert again is not None and again.rung == list(RUNGS)[-1]
+    assert ladder.climb(settings, num_done=4) is None
+
+
+def test_settings_that_the_user_changed_begin_the_ladder_anew() -> None:
+    config = EngineConfig()
+    ladder = MemoryLadder(config)
+    events = [climbed for _ in range(3) if (climbed := ladder.climb(settings_of(config), num_done=0))]
+    assert MemoryLadder(config, events).config.gpu_memory_utilization == 0.4
+    changed = EngineConfig(gpu_memory_utilization=0.6)
+    assert MemoryLadder(changed, events).config == changed
+
+
+@pytest.mark.parametrize(
+    "failure, expected",
+    [
+        (OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("OutOfMemoryError: CUDA out of memory. Tried to allocate"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_which_failures_are_of_memory(failure: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(failure) == expected
+
+
+def test_torchs_own_error_is_one_of_memory() -> None:
+    import torch
+
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))

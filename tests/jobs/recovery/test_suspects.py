@@ -1,0 +1,108 @@
+"""The search for the row that kills the engine, without an engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.jobs.recovery.suspects import Suspects
+from headrace.jobs.store.failure_log import Loss, Suspicion
+
+
+def search(rows: list[int], poison: set[int], *, crashes: bool = False) -> tuple[set[int], set[int], int]:
+    """Convicted rows, rows that were done, and deaths, when `poison` rows kill whatever runs them."""
+    suspects, done, convicted, num_deaths = Suspects(Suspicion()), set[int](), set[int](), 0
+    waiting = list(rows)
+    while waiting:
+        trial = suspects.trial
+        running = [row for row in waiting if trial is None or row in trial]
+        assert running, "a trial without rows"
+        if poison.intersection(running):
+            num_deaths += 1
+            assert num_deaths < 1_000
+            found = suspects.died(running, loss="engine")
+            if crashes:  # what is known is what was written down
+                suspects = Suspects(suspects.state, lambda row: row in done | convicted)
+            if found is not None:
+                convicted.add(found)
+                waiting.remove(found)
+            continue
+        for row in running:
+            done.add(row)
+            waiting.remove(row)
+            suspects.finished(row)
+    return convicted, done, num_deaths
+
+
+@given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4), st.booleans())
+def test_exactly_the_rows_that_kill_are_convicted(num_rows: int, poison: set[int], crashes: bool) -> None:
+    guilty = poison & set(range(num_rows))
+    convicted, done, _ = search(list(range(num_rows)), guilty, crashes=crashes)
+    assert (convicted, done) == (guilty, set(range(num_rows)) - guilty)
+
+
+def test_one_among_many_is_found_in_few_deaths() -> None:
+    for row in range(64):
+        _, _, num_deaths = search(list(range(64)), {row})
+        assert num_deaths <= 2 + 6 + 1, "two deaths, one for each halving at most, and one for proof"
+
+
+def test_deaths_with_different_rows_raise_no_suspicion() -> None:
+    suspects = Suspects(Suspicion())
+    assert suspects.died([1, 2, 3], loss="engine") is None
+    assert suspects.died([4, 5], loss="engine") is None
+    assert suspects.trial is None
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [["engine"] * 2, ["process"] * 3, ["engine", "process", "process"], ["process", "engine", "process"]],
+)
+def test_proof_is_two_deaths_of_an_engine_with_the_row_alone_or_three_of_a_process(losses: list[Loss]) -> None:
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([7], loss="process")
+    for loss in losses[:-1]:
+        assert suspects.trial == {7}
+        assert suspects.died([7], loss=loss) is None
+    assert suspects.died([7], loss=losses[-1]) == 7
+    assert suspects.trial is None
+
+
+def test_the_last_of_a_group_was_not_alone() -> None:
+    """A death by chance while it was left is no evidence."""
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([0, 1, 2, 3], loss="engine")
+    suspects.finished(0)
+    assert suspects.died([1], loss="engine") is None
+    assert suspects.died([1], loss="engine") is None
+    assert suspects.died([1], loss="engine") == 1
+
+
+def test_a_death_with_nothing_in_flight_teaches_nothing() -> None:
+    suspects = Suspects(Suspicion())
+    suspects.died([1, 2], loss="engine")
+    suspects.died([], loss="engine")
+    assert suspects.state == Suspicion(last=[1, 2])
+
+
+def test_the_half_that_must_have_the_row_is_not_run_whole() -> None:
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([0, 1, 2, 3], loss="engine")
+    assert suspects.trial == {0, 1}
+    suspects.finished(0)
+    suspects.finished(1)
+    assert suspects.trial == {2}
+
+
+def test_suspects_that_are_done_or_gone_are_not_waited_for() -> None:
+    suspects = Suspects(Suspicion())
+    for _ in range(2):
+        suspects.died([0, 1, 2, 3], loss="engine")
+    again = Suspects(suspects.state, lambda row: row == 0)
+    assert again.trial == {1}
+    again.forget([1, 2])
+    assert again.trial == {3}

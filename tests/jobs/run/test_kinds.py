@@ -1,0 +1,118 @@
+"""Whole jobs from one kind of file to another."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.engine.start import Engine
+from headrace.errors import JobError
+from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.report import JobReport
+from headrace.jobs.store.clean import clean
+from headrace.jobs.store.survey import find_job, survey
+
+Start = Callable[..., Engine]
+WriteLines = Callable[..., Path]
+
+
+def run(source: object, output: object, start: Start, **options: Any) -> JobReport:
+    options = {"defaults": {"max_tokens": 3}, "template": RowTemplate.of(prompt="Say {text}"), **options}
+    return run_job(JobSpec(input=str(source), output=str(output), **options), start=start, quiet=True)
+
+
+def never(*arguments: Any, **options: Any) -> Engine:
+    raise AssertionError("the model was loaded")
+
+
+def test_csv_to_parquet(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "in.csv").write_text('id,text\n1,"a,\nb"\n2,c\nbad\n')
+    report = run(tmp_path / "in.csv", tmp_path / "out.parquet", start)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (2, {"invalid_row": 1})
+    rows = sorted(pq.read_table(tmp_path / "out.parquet").to_pylist(), key=lambda row: row["index"])
+    assert [row["id"] for row in rows] == ["1", "2", None]
+    assert [row["usage"]["prompt_tokens"] for row in rows[:2]] == [len("Say a,\nb"), len("Say c")]
+    assert rows[2]["error"]["message"] == "line 3: 1 cell, the header has 2"
+
+
+def test_parquet_to_csv_and_to_compressed_lines(tmp_path: Path, start: Start) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "score": [1.5, None]}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.csv", start)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert sorted(row["score"] for row in csv.DictReader(file)) == ["", "1.5"]
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl.gz", start)
+    lines = gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes()).splitlines()
+    assert {json.loads(line)["score"] for line in lines} == {1.5, None}
+
+
+def test_a_table_may_hold_requests(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "in.csv").write_text("prompt,max_tokens,id\nHello,2,007\n")
+    run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
+    (line,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert line["usage"]["completion_tokens"] == 2 and line["id"] == "007"
+
+
+def test_a_table_without_a_prompt_says_how_to_ask(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "in.csv").write_text("id,text\n1,a\n")
+    with pytest.raises(JobError, match=r"but id, text; say what to ask with --prompt"):
+        run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
+
+
+def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where its journal is kept
+    with fsspec.open("memory://kinds/in.jsonl", "wb") as file:
+        file.write(b'{"text": "a"}\n{"text": "b"}\n')
+    run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
+    with fsspec.open("memory://kinds/out.jsonl", "rb") as file:
+        assert sorted(json.loads(line)["input"]["text"] for line in file) == ["a", "b"]
+    (directory,) = tmp_path.iterdir()
+    assert run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", never).num_before == 2
+    clean(directory)
+    with pytest.raises(JobError, match="exists"):
+        run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", never)
+    fsspec.filesystem("memory").rm("/kinds", recursive=True)
+    with pytest.raises(JobError, match="there is no input"):
+        run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
+
+
+def test_a_cut_off_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
+    data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
+    (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(JobError, match="is cut off"):
+        run(tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl", start)
+
+
+# --max-error-rate
+
+
+def mixed(num_good: int, num_bad: int) -> list[Any]:
+    return [{"text": "a"}] * num_good + ["{broken"] * num_bad
+
+
+def test_a_job_stops_when_too_many_lines_are_errors(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*["{broken"] * 3000)
+    output = source.parent / "out.jsonl"
+    with pytest.raises(JobError, match=r"1,000 of the first 1,000 lines are errors, more than --max-error-rate 0.1"):
+        run(source, output, start)
+    found = survey(find_job(str(output)))
+    assert (found.state, found.committed.num_done, output.exists()) == ("stopped", 1000, False)
+    report = run(source, output, start, max_error_rate=1)
+    assert (report.num_before, report.tally.num_failed) == (1000, 2000)
+    assert len(output.read_text().splitlines()) == 3000
+
+
+def test_a_few_errors_and_a_short_file_do_not_stop_a_job(write_lines: WriteLines, start: Start) -> None:
+    for lines in (mixed(1200, 120), mixed(0, 999)):
+        source = write_lines(*lines)
+        assert run(source, source.parent / "out.jsonl", start, overwrite=True).tally.num_done == len(lines)

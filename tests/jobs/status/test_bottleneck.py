@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headrace.jobs.status.bottleneck import Interval, limits_now
+
+DECODING = Interval(
+    seconds=10.0,
+    num_steps=100,
+    num_batched_tokens=6400,
+    num_generated_tokens=6400,
+    num_preemptions=0,
+    host_seconds=0.5,
+    wait_seconds=9.0,
+    writing_seconds=0.1,
+    num_running=64,
+    num_waiting=70,
+    kv_use=0.5,
+    num_ready=1000,
+    has_ended=False,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+)
+
+
+@pytest.mark.parametrize(
+    "changes, limit, reason",
+    [
+        ({}, "decode", "64 of 64 rows draw a token each step"),
+        ({"num_batched_tokens": 150_000}, "prefill", "96% of computed tokens are of prompts, steps are 73% full"),
+        ({"host_seconds": 9.5}, "host", "51% of a step is spent on planning it"),
+        ({"num_running": 20, "kv_use": 0.97}, "cache", "97% of the KV cache is held with 20 of 64 rows"),
+        ({"num_preemptions": 3, "kv_use": 0.99}, "cache", "3 sequences had to give way"),
+        ({"num_running": 20, "num_waiting": 0, "num_ready": 3}, "reading", "waits for lines to be read and tokenized"),
+        ({"num_running": 20, "num_waiting": 0}, "host", "lines are ready and rows are free"),
+        ({"writing_seconds": 4.0}, "disk", "40% of the time goes into writing answers"),
+        ({"num_running": 5, "num_waiting": 0, "num_ready": 0, "has_ended": True}, "tail", "the last 5 of 64 rows"),
+        ({"num_steps": 0, "num_batched_tokens": 0, "num_generated_tokens": 0}, "starting", "no step has ended yet"),
+    ],
+)
+def test_each_limit_is_told_from_the_others(changes: dict[str, object], limit: str, reason: str) -> None:
+    verdict = limits_now(dataclasses.replace(DECODING, **changes))  # type: ignore[arg-type]
+    assert verdict.limit == limit
+    assert reason in verdict.reason
+
+
+def test_who_empties_the_engine_comes_before_what_the_engine_does() -> None:
+    """A blocked writer makes rows run dry as well."""
+    blocked = dataclasses.replace(DECODING, writing_seconds=8.0, num_running=0, num_waiting=0, num_steps=0)
+    assert limits_now(blocked).limit == "disk"
+
+
+def test_an_engine_without_lines_that_has_done_nothing_waits_for_the_reader() -> None:
+    idle = dataclasses.replace(DECODING, num_steps=0, num_running=0, num_waiting=0, num_ready=0)
+    assert limits_now(idle).limit == "reading"
+
+
+def test_full_rows_at_the_end_of_the_input_are_no_tail() -> None:
+    full = dataclasses.replace(DECODING, has_ended=True, num_waiting=0, num_ready=0)
+    assert limits_now(full).limit == "decode"

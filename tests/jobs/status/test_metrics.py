@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import dataclasses
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.start import Engine
+from headrace.errors import ConfigError
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.metrics import NOT_SHOWN, SERIES, page
+from headrace.jobs.status.metrics_server import MetricsServer
+from headrace.jobs.store.status_file import JobStatus, Saved
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def status(**fields: object) -> JobStatus:
+    given: dict[str, object] = {
+        "state": "running",
+        "output": "out.jsonl",
+        "model": 'a "b"\\c',
+        "pid": 1,
+        "started_at": 5.0,
+        "updated_at": 6.5,
+        "seconds": 1.5,
+        "lines_total": None,
+        "lines_done": 7,
+        "lines_answered": 4,
+        "lines_failed": 3,
+        "lines_in_flight": 2,
+        "lines_ready": 1,
+        **fields,
+    }
+    return JobStatus(**given)  # type: ignore[arg-type]
+
+
+def values(text: str) -> dict[str, float]:
+    samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name.replace('model_name="a \\"b\\"\\\\c"', "M"): float(value) for name, _, value in samples}
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def test_counters_are_shown_by_class_and_what_is_not_known_is_left_out() -> None:
+    shown = values(page(status(errors={"invalid_json": 2, "x": 1}, saved=Saved(prefix_tokens=9), retries={"error": 5})))
+    assert shown["headrace:job_lines_done{M}"] == 7
+    assert shown["headrace:job_lines_answered_total{M}"] == 4
+    assert shown['headrace:job_lines_failed_total{M,code="invalid_json"}'] == 2
+    assert shown['headrace:job_saved_tokens_total{M,by="prefix"}'] == 9
+    assert shown['headrace:job_retries_total{M,cause="error"}'] == 5
+    assert shown['headrace:job_state{M,state="running"}'] == 1
+    assert shown['headrace:job_state{M,state="failed"}'] == 0
+    assert not any("job_lines{" in name or "seconds_left" in name for name in shown)
+
+
+def test_large_counts_are_exact() -> None:
+    assert 'headrace:job_prompt_tokens_total{model_name="m"} 123456789012\n' in page(
+        status(model="m", prompt_tokens=123_456_789_012)
+    )
+
+
+def test_every_field_of_a_status_is_shown_or_left_out_on_purpose() -> None:
+    asked: set[str] = set()
+
+    class Spy:
+        def __getattr__(self, name: str) -> object:
+            asked.add(name)
+            return getattr(status(), name)
+
+    for series in SERIES:
+        series.read(Spy())  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(JobStatus)}
+    assert asked | set(NOT_SHOWN) | {"lines_failed", "model"} == names  # errors by code, and the label of all
+    assert not asked & set(NOT_SHOWN)
+
+
+def test_every_series_is_documented() -> None:
+    text = DOCS.read_text()
+    assert [series.shown_name for series in SERIES if f"`{series.shown_name}`" not in text] == []
+
+
+def test_the_last_status_is_served_to_this_machine_only() -> None:
+    with MetricsServer(0) as server:
+        assert server.url is not None and server.url.startswith("http://127.0.0.1:")
+        assert fetch(server.url).startswith("#")
+        server.update(status())
+        server.update(status(lines_done=8))
+        assert values(fetch(server.url))["headrace:job_lines_done{M}"] == 8
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetch(server.url.removesuffix("metrics"))
+
+
+def test_a_port_that_is_taken_is_refused_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*give another --metrics-port"):
+            MetricsServer(port)
+    with pytest.raises(ConfigError, match="between 0 and 65535"):
+        JobSpec(input="a", output="b", metrics_port=70_000)
+
+
+def test_a_job_serves_its_counters_while_it_runs(
+    start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[str] = []
+    update = MetricsServer.update
+
+    def scraped(server: MetricsServer, status: JobStatus) -> None:
+        update(server, status)
+        assert server.url is not None
+        pages.append(fetch(server.url))
+
+    monkeypatch.setattr(MetricsServer, "update", scraped)
+    source = write_lines({"prompt": "a", "max_tokens": 3}, {"prompt": "b", "max_tokens": 4}, "no json")
+    run_job(JobSpec(input=str(source), output=str(tmp_path / "out.jsonl"), metrics_port=0), start=start, quiet=True)
+    last = values(pages[-1].replace('model_name="fake"', "M"))
+    assert last["headrace:job_lines_done{M}"] == 3
+    assert last["headrace:job_completion_tokens_total{M}"] == 7
+    assert last['headrace:job_lines_failed_total{M,code="invalid_json"}'] == 1
+    assert last['headrace:job_state{M,state="finished"}'] == 1

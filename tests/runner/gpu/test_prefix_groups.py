@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.runner.gpu.prefix_groups import MIN_BLOCKS, MIN_SEQS, BlockTableMirror, PrefixGroups
+from headrace.steps import TableWrites
+
+
+def mirror_of(tables: list[list[int]]) -> BlockTableMirror:
+    mirror = BlockTableMirror(len(tables), 64)
+    for row, blocks in enumerate(tables):
+        mirror.write(writes(row, 0, blocks))
+    return mirror
+
+
+def writes(row: int, start: int, blocks: list[int]) -> TableWrites:
+    indexes = np.arange(start, start + len(blocks))
+    return TableWrites(np.full(len(blocks), row), indexes, np.array(blocks))
+
+
+def groups_of(mirror: BlockTableMirror, rows: list[int]) -> PrefixGroups | None:
+    return mirror.groups(np.array(rows), block_size=16, seqs_per_tile=8)
+
+
+def sharing(num_rows: int, num_shared: int, first: int = 1000) -> list[list[int]]:
+    """Rows with a common beginning and two blocks of their own."""
+    common = list(range(first, first + num_shared))
+    return [[*common, first + 500 + 2 * row, first + 501 + 2 * row] for row in range(num_rows)]
+
+
+def test_rows_with_a_common_beginning_form_tiles_of_it() -> None:
+    groups = groups_of(mirror_of(sharing(10, 12)), list(range(10)))
+    assert groups is not None
+    assert groups.lens.tolist() == [12 * 16] * 10
+    assert groups.tile_lens.tolist() == [12 * 16] * 2
+    assert sorted(groups.tile_seqs[groups.tile_seqs >= 0].tolist()) == list(range(10))
+
+
+def test_tiles_name_places_in_the_step_not_rows() -> None:
+    mirror = mirror_of([[1, 2], *sharing(4, 12)])
+    groups = groups_of(mirror, [4, 0, 2, 1, 3])
+    assert groups is not None
+    assert groups.lens.tolist() == [192, 0, 192, 192, 192]
+    assert sorted(groups.tile_seqs[0][:4].tolist()) == [0, 2, 3, 4]
+
+
+def test_few_rows_or_a_short_beginning_are_not_worth_it() -> None:
+    assert groups_of(mirror_of(sharing(MIN_SEQS - 1, 12)), list(range(MIN_SEQS - 1))) is None
+    assert groups_of(mirror_of(sharing(10, MIN_BLOCKS - 1)), list(range(10))) is None
+
+
+def test_two_sets_of_rows_have_tiles_of_their_own() -> None:
+    mirror = mirror_of(sharing(5, 10) + sharing(6, 20, first=5000))
+    groups = groups_of(mirror, list(range(11)))
+    assert groups is not None
+    assert groups.lens.tolist() == [160] * 5 + [320] * 6
+    assert sorted(groups.tile_lens.tolist()) == [160, 320]
+
+
+def test_what_a_former_owner_of_a_row_wrote_does_not_count() -> None:
+    mirror = mirror_of(sharing(5, 12))
+    mirror.write(writes(0, 0, [7, 8, 9]))  # row 0 has a new owner with three blocks
+    groups = groups_of(mirror, list(range(5)))
+    assert groups is not None
+    assert groups.lens.tolist() == [0] + [192] * 4
+
+
+def test_the_block_that_is_being_written_is_never_shared() -> None:
+    mirror = mirror_of([list(range(100, 112))] * 5)  # as if all had the same last block
+    groups = groups_of(mirror, list(range(5)))
+    assert groups is not None
+    assert groups.lens.tolist() == [11 * 16] * 5

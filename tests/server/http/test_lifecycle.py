@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, most_connections, open_listener
+from headrace.server.options import ServerOptions
+from tests.server.live import Live, read_answer, run, until
+
+STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def start_streams(live: Live, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    connections = [await live.connect() for _ in range(number)]
+    for _, writer in connections:
+        writer.write(STREAM)
+    await until(lambda: live.tiny.num_running == number)
+    return connections
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_sigterm_with_nothing_to_do_ends_the_server_with_zero() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            assert live.state.phase == "ready"
+            send(signal.SIGTERM)
+            assert await live.exit == 0
+            with pytest.raises(ConnectionError):
+                await live.connect()
+
+    run(body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_running_streams_finish_before_the_end(number: signal.Signals) -> None:
+    async def body() -> None:
+        async with Live() as live:
+            streams = await start_streams(live, 3)
+            send(number)
+            await until(lambda: live.state.phase == "draining")
+            assert not live.state.is_ready and live.state.is_alive
+            assert (await live.get()).status == 200  # probes are still answered
+            assert not live.exit.done()
+            live.tiny.end.set()
+            answers = [await read_answer(reader) for reader, _ in streams]
+            assert {answer.body for answer in answers} == {b"first last"}
+            assert await live.exit == 0
+            assert live.told == ["stopping: 3 requests may finish within 30 s"]
+            for _, writer in streams:
+                writer.close()
+
+    run(body)
+
+
+def test_what_does_not_finish_in_time_is_aborted_with_a_last_chunk() -> None:
+    async def body() -> None:
+        async with Live(shutdown_timeout_s=0.05) as live:
+            ((reader, writer),) = await start_streams(live, 1)
+            send(signal.SIGTERM)
+            assert (await read_answer(reader)).body == b"first aborted"
+            assert await live.exit == 1
+            assert live.told[-1] == "aborting 1 requests"
+            writer.close()
+
+    run(body)
+
+
+def test_a_second_signal_aborts_at_once() -> None:
+    async def body() -> None:
+        async with Live(shutdown_timeout_s=3600.0) as live:
+            ((reader, writer),) = await start_streams(live, 1)
+            send(signal.SIGTERM)
+            await until(lambda: live.lifecycle._patience is not None)
+            send(signal.SIGTERM)
+            assert (await read_answer(reader)).body == b"first aborted"
+            assert await live.exit == 1
+            writer.close()
+
+    run(body)
+
+
+def test_two_signals_in_one_moment_are_a_second_signal_too() -> None:
+    async def body() -> None:
+        async with Live(shutdown_timeout_s=3600.0) as live:
+            ((reader, writer),) = await start_streams(live, 1)
+            live.lifecycle.stop()
+            live.lifecycle.stop()
+            assert (await read_answer(reader)).body == b"first aborted"
+            assert await live.exit == 1
+            writer.close()
+
+    run(body)
+
+
+def test_a_handler_that_ignores_the_abort_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.http.lifecycle.ABORT_S", 0.05)
+
+    async def body() -> None:
+        async with Live(shutdown_timeout_s=0.0) as live:
+            _, writer = await live.connect()
+            writer.write(b"GET /deaf HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: live.tiny.num_running == 1)
+            send(signal.SIGTERM)
+            assert await live.exit == 1
+            assert live.tiny.num_cancelled == 1
+            writer.close()
+
+    run(body)
+
+
+def test_idle_connections_do_not_hold_the_server_up() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            connections = [await live.connect() for _ in range(5)]
+            connections[0][1].write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+            await read_answer(connections[0][0])
+            send(signal.SIGTERM)
+            assert await live.exit == 0
+            for _, writer in connections:
+                writer.close()
+
+    run(body)
+
+
+def test_an_engine_that_has_given_up_ends_the_server_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.http.lifecycle.WATCH_S", 0.01)
+
+    async def body() -> None:
+        async with Live() as live:
+            live.lifecycle._has_given_up = lambda: True
+            assert await live.exit == 1
+            assert live.told[0] == "the engine has stopped for good; the server ends"
+
+    run(body)
+
+
+def test_the_lag_of_the_event_loop_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.http.lifecycle.WATCH_S", 0.001)
+
+    async def body() -> None:
+        live = Live()
+        lags: list[float] = []
+        live.lifecycle._on_lag = lags.append
+        async with live:
+            await until(lambda: len(lags) > 2)
+        assert all(lag >= 0.0 for lag in lags)
+
+    run(body)
+
+
+def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("old")
+    path.chmod(0o600)
+
+    async def body() -> None:
+        async with Live(api_key_file=str(path)) as live:
+            assert (await live.get(X_Api_Key="old")).status == 200
+            path.write_text("new")
+            send(signal.SIGHUP)
+            await until(lambda: live.told == ["read 1 keys again"])
+            assert (await live.get(X_Api_Key="old")).status == 401
+            assert (await live.get(X_Api_Key="new")).status == 200
+
+    run(body)
+
+
+def test_signals_are_left_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def body() -> None:
+        async with Live():
+            pass
+
+    run(body)
+    assert signal.getsignal(signal.SIGTERM) in (before, signal.SIG_DFL)
+
+
+# ---- the socket
+
+
+def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
+    with open_listener(ServerOptions(port=0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert address_of(listener, ServerOptions(port=0)) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="--port choose another"):
+            open_listener(ServerOptions(port=taken.getsockname()[1]))
+
+
+def test_the_most_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    assert most_connections() == 1024 - SPARE_FILES
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert most_connections() == 1 << 20
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    directory = tmp_path_factory.mktemp("tls")
+    certfile, keyfile = directory / "cert.pem", directory / "key.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {keyfile} -out {certfile}".split(),
+        check=True,
+        capture_output=True,
+    )
+    return certfile, keyfile
+
+
+def test_it_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> None:
+    certfile, keyfile = certificate
+    check_tls(ServerOptions(ssl_certfile=str(certfile), ssl_keyfile=str(keyfile)))
+    trust = ssl.create_default_context(cafile=str(certfile))
+
+    async def body() -> None:
+        async with Live(tls=trust, ssl_certfile=str(certfile), ssl_keyfile=str(keyfile)) as live:
+            assert (await live.get()).status == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+            writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200" not in await reader.read()  # plain HTTP is not answered
+            writer.close()
+            bomb = b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000
+            assert (await live.ask(bomb)).status == 431  # the limits hold under TLS too
+
+    run(body)
+
+
+def test_tls_files_that_cannot_be_used_are_an_error_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_tls(ServerOptions(ssl_certfile=str(tmp_path / "none.pem")))
+    (tmp_path / "bad.pem").write_text("not a certificate")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_tls(ServerOptions(ssl_certfile=str(tmp_path / "bad.pem")))

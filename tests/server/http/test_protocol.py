@@ -1,0 +1,283 @@
+"""What the parser, the gate and uvicorn do together, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from tests.server.live import Live, is_closed, read_answer, run, until
+
+HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
+WHOLE = HEAD + b"Content-Length: 3\r\n\r\nabc"
+
+
+def answered(*parts: bytes, **options: object) -> tuple[int, str | None]:
+    """Status and error code of what comes back."""
+    found: list[tuple[int, str | None]] = []
+
+    async def body() -> None:
+        async with Live(**options) as live:
+            answer = await live.ask(*parts)
+            found.append((answer.status, answer.error["code"] if answer.status >= 400 else None))
+            await until(lambda: live.tiny.num_running == 0)
+
+    run(body)
+    return found[0]
+
+
+# ---- headers: CVE-2025-48956
+
+
+def test_a_request_is_answered() -> None:
+    assert answered(WHOLE) == (200, None)
+
+
+def test_one_huge_header_is_cut_off_long_before_it_is_whole() -> None:
+    assert answered(HEAD + b"X-Bomb: " + b"x" * 70_000) == (431, "headers_too_large")
+
+
+def test_a_megabyte_of_header_is_refused_and_not_kept() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            reader, writer = await live.connect()
+            writer.write(HEAD + b"X-Bomb: ")
+            for _ in range(1024):
+                writer.write(b"x" * 1024)
+            assert (await read_answer(reader)).status == 431
+            writer.close()
+            await until(lambda: live.lifecycle.num_connections == 0)
+            assert live.refused == ["headers_too_large"]
+            assert live.tiny.num_running == 0
+
+    run(body)
+
+
+def test_a_whole_head_over_the_limit_is_refused_too() -> None:
+    head = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 1000) for number in range(70))
+    assert answered(HEAD + head + b"\r\n") == (431, "headers_too_large")
+
+
+def test_five_thousand_headers_are_refused() -> None:
+    head = b"".join(b"X-%d: y\r\n" % number for number in range(5000))
+    assert answered(HEAD + head + b"\r\n", max_header_bytes=1 << 20) == (431, "headers_too_large")
+
+
+def test_a_long_url_counts_as_header() -> None:
+    assert answered(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") == (431, "headers_too_large")
+
+
+def test_headers_within_the_limits_pass() -> None:
+    head = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 200) for number in range(200))
+    assert answered(HEAD + head + b"Content-Length: 3\r\n\r\nabc") == (200, None)
+
+
+def test_the_limits_hold_for_every_request_of_a_connection() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            reader, writer = await live.connect()
+            for _ in range(3):
+                writer.write(WHOLE)
+                assert (await read_answer(reader)).status == 200
+            writer.write(HEAD + b"X-Bomb: " + b"x" * 70_000)
+            assert (await read_answer(reader)).status == 431
+            assert await is_closed(reader)
+            writer.close()
+
+    run(body)
+
+
+# ---- bodies
+
+
+def test_a_length_over_the_cap_is_refused_before_the_body_comes() -> None:
+    assert answered(HEAD + b"Content-Length: 268435456\r\n\r\n", max_body_bytes=1000, read_timeout_s=0.05) == (
+        413,
+        "body_too_long",
+    )
+
+
+def test_chunks_over_the_cap_are_refused() -> None:
+    chunks = [b"%x\r\n%s\r\n" % (500, b"a" * 500)] * 3
+    assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n", max_body_bytes=1000) == (
+        413,
+        "body_too_long",
+    )
+
+
+def test_many_tiny_chunks_are_one_body() -> None:
+    """CVE-2025-23310: a server that kept something for each chunk."""
+    assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 99 + b"0\r\n\r\n") == (200, None)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS to a plain port
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",  # smuggling
+        HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Bad Header: x\r\n\r\n",
+        HEAD + b"X: a\x00b\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_bad_request(request_: bytes) -> None:
+    assert answered(request_) == (400, "bad_request")
+
+
+def test_a_broken_chunk_ends_the_request_and_its_handler() -> None:
+    assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n") == (400, "bad_request")
+
+
+def test_an_upgrade_is_not_made_and_the_request_is_answered() -> None:
+    upgrade = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert answered(upgrade) == (200, None)
+
+
+def test_an_absolute_url_is_judged_by_its_path() -> None:
+    assert answered(b"GET http://evil/v1/models HTTP/1.1\r\nHost: /health\r\n\r\n", api_key="k") == (
+        401,
+        "invalid_api_key",
+    )
+
+
+@pytest.mark.parametrize(
+    "path", [b"/health/../v1/models", b"//v1/models", b"/%2e%2e/v1", b"/health%2f..%2fv1", b"/health%00"]
+)
+def test_no_spelling_of_a_path_gets_past_the_gate(path: bytes) -> None:
+    assert answered(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n", api_key="k") == (401, "invalid_api_key")
+
+
+# ---- time
+
+
+def test_headers_that_do_not_come_are_given_up() -> None:
+    assert answered(HEAD + b"X-Slow: ", read_timeout_s=0.05) == (408, "read_timeout")
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    assert answered(HEAD + b"Content-Length: 10\r\n\r\nabc", read_timeout_s=0.05) == (408, "read_timeout")
+
+
+def test_a_silent_connection_is_closed() -> None:
+    async def body() -> None:
+        async with Live(read_timeout_s=0.05) as live:
+            reader, writer = await live.connect()
+            assert await reader.read() == b""
+            writer.close()
+
+    run(body)
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_handler_hears_of_it() -> None:
+    async def body() -> None:
+        async with Live(write_timeout_s=0.05) as live:
+            connection = socket.create_connection(("127.0.0.1", live.port))
+            connection.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: live.tiny.num_left == 1)
+            await until(lambda: live.lifecycle.num_connections == 0)
+            assert live.refused == ["write_timeout"]
+            connection.close()
+
+    run(body)
+
+
+def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
+    async def body() -> None:
+        async with Live(write_timeout_s=1000.0) as live:
+            reader, writer = await live.connect()
+            writer.write(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            for _ in range(200):
+                await reader.readexactly(65536)
+            writer.close()
+            await until(lambda: live.tiny.num_left == 1)
+            assert live.refused == []
+
+    run(body)
+
+
+# ---- leaving
+
+
+def test_a_handler_that_does_not_listen_is_cancelled_when_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.http.protocol.CANCEL_AFTER_S", 0.01)
+
+    async def body() -> None:
+        async with Live() as live:
+            _, writer = await live.connect()
+            writer.write(b"GET /deaf HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: live.tiny.num_running == 1)
+            writer.close()
+            await until(lambda: live.tiny.num_running == 0)
+            assert live.tiny.num_cancelled == 1
+
+    run(body)
+
+
+def test_a_request_sent_ahead_does_not_hide_that_the_client_has_left() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            reader, writer = await live.connect()
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+            await reader.readuntil(b"first ")
+            assert live.tiny.num_running == 1  # the second was dropped; its client has to send it again
+            writer.close()
+            await until(lambda: live.tiny.num_left == 1)
+
+    run(body)
+
+
+def test_after_a_request_sent_ahead_the_first_is_answered_and_the_connection_closed() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            live.tiny.end.set()
+            reader, writer = await live.connect()
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+            assert (await read_answer(reader)).body == b"first last"
+            assert await is_closed(reader)
+            writer.close()
+
+    run(body)
+
+
+# ---- how many
+
+
+def test_connections_over_the_limit_are_closed_at_once() -> None:
+    async def body() -> None:
+        async with Live(max_connections=2) as live:
+            kept = [await live.connect() for _ in range(2)]
+            await until(lambda: live.lifecycle.num_connections == 2)
+            reader, writer = await live.connect()
+            assert await is_closed(reader)
+            assert live.refused == ["connections"]
+            writer.close()
+            kept[0][1].write(WHOLE)
+            assert (await read_answer(kept[0][0])).status == 200
+            for _, one in kept:
+                one.close()
+
+    run(body)
+
+
+def test_an_answer_names_neither_the_server_nor_its_parts() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            answer = await live.get()
+            assert answer.headers.keys() == {"date", "content-length", "x-request-id"}
+
+    run(body)
+
+
+def test_many_connections_at_once_are_served() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            answers = await asyncio.gather(*(live.get() for _ in range(100)))
+            assert {answer.status for answer in answers} == {200}
+
+    run(body)

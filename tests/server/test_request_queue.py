@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.engine.fake_settings import fake_settings
+from headrace.engine.settings import Settings
+from headrace.errors import RequestError
+from headrace.server.options import ServerOptions
+from headrace.server.request_queue import LONGEST_RETRY_S, WINDOW_S, Admission, AdmissionLimits, Overloaded
+from headrace.server.state import ServerState
+from tests.hand_timer import HandTimer
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return fake_settings(load_format="auto", num_blocks=100)
+
+
+def admission(
+    max_requests: int = 4, max_tokens: int = 1000, state: ServerState | None = None, **options: object
+) -> Admission:
+    return Admission(
+        ServerOptions(**options),  # type: ignore[arg-type]
+        AdmissionLimits(max_requests, max_tokens),
+        HandTimer(),
+        state,
+    )
+
+
+def clock_of(made: Admission) -> HandTimer:
+    clock = made._departures._clock
+    assert isinstance(clock, HandTimer)
+    return clock
+
+
+def refusal(made: Admission, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
+    with pytest.raises(Overloaded) as refused:
+        made.reserve(num_requests, num_body_bytes=num_body_bytes)
+    return refused.value
+
+
+def counts(made: Admission) -> tuple[int, int, int]:
+    return made.num_waiting, made.num_waiting_tokens, made.num_running
+
+
+# ---- places
+
+
+def test_places_go_from_waiting_to_running_to_free() -> None:
+    made = admission()
+    reservation = made.reserve(2, num_body_bytes=400)
+    assert counts(made) == (2, 100, 0)
+    reservation.count_tokens(70)
+    assert counts(made) == (2, 70, 0)
+    reservation.started()
+    assert counts(made) == (0, 0, 2)
+    reservation.release()
+    assert counts(made) == (0, 0, 0)
+
+
+def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
+    made = admission()
+    assert made.oldest_wait_s == 0.0
+    first = made.reserve()
+    clock_of(made).move(5.0)
+    second = made.reserve()
+    clock_of(made).move(2.0)
+    assert made.oldest_wait_s == 7.0
+    first.started()
+    assert made.oldest_wait_s == 2.0
+    second.release()
+    assert made.oldest_wait_s == 0.0
+
+
+def test_release_and_started_may_be_called_again() -> None:
+    made = admission()
+    with made.reserve(1, num_body_bytes=40) as reservation:
+        reservation.started()
+        reservation.started()
+        reservation.release()
+        reservation.release()
+    reservation.started()
+    assert counts(made) == (0, 0, 0)
+
+
+def test_the_with_block_gives_back_what_an_error_leaves_behind() -> None:
+    made = admission()
+    with pytest.raises(ZeroDivisionError), made.reserve(3, num_body_bytes=100):
+        raise ZeroDivisionError
+    assert counts(made) == (0, 0, 0)
+
+
+def test_the_request_over_the_limit_is_refused_and_takes_no_place() -> None:
+    made = admission(max_requests=4)
+    made.reserve(3)
+    assert refusal(made, 2).reason == "queue_full"
+    assert made.num_waiting == 3
+    made.reserve(1)
+
+
+def test_running_requests_take_no_place_in_the_queue() -> None:
+    made = admission(max_requests=1)
+    for _ in range(5):
+        made.reserve(1).started()
+    assert made.num_running == made.num_in_flight == 5
+
+
+def test_more_prompts_than_the_queue_could_ever_hold_are_the_clients_mistake() -> None:
+    with pytest.raises(RequestError, match="5 prompts at once are more than the 4") as refused:
+        admission(max_requests=4).reserve(5)
+    assert refused.value.param == "prompt"
+
+
+# ---- tokens
+
+
+def test_the_bodys_length_stands_in_for_tokens_until_they_are_counted() -> None:
+    made = admission(max_tokens=1000)
+    made.reserve(1, num_body_bytes=2400)
+    assert refusal(made, num_body_bytes=1604).reason == "queue_tokens"
+    made.reserve(1, num_body_bytes=1600)
+
+
+def test_an_empty_queue_takes_a_request_of_any_length() -> None:
+    made = admission(max_tokens=1000)
+    reservation = made.reserve(1, num_body_bytes=1_000_000)
+    reservation.count_tokens(5000)
+    assert refusal(made, num_body_bytes=4).reason == "queue_tokens"
+
+
+def test_tokens_that_were_guessed_too_low_can_still_be_refused_and_leave_nothing_behind() -> None:
+    made = admission(max_tokens=1000)
+    made.reserve(1, num_body_bytes=3600)
+    second = made.reserve(1, num_body_bytes=40)
+    with pytest.raises(Overloaded) as refused:
+        second.count_tokens(101)
+    assert refused.value.reason == "queue_tokens"
+    second.release()
+    assert counts(made) == (1, 900, 0)
+
+
+def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
+    """The race that other servers have: checked before the prompt is rendered, counted after."""
+    made = admission(max_requests=4)
+    tokenized: list[int] = []
+    refused: list[int] = []
+
+    async def handle(number: int, gate: asyncio.Event) -> None:
+        try:
+            with made.reserve(1, num_body_bytes=40) as reservation:
+                await gate.wait()  # tokenizing, on another thread
+                tokenized.append(number)
+                reservation.count_tokens(12)
+        except Overloaded:
+            refused.append(number)
+
+    async def burst() -> None:
+        gate = asyncio.Event()
+        tasks = [asyncio.create_task(handle(number, gate)) for number in range(100)]
+        await asyncio.sleep(0)
+        assert len(refused) == 96 and not tokenized
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(burst())
+    assert tokenized == [0, 1, 2, 3]
+    assert made.refusals == {"queue_full": 96}
+    assert counts(made) == (0, 0, 0)
+
+
+# ---- Retry-After
+
+
+def drained_at(made: Admission, per_second: int, seconds: int) -> None:
+    """So many requests a second, of 10 tokens each, have started."""
+    for _ in range(seconds):
+        for _ in range(per_second):
+            made.reserve(1, num_body_bytes=40).started()
+        clock_of(made).move(1.0)
+
+
+def test_retry_after_is_the_time_in_which_enough_requests_start() -> None:
+    made = admission(max_requests=8)
+    drained_at(made, per_second=2, seconds=10)
+    assert made.drain_rate == 2.0
+    made.reserve(8)
+    assert refusal(made, 6).retry_after_s == 3
+    assert refusal(made, 1).retry_after_s == 1
+
+
+def test_retry_after_of_tokens_comes_from_their_own_rate() -> None:
+    made = admission(max_tokens=1000)
+    drained_at(made, per_second=2, seconds=10)  # 20 tokens a second
+    made.reserve(1, num_body_bytes=4000)
+    assert refusal(made, num_body_bytes=400).retry_after_s == 5
+
+
+def test_a_queue_that_does_not_drain_names_the_longest_time() -> None:
+    made = admission(max_requests=1)
+    made.reserve(1)
+    assert refusal(made).retry_after_s == LONGEST_RETRY_S
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_not_of_the_idle_time_before() -> None:
+    made = admission(max_requests=100)
+    drained_at(made, per_second=1, seconds=5)
+    clock_of(made).move(1000.0)
+    drained_at(made, per_second=6, seconds=4)
+    assert made.drain_rate == 6.0
+    clock_of(made).move(WINDOW_S)
+    assert made.drain_rate == 0.0
+
+
+def test_those_who_give_up_waiting_do_not_count_as_drained() -> None:
+    made = admission()
+    made.reserve(1).release()
+    assert made.drain_rate == 0.0
+
+
+# ---- status, states
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_the_status_of_a_full_queue_is_an_option(status: int) -> None:
+    made = admission(max_requests=1, overload_status=status)
+    made.reserve(1)
+    assert refusal(made).status == status
+
+
+def test_a_server_that_is_not_ready_takes_nothing() -> None:
+    phases = ["ready"]
+    state = ServerState(lambda: phases[-1])
+    made = admission(state=state, overload_status=429, shutdown_timeout_s=12.5)
+    assert (refusal(made).reason, refusal(made).status) == ("starting", 503)
+    state.ready()
+    made.reserve(1)
+    phases.append("restarting")
+    assert refusal(made).reason == "engine_dead"
+    phases.append("ready")
+    state.drain()
+    assert (refusal(made).reason, refusal(made).retry_after_s) == ("draining", 13)
+    assert made.refusals == {"starting": 2, "engine_dead": 1, "draining": 2}
+
+
+def test_the_default_limits_are_four_engine_fulls(settings: Settings) -> None:
+    limits = AdmissionLimits.of(ServerOptions(), settings)
+    assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
+    options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
+    assert AdmissionLimits.of(options, settings) == AdmissionLimits(5, 6)
