@@ -12,7 +12,7 @@ BASE_LABELS = ("model_name", "engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Alias:
     """Another name for the same numbers. A counter's name is without `_total`, which its samples have."""
 
     name: str
@@ -32,13 +32,13 @@ class Series:
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] | None = None  # a histogram's; None: 1, 2, 5, 10 ... up to the context's length
-    twins: tuple[Twin, ...] = ()
+    aliases: tuple[Alias, ...] = ()
     alert: str = ""  # what guides alert on
 
     @property
-    def as_twin(self) -> Twin:
+    def as_alias(self) -> Alias:
         """Its own name, in the same form as the others."""
-        return Twin(self.name)
+        return Alias(self.name)
 
 
 def token_bounds(max_len: int) -> tuple[float, ...]:

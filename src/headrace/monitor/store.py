@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from headrace.histogram import Histogram, HistogramCounts
-from headrace.monitor.series import Series, Twin, token_bounds
+from headrace.monitor.series import Alias, Series, token_bounds
 
 Labels = tuple[str, ...]
 
@@ -66,33 +66,33 @@ class Store(Collector):
             values = {name: dict(of_series) for name, of_series in self._values.items()}
             counts = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
         for series in self._series:
-            for twin in (series.as_twin, *series.twins):
-                metric = Metric(twin.name, _help(series, twin), series.kind)
-                base = {label: self._base_labels[label] for label in twin.base_labels}
+            for alias in (series.as_alias, *series.aliases):
+                metric = Metric(alias.name, _help(series, alias), series.kind)
+                base = {label: self._base_labels[label] for label in alias.base_labels}
                 if series.kind == "histogram":
                     bounds = self._histograms[series.name].bounds
-                    _show_counts(metric, base, bounds, counts[series.name], twin.bounds or bounds)
+                    _show_counts(metric, base, bounds, counts[series.name], alias.bounds or bounds)
                 else:
-                    _show_values(metric, base, series, twin, values[series.name])
+                    _show_values(metric, base, series, alias, values[series.name])
                 yield metric
 
 
-def _help(series: Series, twin: Twin) -> str:
-    return series.help if twin.name == series.name else f"{series.help} As {series.name}."
+def _help(series: Series, alias: Alias) -> str:
+    return series.help if alias.name == series.name else f"{series.help} As {series.name}."
 
 
 def _show_values(
-    metric: Metric, base: dict[str, str], series: Series, twin: Twin, values: Mapping[Labels, float]
+    metric: Metric, base: dict[str, str], series: Series, alias: Alias, values: Mapping[Labels, float]
 ) -> None:
-    name = f"{twin.name}_total" if series.kind == "counter" else twin.name
-    names = [twin.labels.get(label, label) for label in series.labels]
+    name = f"{alias.name}_total" if series.kind == "counter" else alias.name
+    names = [alias.labels.get(label, label) for label in series.labels]
     for labels, value in values.items():
         shown: Iterable[str] = labels
-        if twin.values is not None:
-            if any(label not in twin.values for label in labels):
+        if alias.values is not None:
+            if any(label not in alias.values for label in labels):
                 continue
-            shown = [twin.values[label] for label in labels]
-        number = value if twin.constant is None else twin.constant
+            shown = [alias.values[label] for label in labels]
+        number = value if alias.constant is None else alias.constant
         metric.add_sample(name, base | dict(zip(names, shown, strict=True)), number)
 
 

@@ -6,7 +6,7 @@ docs/metrics.md is made from this table (`python -m headrace.monitor.page`).
 from __future__ import annotations
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS
-from headrace.monitor.series import Series, Twin
+from headrace.monitor.series import Alias, Series
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, TOKEN_GAP_BOUNDS
 
 # vLLM's bounds. Where ours are finer, its twin shows only these.
@@ -25,13 +25,13 @@ _PHASE = (
 _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
 
-def _phase(name: str, help: str, *twins: str, alert: str = "") -> Series:
-    shown = tuple(Twin(twin, bounds=_PHASE) for twin in twins)
-    return Series(f"headrace:{name}", "histogram", help, bounds=_FINE_PHASE, twins=shown, alert=alert)
+def _phase(name: str, help: str, *aliases: str, alert: str = "") -> Series:
+    shown = tuple(Alias(alias, bounds=_PHASE) for alias in aliases)
+    return Series(f"headrace:{name}", "histogram", help, bounds=_FINE_PHASE, aliases=shown, alert=alert)
 
 
 def _tokens(name: str, help: str) -> Series:
-    return Series(f"headrace:{name}", "histogram", help, twins=(Twin(f"vllm:{name}"),))
+    return Series(f"headrace:{name}", "histogram", help, aliases=(Alias(f"vllm:{name}"),))
 
 
 FIRST_TOKEN_SECONDS = Series(
@@ -39,7 +39,7 @@ FIRST_TOKEN_SECONDS = Series(
     "histogram",
     "From the arrival of a request to its first token in the engine, queueing included.",
     bounds=_FIRST_TOKEN,
-    twins=(Twin("vllm:time_to_first_token_seconds"),),
+    aliases=(Alias("vllm:time_to_first_token_seconds"),),
     alert="p95 over 2 s for 2 minutes (others: p99 over 0.5 s; p95 over 10 s for 15 minutes)",
 )
 TOKEN_GAP_SECONDS = Series(
@@ -47,9 +47,9 @@ TOKEN_GAP_SECONDS = Series(
     "histogram",
     "Between a token of an answer and the one before it, as they leave the engine; one value a token.",
     bounds=TOKEN_GAP_BOUNDS,
-    twins=(
-        Twin("vllm:inter_token_latency_seconds", bounds=_TOKEN_GAP),
-        Twin("vllm:time_per_output_token_seconds", bounds=_TOKEN_GAP),
+    aliases=(
+        Alias("vllm:inter_token_latency_seconds", bounds=_TOKEN_GAP),
+        Alias("vllm:time_per_output_token_seconds", bounds=_TOKEN_GAP),
     ),
     alert="p95 over twice its usual value",
 )
@@ -58,7 +58,7 @@ REQUEST_TOKEN_SECONDS = Series(
     "histogram",
     "Mean time of a request's tokens after its first; one value a request.",
     bounds=TOKEN_GAP_BOUNDS,
-    twins=(Twin("vllm:request_time_per_output_token_seconds", bounds=_TOKEN_GAP),),
+    aliases=(Alias("vllm:request_time_per_output_token_seconds", bounds=_TOKEN_GAP),),
 )
 END_TO_END_SECONDS = _phase(
     "e2e_request_latency_seconds",
@@ -98,14 +98,14 @@ ASKED_ANSWERS = Series(
     "histogram",
     "n of the requests that came in.",
     bounds=(1, 2, 5, 10, 20),
-    twins=(Twin("vllm:request_params_n"),),
+    aliases=(Alias("vllm:request_params_n"),),
 )
 REQUEST_PREEMPTIONS = Series(
     "headrace:request_num_preemptions",
     "histogram",
     "How often a finished request was preempted.",
     bounds=(1, 2, 3, 4, 5, 10, 20),
-    twins=(Twin("vllm:request_num_preemptions"),),
+    aliases=(Alias("vllm:request_num_preemptions"),),
 )
 RECEIVED = Series("headrace:requests_received", "counter", "Requests that came in and were understood.")
 FINISHED = Series(
@@ -113,7 +113,7 @@ FINISHED = Series(
     "counter",
     "Requests that ended, by how: stop, length, abort (the client left), error.",
     labels=("reason",),
-    twins=(Twin("vllm:request_success", labels={"reason": "finished_reason"}),),
+    aliases=(Alias("vllm:request_success", labels={"reason": "finished_reason"}),),
     alert="rate of `abort` over 0.01/s; `error` over 1 % of all",
 )
 REFUSED = Series(
@@ -121,8 +121,8 @@ REFUSED = Series(
     "counter",
     "Requests that were not taken on, by why.",
     labels=("reason",),
-    twins=(
-        Twin(
+    aliases=(
+        Alias(
             "vllm:admission_rejections",
             values={"queue_full": "max_num_queued_reqs", "queue_tokens": "max_num_queued_tokens"},
             base_labels=("model_name",),
@@ -135,21 +135,21 @@ ANSWERED = Series(
     "counter",
     "HTTP answers, by route, method and class of status (2xx, 4xx, 5xx).",
     labels=("handler", "method", "status"),
-    twins=(Twin("http_requests", base_labels=()),),
+    aliases=(Alias("http_requests", base_labels=()),),
     alert="5xx over 1 % of all",
 )
 RUNNING = Series(
     "headrace:num_requests_running",
     "gauge",
     "Answers in the making (a request with n=3 has three).",
-    twins=(Twin("vllm:num_requests_running"), Twin("vllm:num_requests_swapped", constant=0.0)),
+    aliases=(Alias("vllm:num_requests_running"), Alias("vllm:num_requests_swapped", constant=0.0)),
     alert="absent for 5 minutes",
 )
 WAITING = Series(
     "headrace:num_requests_waiting",
     "gauge",
     "Answers that wait for their first step, or for their next after a preemption.",
-    twins=(Twin("vllm:num_requests_waiting"),),
+    aliases=(Alias("vllm:num_requests_waiting"),),
     alert="over 50 for 5 minutes (others: 5, 10, 100). While KV use is low, `max_num_seqs` is the bound, not memory",
 )
 WAITING_BY_REASON = Series(
@@ -157,16 +157,16 @@ WAITING_BY_REASON = Series(
     "gauge",
     "The same, by what they wait for. Here it is always room in the batch or the cache.",
     labels=("reason",),
-    twins=(Twin("vllm:num_requests_waiting_by_reason"),),
+    aliases=(Alias("vllm:num_requests_waiting_by_reason"),),
 )
 KV_USE = Series(
     "headrace:kv_cache_usage",
     "gauge",
     "Share of the cache's blocks that running sequences hold, 0 to 1.",
-    twins=(
-        Twin("vllm:kv_cache_usage_perc"),
-        Twin("vllm:gpu_cache_usage_perc"),
-        Twin("vllm:cpu_cache_usage_perc", constant=0.0),
+    aliases=(
+        Alias("vllm:kv_cache_usage_perc"),
+        Alias("vllm:gpu_cache_usage_perc"),
+        Alias("vllm:cpu_cache_usage_perc", constant=0.0),
     ),
     alert="over 0.9 for 5 minutes (it is a share: `> 90` never fires); better: over 0.95 while preemptions go on",
 )
@@ -174,16 +174,16 @@ PREFIX_QUERIES = Series(
     "headrace:prefix_cache_queries",
     "counter",
     "Prompt tokens that were looked up in the prefix cache.",
-    twins=(Twin("vllm:prefix_cache_queries"), Twin("vllm:gpu_prefix_cache_queries")),
+    aliases=(Alias("vllm:prefix_cache_queries"), Alias("vllm:gpu_prefix_cache_queries")),
 )
 PREFIX_HITS = Series(
     "headrace:prefix_cache_hits",
     "counter",
     "Those of them that it had.",
-    twins=(
-        Twin("vllm:prefix_cache_hits"),
-        Twin("vllm:gpu_prefix_cache_hits"),
-        Twin("vllm:prompt_tokens_cached"),
+    aliases=(
+        Alias("vllm:prefix_cache_hits"),
+        Alias("vllm:gpu_prefix_cache_hits"),
+        Alias("vllm:prompt_tokens_cached"),
     ),
     alert="under half of the queries, where shared prefixes are expected",
 )
@@ -191,27 +191,27 @@ PREEMPTIONS = Series(
     "headrace:num_preemptions",
     "counter",
     "Times that a running sequence gave its place back for want of cache.",
-    twins=(Twin("vllm:num_preemptions"),),
+    aliases=(Alias("vllm:num_preemptions"),),
     alert="rate over 1/s (others: 0.1/s)",
 )
 PROMPT_TOKENS = Series(
     "headrace:prompt_tokens",
     "counter",
     "Prompt tokens of requests that started, cached ones included.",
-    twins=(Twin("vllm:prompt_tokens"),),
+    aliases=(Alias("vllm:prompt_tokens"),),
 )
 PROMPT_TOKENS_BY_SOURCE = Series(
     "headrace:prompt_tokens_by_source",
     "counter",
     "The same, by where their keys and values came from.",
     labels=("source",),
-    twins=(Twin("vllm:prompt_tokens_by_source"),),
+    aliases=(Alias("vllm:prompt_tokens_by_source"),),
 )
 GENERATED_TOKENS = Series(
     "headrace:generation_tokens",
     "counter",
     "Tokens generated.",
-    twins=(Twin("vllm:generation_tokens"),),
+    aliases=(Alias("vllm:generation_tokens"),),
     alert="rate 0 for a minute while requests run (without the second half it fires when idle)",
 )
 RECOMPUTED_TOKENS = Series("headrace:recomputed_tokens", "counter", "Tokens computed again after a preemption.")
@@ -219,13 +219,13 @@ PROMPT_RATE = Series(
     "headrace:prompt_tokens_per_second",
     "gauge",
     "Prompt tokens a second, over the last ten seconds or since the scrape before them.",
-    twins=(Twin("vllm:avg_prompt_throughput_toks_per_s"),),
+    aliases=(Alias("vllm:avg_prompt_throughput_toks_per_s"),),
 )
 GENERATION_RATE = Series(
     "headrace:generation_tokens_per_second",
     "gauge",
     "Generated tokens a second, over the same time.",
-    twins=(Twin("vllm:avg_generation_throughput_toks_per_s"),),
+    aliases=(Alias("vllm:avg_generation_throughput_toks_per_s"),),
 )
 STEPS = Series("headrace:steps", "counter", "Steps that were planned.")
 BATCH_TOKENS = Series(
@@ -233,7 +233,7 @@ BATCH_TOKENS = Series(
     "histogram",
     "Tokens that a step computes, of prompts and answers.",
     bounds=BATCH_TOKENS_BOUNDS,
-    twins=(Twin("vllm:iteration_tokens_total"),),
+    aliases=(Alias("vllm:iteration_tokens_total"),),
 )
 STEP_SECONDS = Series(
     "headrace:step_seconds",
@@ -280,14 +280,14 @@ SLEEP_STATE = Series(
     "gauge",
     "1 for the state that the engine is in, which is always `awake`; absent while it is down.",
     labels=("sleep_state",),
-    twins=(Twin("vllm:engine_sleep_state"),),
+    aliases=(Alias("vllm:engine_sleep_state"),),
 )
 CACHE_INFO = Series(
     "headrace:cache_config_info",
     "gauge",
     "Always 1; its labels are the cache's settings.",
     labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
-    twins=(Twin("vllm:cache_config_info", base_labels=("engine",)),),
+    aliases=(Alias("vllm:cache_config_info", base_labels=("engine",)),),
 )
 CONFIG_INFO = Series(
     "headrace:config_info",

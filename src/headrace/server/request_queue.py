@@ -39,12 +39,12 @@ class Overloaded(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionLimits:
+class QueueLimits:
     max_requests: int
     max_tokens: int
 
     @classmethod
-    def of(cls, options: ServerOptions, settings: Settings) -> AdmissionLimits:
+    def of(cls, options: ServerOptions, settings: Settings) -> QueueLimits:
         num_cache_tokens = settings.num_blocks * settings.block_size
         return cls(
             max_requests=options.max_num_queued_reqs or QUEUE_FACTOR * settings.max_num_seqs,
@@ -52,13 +52,13 @@ class AdmissionLimits:
         )
 
 
-class Admission:
+class RequestQueue:
     """Owns the counts. A request waits from `reserve` until its `started`, and is in flight until its `release`."""
 
     def __init__(
         self,
         options: ServerOptions,
-        limits: AdmissionLimits,
+        limits: QueueLimits,
         clock: Callable[[], float] = time.monotonic,
         state: ServerState | None = None,
     ) -> None:
@@ -155,8 +155,8 @@ class Admission:
 class Reservation:
     """The places of one HTTP request. Leaving its `with` block gives back whatever it still has."""
 
-    def __init__(self, admission: Admission, num_requests: int, num_tokens: int) -> None:
-        self._admission = admission
+    def __init__(self, queue: RequestQueue, num_requests: int, num_tokens: int) -> None:
+        self._queue = queue
         self._num_requests = num_requests
         self._num_tokens = num_tokens
         self._is_waiting = True
@@ -167,7 +167,7 @@ class Reservation:
         if not self._is_waiting:
             return
         try:
-            self._admission._recount(self._num_tokens, num_tokens)
+            self._queue._recount(self._num_tokens, num_tokens)
         except Overloaded:
             self.release()
             raise
@@ -177,7 +177,7 @@ class Reservation:
         """It runs: its place in the queue is free."""
         if self._is_waiting:
             self._is_waiting = False
-            self._admission._start(self, self._num_requests, self._num_tokens)
+            self._queue._start(self, self._num_requests, self._num_tokens)
 
     def release(self) -> None:
         if self._is_released:
@@ -185,9 +185,9 @@ class Reservation:
         self._is_released = True
         if self._is_waiting:
             self._is_waiting = False
-            self._admission._leave_queue(self, self._num_requests, self._num_tokens)
+            self._queue._leave_queue(self, self._num_requests, self._num_tokens)
         else:
-            self._admission.num_running -= self._num_requests
+            self._queue.num_running -= self._num_requests
 
     def __enter__(self) -> Reservation:
         return self

@@ -17,7 +17,7 @@ from headrace.server.http.gate import Gate
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import Admission, AdmissionLimits
+from headrace.server.request_queue import QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 
 
@@ -55,7 +55,7 @@ class Server:
         self._tell = tell
         self.state = ServerState(lambda: engine.phase)
         self.metrics = ServerMetrics(model_name, settings)
-        self.admission = Admission(options, AdmissionLimits.of(options, settings), state=self.state)
+        self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
         )
@@ -63,7 +63,7 @@ class Server:
         self.services = Services(
             engine=engine,
             options=options,
-            admission=self.admission,
+            queue=self.queue,
             metrics=self.metrics,
             model_name=model_name,
             state=self.state,
@@ -87,7 +87,7 @@ class Server:
         """Each automatic value with its reason."""
         for choice in self._engine.settings.choices:
             self._tell(f"{choice.name} = {choice.value} ({choice.reason})")
-        limits = self.admission.limits
+        limits = self.queue.limits
         if self._options.max_num_queued_reqs is None:
             self._tell(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
         if self._options.max_num_queued_tokens is None:

@@ -27,7 +27,7 @@ class Reservation(Protocol):
     ) -> None: ...
 
 
-class Admission(Protocol):
+class RequestQueue(Protocol):
     @property
     def oldest_wait_s(self) -> float: ...
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation: ...
@@ -72,7 +72,7 @@ class Control(Protocol):
 class Services:
     engine: AsyncEngine
     options: ServerOptions
-    admission: Admission
+    queue: RequestQueue
     metrics: Metrics
     model_name: str
     state: State

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from headrace.engine.event_queue import News
+from headrace.engine.event_queue import EventQueue
 from headrace.server.http.errors import ApiError, ClientGoneError, error_body
 
 Scope = MutableMapping[str, Any]
@@ -98,13 +98,13 @@ class Exchange:
             await self.fail_stream(error)
 
     @contextmanager
-    def watched_by(self, news: News, *, deadline_s: float | None = None) -> Iterator[None]:
+    def watched_by(self, event_queue: EventQueue, *, deadline_s: float | None = None) -> Iterator[None]:
         """While inside, a client that leaves ends the news, and so does the deadline."""
         loop = asyncio.get_running_loop()
-        watching = loop.create_task(self._watch(news))
+        watching = loop.create_task(self._watch(event_queue))
         timer = None
         if deadline_s is not None:
-            timer = loop.call_later(deadline_s, news.end, too_late(deadline_s))
+            timer = loop.call_later(deadline_s, event_queue.end, too_late(deadline_s))
         try:
             yield
         finally:
@@ -112,10 +112,10 @@ class Exchange:
             if timer is not None:
                 timer.cancel()
 
-    async def _watch(self, news: News) -> None:
+    async def _watch(self, event_queue: EventQueue) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        news.end(ClientGoneError("the client has left"))
+        event_queue.end(ClientGoneError("the client has left"))
 
 
 def too_late(seconds: float) -> ApiError:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta
-from headrace.engine.event_queue import News
+from headrace.engine.event_queue import EventQueue
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.exchange import Exchange
 
@@ -32,11 +32,11 @@ def data(body: bytes) -> bytes:
 class EventStream:
     """Use it in a `with`. If nothing is sent for `interval_s`, `news` is woken and a comment sent."""
 
-    def __init__(self, exchange: Exchange, news: News, interval_s: float) -> None:
+    def __init__(self, exchange: Exchange, event_queue: EventQueue, interval_s: float) -> None:
         self._exchange = exchange
         self._send = exchange.send
         self._part = exchange.part
-        self._news = news
+        self._event_queue = event_queue
         self._interval_s = interval_s
         self._has_begun = False
         self._num_sent = 0
@@ -59,7 +59,7 @@ class EventStream:
             return
         if self._num_seen == self._num_sent:
             self._is_silent = True
-            self._news.wake()
+            self._event_queue.wake()
         self._num_seen = self._num_sent
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
 
@@ -80,10 +80,10 @@ class EventStream:
         Most of it is written where it arrives. This task sees to the first event and the end, to silence, and to a
         client that reads slowly.
         """
-        news = stream.news
-        news.read_now = partial(self._write_now, stream, write)
+        event_queue = stream.event_queue
+        event_queue.read_now = partial(self._write_now, stream, write)
         while not stream.is_finished:
-            if (waiter := news.waiter()) is not None:
+            if (waiter := event_queue.waiter()) is not None:
                 await waiter
             if events := _written(stream, write):
                 await self.send(events)
