@@ -30,9 +30,9 @@ class Inbox:
         """All events up to the last one's of these requests, of one sequence each."""
         events: list[SequenceEvent] = []
         while {event.request_id for event in events if event.finish_reason} < set(request_ids):
-            events = self.next()
-            assert events, "the engine has failed"
-            events += events
+            batch = self.next()
+            assert batch, "the engine has failed"
+            events += batch
         return events
 
 

@@ -145,7 +145,7 @@ commands = st.one_of(
     st.just(wire.ForgetPrefixes()),
     st.just(wire.Close()),
 )
-events = st.one_of(
+messages = st.one_of(
     st.builds(wire.Stage, texts),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
@@ -199,8 +199,8 @@ def test_commands_arrive_as_they_were_sent(command: wire.Command) -> None:
     assert_same(command, wire.decode_command(wire.encode(command)))
 
 
-@given(events)
-def test_news_arrive_as_they_were_sent(message: wire.EngineMessage) -> None:
+@given(messages)
+def test_messages_arrive_as_they_were_sent(message: wire.EngineMessage) -> None:
     assert_same(message, wire.decode_message(wire.encode(message)))
 
 
