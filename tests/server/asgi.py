@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.server.endpoints import ROUTES
 from headrace.server.http.gate import Application, Gate, Message, Receive, Scope, Send
 from headrace.server.http.keys import Keys
+from headrace.server.http.routes import Router
 from headrace.server.options import ServerOptions
+
+PUBLIC_PATHS = Router(ROUTES).public_paths
 
 
 @dataclass
@@ -49,7 +53,7 @@ class GateBench:
         self.refused: list[str] = []
         made = ServerOptions(**options)
         self.keys = Keys(made, environ=environ or {}, tell=lambda line: None)
-        self.gate = Gate(app or self.echo, made, self.keys, on_refused=self.refused.append)
+        self.gate = Gate(app or self.echo, made, self.keys, public_paths=PUBLIC_PATHS, on_refused=self.refused.append)
 
     def ask(
         self,

@@ -15,7 +15,7 @@ from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import Lifecycle, open_listener
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
-from tests.server.asgi import Answer
+from tests.server.asgi import PUBLIC_PATHS, Answer
 
 PATIENCE = 60.0  # seconds until a test that hangs is given up; no result depends on it
 
@@ -99,7 +99,9 @@ class Live:
         self.options = ServerOptions(port=0, **options)
         self.state = ServerState()
         self.keys = Keys(self.options, environ={}, tell=self.told.append)
-        gate = Gate(app or self.tiny, self.options, self.keys, on_refused=self.refused.append)
+        gate = Gate(
+            app or self.tiny, self.options, self.keys, public_paths=PUBLIC_PATHS, on_refused=self.refused.append
+        )
         self.lifecycle = Lifecycle(
             gate,
             self.options,

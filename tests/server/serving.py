@@ -19,6 +19,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
 from headrace.errors import HeadraceError
 from headrace.monitor.times import RequestTimes
+from headrace.server.endpoints import ROUTES
 from headrace.server.http.app import App, Services
 from headrace.server.http.lifecycle import uvicorn_config
 from headrace.server.options import ServerOptions
@@ -202,7 +203,7 @@ def serving(
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
-    config = uvicorn_config(App(services), services.options, lambda reason: None)
+    config = uvicorn_config(App(services, ROUTES), services.options, lambda reason: None)
     with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=PATIENCE_S) as http:
         yield Server(f"http://127.0.0.1:{port}", port, services, queue, metrics, state, loop, http)
     asyncio.run(engine.close())

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from headrace.openai.fields import LABELS, UNSUPPORTED
+from headrace.server.endpoints import ROUTES
 from tests.server.serving import Server
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -74,10 +76,8 @@ def test_a_chat_stream_joins_to_the_whole_answer(server: Server, params: dict[st
 
 
 def names(path: str, *, only_fields: bool = False) -> list[str]:
-    from headrace.server.endpoints.openapi import _POSTS
-    from headrace.server.endpoints.schema.fields import LABELS, UNSUPPORTED
-
-    fields = _POSTS[path][0].__struct_fields__
+    (body,) = [route.body for route in ROUTES if route.path == path and route.body is not None]
+    fields = body.__struct_fields__
     return [*fields] if only_fields else [*fields, *UNSUPPORTED, *LABELS, "nonsense"]
 
 

@@ -39,16 +39,7 @@ class SchedulerLimits:
     def check(self, request: Request) -> None:
         """Refuse what could never run, whatever else is running."""
         prompt_len = len(request.prompt_token_ids)
-        if prompt_len == 0:
-            raise RequestError("the prompt has no tokens", param="prompt", code="empty_prompt")
-        if prompt_len + (request.readout is None) > self.max_model_len:
-            more = " and at least one must follow" if request.readout is None else ""
-            raise RequestError(
-                f"the prompt has {prompt_len:,} tokens{more}, but the context holds "
-                f"{self.max_model_len:,}; shorten the prompt or raise max_model_len",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        check_prompt_len(prompt_len, self.max_model_len, num_sampled=int(request.readout is None))
         num_needed = -(-(self.end_len(request) - 1) // self.block_size)
         if num_needed > self.num_blocks:
             raise RequestError(
@@ -58,3 +49,17 @@ class SchedulerLimits:
                 param="max_tokens" if request.readout is None else "prompt",
                 code="cache_too_small",
             )
+
+
+def check_prompt_len(prompt_len: int, max_model_len: int, *, num_sampled: int = 1, param: str = "prompt") -> None:
+    """Refuse a prompt that is empty, or that leaves no room in the context for a token to sample."""
+    if prompt_len == 0:
+        raise RequestError("the prompt has no tokens", param=param, code="empty_prompt")
+    if prompt_len + num_sampled > max_model_len:
+        more = " and at least one must follow" if num_sampled else ""
+        raise RequestError(
+            f"the prompt has {prompt_len:,} tokens{more}, but the context holds "
+            f"{max_model_len:,}; shorten the prompt or raise max_model_len",
+            param=param,
+            code="context_length_exceeded",
+        )

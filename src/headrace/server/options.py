@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from headrace.config import setting
 from headrace.errors import ConfigError
+from headrace.openai.sampling import MAX_N
 from headrace.types import refuses_unknown
 
 QueuePolicy = Literal["reject", "delay"]
@@ -50,7 +51,7 @@ class ServerOptions:
     max_connections: int | None = setting(None, "most open connections; default: from the limit of open files")
     read_timeout_s: float = setting(30.0, "longest time to send a request")
     write_timeout_s: float = setting(30.0, "a client that reads nothing for so long is cut off")
-    max_n: int = setting(64, "most answers to one request")
+    max_n: int = setting(MAX_N, "most answers to one request")
     max_logprobs: int = setting(20, "most log-probabilities of a token")
 
     # dynamic batching, as Triton means it

@@ -11,6 +11,7 @@ from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
 from headrace.monitor.metrics import ServerMetrics
 from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
+from headrace.server.endpoints import ROUTES
 from headrace.server.endpoints.deadline import allowed_seconds
 from headrace.server.http.app import App, Services
 from headrace.server.http.gate import Gate
@@ -70,8 +71,9 @@ class Server:
             turns=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
         )
+        app = App(self.services, ROUTES)
         self.lifecycle = Lifecycle(
-            Gate(App(self.services), options, keys, on_refused=self.metrics.refused),
+            Gate(app, options, keys, public_paths=app.public_paths, on_refused=self.metrics.refused),
             options,
             self.state,
             abort_all=self._abort_all,

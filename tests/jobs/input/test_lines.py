@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from headrace.errors import RequestError
 from headrace.jobs.formats.reader import InputLine
-from headrace.jobs.input.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED
+from headrace.jobs.input.fields import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING
 from headrace.jobs.input.lines import BadLine, LineParser, LineRequest
 from headrace.jobs.input.reply import JobFacts
+from headrace.openai.fields import LABELS, NOT_IN_BATCH, UNSUPPORTED
 from headrace.types import SamplingParams, StructuredOutputs
 
 FACTS = JobFacts("fake", None)
@@ -168,22 +168,49 @@ def test_vllms_extras_are_read() -> None:
         ({}, None),
     ],
 )
-def test_logprobs_are_read_in_either_form(given: dict[str, Any], expected: int | None) -> None:
-    assert good(chat(**given)).params.logprobs == expected
+def test_a_plain_line_gives_logprobs_in_either_form(given: dict[str, Any], expected: int | None) -> None:
+    assert good({"prompt": "Hi", **given}).params.logprobs == expected
+
+
+def test_an_openai_line_gives_logprobs_in_the_form_of_its_endpoint() -> None:
+    assert good(chat(logprobs=True, top_logprobs=5)).params.logprobs == 5
+    assert good(completion(logprobs=3)).params.logprobs == 3
+    assert bad(chat(logprobs=3)).error.code == bad(completion(logprobs=True)).error.code == "invalid_type"
 
 
 def test_labels_and_neutral_values_pass() -> None:
-    neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
+    refused = {**UNSUPPORTED, **NOT_IN_BATCH}
+    neutral = {name: values[0] for name, values in refused.items() if values}
     assert good(chat(**neutral, **dict.fromkeys(LABELS, "x"))).params.n == 1
-    assert good(chat(**dict.fromkeys(UNSUPPORTED))).params.n == 1
+    assert good(chat(**dict.fromkeys(refused))).params.n == 1
 
 
 def test_no_parameter_is_both_supported_and_refused() -> None:
-    assert not SAMPLING_FIELDS & UNSUPPORTED.keys()
-    assert {field.name for field in dataclasses.fields(SamplingParams)} <= SAMPLING_FIELDS | {
-        "detokenize",
-        "prompt_logprobs",
-    }
+    assert not SAMPLING_FIELDS & (UNSUPPORTED.keys() | NOT_IN_BATCH.keys() | UNSUPPORTED_SAMPLING.keys())
+
+
+def parse_all(*lines: Any) -> list[LineRequest | BadLine]:
+    """With one parser, which remembers what it has checked."""
+    parser = LineParser({}, seed=0, model_name="fake")
+    return [parser.parse(InputLine(index, 0, json.dumps(line).encode())) for index, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize("given", [{"stop": ["a"]}, {"logit_bias": {"5": 1.0}}, {"temperature": 0.5}])
+def test_lines_with_equal_values_share_their_parameters(given: dict[str, Any]) -> None:
+    first, second = parse_all(chat(**given), chat(**given))
+    assert isinstance(first, LineRequest) and isinstance(second, LineRequest)
+    assert first.params is second.params
+
+
+@pytest.mark.parametrize("name, first, second", [("n", 1, True), ("n", 1, 1.5), ("stop_token_ids", [1], [True])])
+def test_a_value_that_equals_a_good_one_is_refused_for_its_type(name: str, first: Any, second: Any) -> None:
+    lines = parse_all(chat(**{name: first}), chat(**{name: second}), chat(**{name: first}))
+    assert [type(line) for line in lines] == [LineRequest, BadLine, LineRequest]
+
+
+def test_messages_are_checked_on_every_line() -> None:
+    lines = parse_all(chat(n=2), envelope("/v1/chat/completions", messages=["Hi"], n=2), chat(n=2))
+    assert [type(line) for line in lines] == [LineRequest, BadLine, LineRequest]
 
 
 def test_openais_penalties_and_biases_are_read_with_token_ids_as_text() -> None:
@@ -240,27 +267,35 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "template options": ({"messages": [{}], "chat_template_kwargs": 1}, "invalid_request", "must be an object"),
     "temperature text": (
         {"prompt": "a", "temperature": "hot"},
-        "invalid_request",
-        "temperature must be a finite number",
+        "invalid_type",
+        "temperature must be a number, got text",
     ),
     "temperature low": ({"prompt": "a", "temperature": -1}, "invalid_request", "between 0"),
     "max_tokens zero": ({"prompt": "a", "max_tokens": 0}, "invalid_request", "max_tokens must be at least 1"),
     "two maxima": ({"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "invalid_request", "mean the same"),
-    "stop a number": ({"prompt": "a", "stop": 5}, "invalid_request", "stop must be text"),
-    "stop of numbers": ({"prompt": "a", "stop": [5]}, "invalid_request", "non-empty text"),
-    "stop ids text": ({"prompt": "a", "stop_token_ids": "5"}, "invalid_request", "must be a list"),
-    "ignore_eos text": ({"prompt": "a", "ignore_eos": "yes"}, "invalid_request", "true or false"),
+    "stop a number": ({"prompt": "a", "stop": 5}, "invalid_type", "stop must be text or a list, got an integer"),
+    "stop of numbers": ({"prompt": "a", "stop": [5]}, "invalid_type", "stop[0] must be text"),
+    "stop ids text": ({"prompt": "a", "stop_token_ids": "5"}, "invalid_type", "must be a list"),
+    "ignore_eos text": ({"prompt": "a", "ignore_eos": "yes"}, "invalid_type", "true or false"),
     "too many answers": ({"prompt": "a", "n": 1000}, "invalid_request", "between 1 and 128"),
     "top_logprobs alone": ({"prompt": "a", "top_logprobs": 2}, "invalid_request", "needs logprobs"),
-    "logprobs text": ({"prompt": "a", "logprobs": "yes"}, "invalid_request", "logprobs must be an integer"),
+    "logprobs text": (
+        {"prompt": "a", "logprobs": "yes"},
+        "invalid_type",
+        "logprobs must be true or false or",
+    ),
     "a penalty too large": ({"prompt": "a", "presence_penalty": 3}, "invalid_request", "between -2 and 2, got 3"),
     "a bias of no token": (chat(logit_bias={"a": 1}), "invalid_request", "logit_bias must be an integer, got 'a'"),
     "a bias too large": (chat(logit_bias={"5": 200}), "invalid_request", "between -100 and 100, got 200"),
-    "a list of biases": (chat(logit_bias=[5]), "invalid_request", "a mapping from token ids to biases"),
+    "a list of biases": (chat(logit_bias=[5]), "invalid_type", "logit_bias must be an object, got a list"),
     "no allowed tokens": ({"prompt": "a", "allowed_token_ids": []}, "invalid_request", "at least one token id"),
-    "bad words a number": ({"prompt": "a", "bad_words": 5}, "invalid_request", "bad_words must be a list, got 5"),
-    "prompt_logprobs": ({"prompt": "a", "prompt_logprobs": 1}, "unsupported", "prompt_logprobs=1 is not supported"),
-    "sampling_params": ({"prompt": "a", "sampling_params": {}}, "unsupported", "beside the prompt"),
+    "bad words a number": ({"prompt": "a", "bad_words": 5}, "invalid_type", "bad_words must be a list, got an integer"),
+    "prompt_logprobs": (
+        {"prompt": "a", "prompt_logprobs": 1},
+        "unsupported_parameter",
+        "is not supported",
+    ),
+    "sampling_params": ({"prompt": "a", "sampling_params": {}}, "unsupported_parameter", "beside the prompt"),
     "no custom_id": ({**chat(), "custom_id": None}, "invalid_line", "custom_id must be a non-empty text"),
     "custom_id a number": ({**chat(), "custom_id": 5}, "invalid_line", "got 5"),
     "method": ({**chat(), "method": "GET"}, "invalid_line", "method must be 'POST'"),
@@ -270,9 +305,9 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "body text": ({**chat(), "body": "Hi"}, "invalid_line", "body must be an object"),
     "no body": ({"custom_id": "a", "method": "POST", "url": "/v1/completions"}, "invalid_line", "body must be"),
     "envelope": ({**chat(), "priority": 1}, "invalid_line", "unknown field 'priority'"),
-    "stream": (chat(stream=True), "unsupported", "stream=True is not supported (a batch job writes whole answers)"),
-    "tools": (chat(tools=[{"type": "function"}]), "unsupported", "tools="),
-    "format text": (chat(response_format="json"), "invalid_request", "response_format must be an object with a type"),
+    "stream": (chat(stream=True), "unsupported_parameter", "not supported (a batch job writes whole answers)"),
+    "tools": (chat(tools=[{"type": "function"}]), "unsupported_parameter", "tools is not supported"),
+    "format text": (chat(response_format="json"), "invalid_type", "response_format must be an object, got text"),
     "format misspelt": (chat(response_format={"type": "json_objct"}), "invalid_request", "did you mean 'json_object'"),
     "format without schema": (chat(response_format={"type": "json_schema"}), "invalid_request", "needs json_schema"),
     "format with more": (chat(response_format={"type": "text", "x": 1}), "invalid_request", "unknown field 'x'"),
@@ -293,13 +328,13 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
         "both given",
     ),
     "structure misspelt": (chat(structured_outputs={"regx": "a"}), "invalid_request", "did you mean 'regex'"),
-    "guided": (chat(guided_json={}), "unsupported", "structured_outputs"),
+    "guided": (chat(guided_json={}), "unsupported_parameter", "structured_outputs"),
     "unknown": (chat(temprature=1), "unknown_parameter", "unknown parameter 'temprature', did you mean 'temperature'?"),
-    "chat without messages": (envelope("/v1/chat/completions"), "missing_prompt", "messages are missing"),
+    "chat without messages": (envelope("/v1/chat/completions"), "missing_parameter", "messages is missing"),
     "chat with a prompt": (chat(prompt="a"), "unknown_parameter", "unknown parameter 'prompt'"),
-    "completion without a prompt": (envelope("/v1/completions"), "missing_prompt", "prompt is missing"),
-    "echo": (completion(echo=True), "unsupported", "echo=True is not supported"),
-    "cache_salt": (chat(cache_salt=5), "invalid_request", "cache_salt must be text"),
+    "completion without a prompt": (envelope("/v1/completions"), "missing_parameter", "prompt is missing"),
+    "echo": (completion(echo=True), "unsupported_parameter", "echo is not supported; leave it out or set it to false"),
+    "cache_salt": (chat(cache_salt=5), "invalid_type", "cache_salt must be text"),
 }
 
 
@@ -333,7 +368,7 @@ def test_a_refused_openai_request_is_a_400_with_an_error_body() -> None:
     assert line["response"]["status_code"] == 400
     assert line["response"]["body"] == {
         "error": {
-            "message": "line 7: temperature must be between 0 and 10000, got -1",
+            "message": "line 7: temperature must be between 0 and 10000, got -1.0",
             "type": "invalid_request_error",
             "param": "temperature",
             "code": "invalid_request",

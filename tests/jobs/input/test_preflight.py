@@ -56,7 +56,7 @@ CASES: list[tuple[Any, str | None]] = [
     ({"prompt": [9999]}, "invalid_request"),
     (chat("a"), None),
     (chat("a"), "duplicate_custom_id"),
-    (chat("b", tools=[{}]), "unsupported"),
+    (chat("b", tools=[{}]), "unsupported_parameter"),
     (chat("c", temprature=1), "unknown_parameter"),
 ]
 

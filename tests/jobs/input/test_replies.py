@@ -65,6 +65,7 @@ def test_a_chat_completion_has_every_field_of_openais() -> None:
                 "message": {"role": "assistant", "content": "Hi", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": USAGE,
@@ -79,7 +80,7 @@ def test_a_text_completion_has_every_field_of_openais() -> None:
     assert body == {
         "object": "text_completion",
         "model": "m",
-        "choices": [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
         "usage": USAGE,
         "system_fingerprint": None,
     }
@@ -125,6 +126,19 @@ def test_completion_logprobs_are_four_lists(tokenizer: Tokenizer) -> None:
         "top_logprobs": [{"H": -0.5, "h": -1.5}, {"j": -0.25, "i": -9999.0}],
         "text_offset": [0, 1],
     }
+
+
+def test_completion_top_logprobs_include_a_chosen_token_that_is_not_among_the_most_likely(tokenizer: Tokenizer) -> None:
+    chosen = (TokenLogprobs(105, -3.0, 9, (72, 104), (-0.5, -1.5)),)
+    body = body_of(answer(OpenAIReply(0, "one", "/v1/completions"), output(logprobs=chosen), tokenizer))
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"H": -0.5, "h": -1.5, "i": -3.0}]
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("reason", ["END", 17])
+def test_the_stop_string_or_token_is_named(endpoint: Endpoint, reason: str | int) -> None:
+    stopped = LineOutput(3, (LineAnswer(0, "Hi", 2, "stop", stop_reason=reason),))
+    assert body_of(answer(OpenAIReply(0, "one", endpoint), stopped))["choices"][0]["stop_reason"] == reason
 
 
 def test_a_plain_answer_has_its_text_beside_the_carried_fields() -> None:

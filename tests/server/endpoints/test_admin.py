@@ -12,13 +12,13 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.start import start_engine
-from headrace.server.http.app import ROUTES
+from headrace.server.endpoints import ROUTES
 from tests.server.live import until
 from tests.server.serving import Server
 from tests.server.test_serve import PROMPT, Running, hold, with_server
 
 ROOT = {"X-Api-Key": "root"}
-CONTROLS = [(path, method) for path, methods in ROUTES.items() if path.startswith("/admin/") for method in methods]
+CONTROLS = [(route.path, route.method) for route in ROUTES if route.auth == "admin"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ async def ask(made: Running, path: str, method: str = "POST", **headers: str) ->
 
 def test_there_are_control_routes_and_none_outside_their_place() -> None:
     assert {path for path, _ in CONTROLS} >= {"/admin/drain", "/admin/reset_prefix_cache"}
-    assert not [path for path in ROUTES if "admin" in path and not path.startswith("/admin/")]
+    assert not [route.path for route in ROUTES if "admin" in route.path and not route.path.startswith("/admin/")]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_info_tells_settings_with_their_reasons_and_no_secret(engine: AsyncEngin
         answer = await ask(made, "/admin/info", "GET", **ROOT)
         told = answer.json()
         assert (told["model"], told["phase"], told["engine"]["max_num_seqs"]) == ("tiny", "ready", 4)
-        assert told["reasons"]["max_model_len"] and told["server"]["max_n"] == 64
+        assert told["reasons"]["max_model_len"] and told["server"]["max_n"] == 128
         assert told["server"]["api_key"] == told["server"]["admin_key"] == "set"
         assert "root" not in answer.text.replace("root_path", "") and "sesame" not in answer.text
 

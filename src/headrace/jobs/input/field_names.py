@@ -1,4 +1,4 @@
-"""What the names of a line's fields say, found out once for each set of names: most lines of a file have the same."""
+"""Classifies the field names of a line, once for each set of names: most lines of a file have the same names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import msgspec
 
-from headrace.jobs.input.fields import UNSUPPORTED, UNSUPPORTED_SAMPLING, sampling_names
-from headrace.jobs.input.openai_lines import KNOWN_FIELDS, Endpoint, check_body
+from headrace.jobs.input.fields import UNSUPPORTED_SAMPLING, sampling_names
+from headrace.jobs.input.openai_lines import CHECKED_APART, Endpoint
 from headrace.jobs.input.plain_lines import as_members, carried_fields, check_plain, misspelt_fields
+from headrace.openai.fields import LABELS
 
 MAX_SETS = 1024
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Of a plain line."""
+    """The names of a plain line."""
 
     sampling: tuple[str, ...]
-    carried: tuple[str, ...] | None  # None: one of them needs another name
-    is_suspect: bool  # a value may have to be refused
+    carried: tuple[str, ...] | None  # None: one of them needs another name in the output
+    may_be_refused: bool  # the line has a field that is refused with some values
     notes: tuple[str, ...]
 
     def carried_of(self, line: Mapping[str, Any]) -> bytes:
@@ -28,7 +29,7 @@ class Names(msgspec.Struct, frozen=True):
         return as_members({name: line[name] for name in self.carried}) if self.carried else b""
 
     def check(self, line: Mapping[str, Any]) -> None:
-        if self.is_suspect:
+        if self.may_be_refused:
             check_plain(line)
 
 
@@ -45,7 +46,7 @@ class PlainNames:
         names = Names(
             sampling=sampling_names(key),
             carried=None if "input" in carried else carried,
-            is_suspect="sampling_params" in key or not UNSUPPORTED_SAMPLING.keys().isdisjoint(key),
+            may_be_refused="sampling_params" in key or not UNSUPPORTED_SAMPLING.keys().isdisjoint(key),
             notes=tuple(misspelt_fields(dict.fromkeys(carried))),
         )
         if len(self._known) < MAX_SETS:
@@ -53,30 +54,21 @@ class PlainNames:
         return names
 
 
-class BodyFields(msgspec.Struct, frozen=True):
-    """Of an OpenAI body."""
-
-    endpoint: Endpoint
-    sampling: tuple[str, ...]
-    is_suspect: bool
-
-    def check(self, body: Mapping[str, Any]) -> None:
-        if self.is_suspect:
-            check_body(body, self.endpoint)
-
-
 class BodyNames:
+    """Which fields of an OpenAI body are checked together with the sampling parameters: all whose values are checked,
+    except those that differ from line to line."""
+
     def __init__(self) -> None:
-        self._known: dict[tuple[Endpoint, tuple[str, ...]], BodyFields] = {}
+        self._known: dict[tuple[Endpoint, tuple[str, ...]], tuple[str, ...]] = {}
 
-    def of(self, body: Mapping[str, Any], endpoint: Endpoint) -> BodyFields:
+    def of(self, body: Mapping[str, Any], endpoint: Endpoint) -> tuple[str, ...]:
         key = (endpoint, tuple(body))
-        return self._known.get(key) or self._learn(key)
+        known = self._known.get(key)
+        return self._learn(key) if known is None else known
 
-    def _learn(self, key: tuple[Endpoint, tuple[str, ...]]) -> BodyFields:
+    def _learn(self, key: tuple[Endpoint, tuple[str, ...]]) -> tuple[str, ...]:
         endpoint, names = key
-        is_suspect = "cache_salt" in names or not UNSUPPORTED.keys().isdisjoint(names)
-        fields = BodyFields(endpoint, sampling_names(names), is_suspect or not KNOWN_FIELDS[endpoint].issuperset(names))
+        checked = tuple(name for name in names if name not in LABELS and name not in CHECKED_APART[endpoint])
         if len(self._known) < MAX_SETS:
-            self._known[key] = fields
-        return fields
+            self._known[key] = checked
+        return checked

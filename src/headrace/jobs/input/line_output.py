@@ -19,6 +19,7 @@ class LineAnswer(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended it
 
 
 class LineOutput(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +37,14 @@ def output_of(output: RequestOutput) -> LineOutput:
     return LineOutput(
         len(output.prompt_token_ids),
         tuple(
-            LineAnswer(answer.index, answer.text, len(answer.token_ids), answer.finish_reason, answer.logprobs)
+            LineAnswer(
+                answer.index,
+                answer.text,
+                len(answer.token_ids),
+                answer.finish_reason,
+                answer.logprobs,
+                answer.stop_reason,
+            )
             for answer in output.outputs
         ),
         output.num_cached_tokens,
@@ -45,7 +53,8 @@ def output_of(output: RequestOutput) -> LineOutput:
 
 def comes_at_once(params: SamplingParams) -> bool:
     """Whether one event at the end is all that an unwatched request brings, and `output_at_end` can read it."""
-    return not params.stop and params.detokenize and params.num_sequences == 1 and params.logprobs is None
+    has_stops = params.stop or params.stop_token_ids  # which `stop_reason` names
+    return not has_stops and params.detokenize and params.num_sequences == 1 and params.logprobs is None
 
 
 def output_at_end(request: Request, event: SequenceEvent, tokenizer: Tokenizer | None) -> LineOutput:

@@ -12,13 +12,22 @@ from headrace.engine.prompts import Messages
 from headrace.errors import RequestError
 from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine
 from headrace.jobs.input.field_names import BodyNames, PlainNames
-from headrace.jobs.input.fields import UNTIL_CONTEXT_ENDS, ParamsReader, with_overrides
+from headrace.jobs.input.fields import (
+    UNTIL_CONTEXT_ENDS,
+    ParamsReader,
+    read_chat,
+    read_completion,
+    read_plain,
+    sampling_names,
+    with_overrides,
+)
 from headrace.jobs.input.openai_lines import (
     CHAT,
-    DEFAULT_COMPLETION_TOKENS,
+    COMPLETIONS,
     Endpoint,
     OpenAIReply,
     is_openai,
+    read_body,
     read_endpoint,
 )
 from headrace.jobs.input.plain_lines import (
@@ -31,6 +40,7 @@ from headrace.jobs.input.plain_lines import (
 )
 from headrace.jobs.input.reply import UnknownReply
 from headrace.jobs.input.template import RowTemplate
+from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
@@ -80,9 +90,13 @@ class LineParser:
         self._template = template
         self._seed = seed
         self._model_name = model_name
-        self._readers = {
-            tokens: ParamsReader({"max_tokens": tokens, **defaults})
-            for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS, DEFAULT_COMPLETION_TOKENS)
+        self._plain_readers = {
+            tokens: ParamsReader(read_plain, {"max_tokens": tokens, **defaults})
+            for tokens in (UNTIL_CONTEXT_ENDS, DEFAULT_PROMPT_TOKENS)
+        }
+        self._body_readers = {
+            CHAT: ParamsReader(read_chat, {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults}),
+            COMPLETIONS: ParamsReader(read_completion, {"max_tokens": DEFAULT_COMPLETION_TOKENS, **defaults}),
         }
         self._overrides = overrides or {}
         self._is_redone = is_redone
@@ -128,7 +142,7 @@ class LineParser:
             fields = template.fields(row)
             messages = _read_messages(fields) if "messages" in fields else None
             default = DEFAULT_PROMPT_TOKENS if messages is None else UNTIL_CONTEXT_ENDS
-            params = self._params(line, {}, default_max_tokens=default)
+            params = self._params(line, {}, (), default_max_tokens=default)
             return LineRequest(
                 reply,
                 params,
@@ -175,33 +189,28 @@ class LineParser:
             return BadLine(reply, error)
 
     def _parse_body(self, line: InputLine, body: dict[str, Any], endpoint: Endpoint, reply: OpenAIReply) -> LineRequest:
-        names = self._body_names.of(body, endpoint)
-        names.check(body)
-        is_chat = endpoint == CHAT
-        default = UNTIL_CONTEXT_ENDS if is_chat else DEFAULT_COMPLETION_TOKENS
-        params = self._params(line, body, names.sampling, default_max_tokens=default)
+        if self._overrides and self._is_redone(line.index):
+            body = with_overrides(body, self._overrides)
+        params = self._body_readers[endpoint].read(body, self._body_names.of(body, endpoint))
+        read = read_body(body, endpoint)
         return LineRequest(
             reply,
             params,
-            None if is_chat else _read_prompt(body),
-            _read_messages(body) if is_chat else None,
-            _template_options(body),
-            body.get("cache_salt"),
+            read.prompt,
+            read.messages,
+            read.template_options,
+            read.cache_salt,
             self._seed_of(line, params),
-            self._notes_on_model(body.get("model")),
+            self._notes_on_model(read.model),
         )
 
     def _params(
-        self,
-        line: InputLine,
-        fields: Mapping[str, Any],
-        names: tuple[str, ...] | None = None,
-        *,
-        default_max_tokens: int | None,
+        self, line: InputLine, fields: dict[str, Any], names: tuple[str, ...], *, default_max_tokens: int | None
     ) -> SamplingParams:
         if self._overrides and self._is_redone(line.index):
-            fields, names = with_overrides(fields, self._overrides), None
-        return self._readers[default_max_tokens].read(fields, names)
+            fields = with_overrides(fields, self._overrides)
+            names = sampling_names(fields)
+        return self._plain_readers[default_max_tokens].read(fields, names)
 
     def _seed_of(self, line: InputLine, params: SamplingParams) -> int | None:
         """From the line's place, not from a generator: the answer does not depend on what ran before."""

@@ -1,4 +1,7 @@
-"""OpenAI's batch lines: {"custom_id", "method", "url", "body"} in, its output lines and completion objects out."""
+"""OpenAI's batch format: input lines {"custom_id", "method", "url", "body"}, and its output lines.
+
+Bodies and completion objects are those of the server (`headrace.openai`).
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,47 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.engine.prompts import Messages
 from headrace.errors import RequestError, nearest
-from headrace.jobs.input.fields import LABELS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unknown, refuse_unsupported
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
-from headrace.jobs.input.logprobs import chat_entries, completion_lists
 from headrace.jobs.input.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, encode, message_of, usage
+from headrace.openai.body import convert
+from headrace.openai.choices import (
+    CHAT_ID_PREFIX,
+    CHAT_OBJECT,
+    TEXT_ID_PREFIX,
+    TEXT_OBJECT,
+    chat_choice,
+    completion_body,
+    text_choice,
+)
+from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, bad_request, error_object
+from headrace.openai.logprobs import chat_logprobs, completion_lists
+from headrace.openai.prompts import as_prompts, template_variables
+from headrace.openai.sampling import check_label
+from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.schema.completions import CompletionRequest
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 DUPLICATE_ID = "duplicate_custom_id"
 ID_PREFIX = "batch_req_"
 RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format, and of no others
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
-_EXTRAS = frozenset({"cache_salt"})
-_OWN_FIELDS = {CHAT: frozenset({"messages", "chat_template_kwargs"}), COMPLETIONS: frozenset({"prompt"})}
-KNOWN_FIELDS = {
-    endpoint: own | SAMPLING_FIELDS | LABELS | UNSUPPORTED.keys() | _EXTRAS for endpoint, own in _OWN_FIELDS.items()
+_STRUCTS: dict[Endpoint, type[ChatRequest] | type[CompletionRequest]] = {
+    CHAT: ChatRequest,
+    COMPLETIONS: CompletionRequest,
+}
+_LABELS = ("cache_salt", "request_id")
+
+# Fields that differ from line to line. `read_body` checks them, and the other fields are checked once for each set of
+# values (`fields.ParamsReader`).
+CHECKED_APART = {
+    CHAT: frozenset({"messages", "model", "chat_template_kwargs", *_LABELS}),
+    COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
 }
 
 
@@ -47,19 +71,55 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
         raise _bad_envelope(f"custom_id must be a non-empty text, got {custom_id!r}", "custom_id")
     if method != "POST":
         raise _bad_envelope(f"method must be 'POST', got {method!r}", "method")
-    if url not in list(_OWN_FIELDS):  # a list: what was given may have no hash
-        known = " or ".join(_OWN_FIELDS)
-        raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), _OWN_FIELDS)}", "url")
+    if url not in list(_STRUCTS):  # a list: the given value may have no hash
+        known = " or ".join(_STRUCTS)
+        raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), _STRUCTS)}", "url")
     if not isinstance(line.get("body"), dict):
         raise _bad_envelope("body must be an object", "body")
     return CHAT if url == CHAT else COMPLETIONS
 
 
-def check_body(body: Mapping[str, Any], endpoint: Endpoint) -> None:
-    refuse_unsupported(body, UNSUPPORTED)
-    refuse_unknown(body, KNOWN_FIELDS[endpoint])
-    if not isinstance(body.get("cache_salt", ""), (str, type(None))):
-        raise RequestError(f"cache_salt must be text, got {body['cache_salt']!r}", param="cache_salt")
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """What differs from line to line. Either `prompt` or `messages` is set."""
+
+    prompt: str | list[int] | None
+    messages: Messages | None
+    template_options: Mapping[str, Any]
+    cache_salt: str | None
+    model: str | None
+
+
+def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
+    """The common case is tested here in a few operations. Anything else is converted in full, which refuses it or
+    gives the value."""
+    model, prompt, messages = body.get("model"), None, None
+    if (model is not None and type(model) is not str) or "cache_salt" in body or "request_id" in body:
+        request: ChatRequest | CompletionRequest = convert(_STRUCTS[endpoint], body)
+        for name in _LABELS:
+            check_label(name, getattr(request, name))
+    if endpoint == COMPLETIONS:
+        prompt = body.get("prompt")
+        return Body(prompt if type(prompt) is str else _one_prompt(body), None, {}, body.get("cache_salt"), model)
+    messages = body.get("messages")
+    if type(messages) is not list or set(map(type, messages)) != {dict}:
+        messages = convert(ChatRequest, body).messages
+    return Body(None, messages, _template_options(body), body.get("cache_salt"), model)
+
+
+def _one_prompt(body: dict[str, Any]) -> str | list[int]:
+    prompts = as_prompts(convert(CompletionRequest, body).prompt)
+    if len(prompts) > 1:
+        raise bad_request(f"{len(prompts)} prompts in one line; give each a line of its own", "prompt")
+    (prompt,) = prompts
+    return prompt  # type: ignore[return-value]  # prompts of JSON are texts and lists
+
+
+def _template_options(body: dict[str, Any]) -> Mapping[str, Any]:
+    options, effort = body.get("chat_template_kwargs"), body.get("reasoning_effort")
+    if options is None and effort is None:
+        return {}
+    request = convert(ChatRequest, body)
+    return template_variables(request.chat_template_kwargs, request.reasoning_effort)
 
 
 def _bad_envelope(message: str, param: str) -> RequestError:
@@ -69,15 +129,14 @@ def _bad_envelope(message: str, param: str) -> RequestError:
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     index: int
     custom_id: str | None
-    endpoint: Endpoint | None  # None: not even a request, so its error is the line's and has no response
+    endpoint: Endpoint | None  # None: the envelope is broken; the error is the line's and there is no response
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
-        kind, name, choice = _CHAT_NAMES if self.endpoint == CHAT else _TEXT_NAMES
-        own_id, custom_id = b"%b-%d" % (facts.job_id_text, self.index), encode(self.custom_id)
-        answers = output.answers
+        id_prefix, kind, choice = _CHAT_PARTS if self.endpoint == CHAT else _TEXT_PARTS
+        own_id, answers = b"%b-%d" % (facts.job_id_text, self.index), output.answers
         choices = choice(answers[0], facts) if len(answers) == 1 else b",".join([choice(a, facts) for a in answers])
-        body = (kind, own_id, name, facts.now(), facts.model_name_text, choices, usage(output))
-        return _ANSWER % (own_id, custom_id, own_id, *body)
+        body = completion_body(kind, id_prefix + own_id, facts.now(), facts.model_name_text, choices, usage(output))
+        return _ANSWER % (own_id, encode(self.custom_id), own_id, body)
 
     def error(self, error: RequestError, facts: JobFacts) -> bytes:
         if error.code == EXPIRED:
@@ -86,8 +145,9 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
         if self.endpoint is None:
             return self._line(facts, error={"code": error.code, "message": message})
         is_ours = error.code in (ENGINE_ERROR, POISON)
-        kind = "server_error" if is_ours else "invalid_request_error"
-        body = {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+        kind = SERVER_ERROR if is_ours else INVALID_REQUEST_ERROR
+        param = "messages" if self.endpoint == CHAT and error.param == "prompt" else error.param  # the engine's name
+        body = error_object(message, type=kind, param=param, code=error.code)
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
 
     def _line(
@@ -95,11 +155,11 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     ) -> bytes:
         return encode(_Line(facts.id_of(ID_PREFIX, self.index), self.custom_id, response, error))
 
-    def _response(self, status_code: int, body: dict[str, Any], facts: JobFacts) -> _Response:
+    def _response(self, status_code: int, body: dict[str, object], facts: JobFacts) -> _Response:
         return _Response(status_code, facts.id_of("req_", self.index), body)
 
 
-# An error line's objects, their fields in the order in which they are written.
+# The objects of an error line, with their fields in the order of the output.
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -112,35 +172,27 @@ class _Line(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     status_code: int
     request_id: str
-    body: dict[str, Any]
+    body: dict[str, object]
 
-
-# Answers are written into texts: in less than half the time that objects take.
 
 _ANSWER = (
-    b'{"id":"batch_req_%b","custom_id":%b,"response":{"status_code":200,"request_id":"req_%b",'
-    b'"body":{"id":"%b-%b","object":"%b","created":%d,"model":%b,"choices":[%b],"usage":%b,'
-    b'"system_fingerprint":null}},"error":null}'
+    b'{"id":"batch_req_%b","custom_id":%b,"response":{"status_code":200,"request_id":"req_%b","body":%b},"error":null}'
 )
-_CHAT_CHOICE = (
-    b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,"finish_reason":%b}'
-)
-_TEXT_CHOICE = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
 
 
 def _chat_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
-    logprobs = b"null"
-    if answer.logprobs is not None:
-        logprobs = encode({"content": chat_entries(answer.logprobs, facts.tokenizer), "refusal": None})
-    return _CHAT_CHOICE % (answer.index, encode(answer.text), logprobs, encode(answer.finish_reason))
+    if answer.logprobs is None:
+        return chat_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason)
+    logprobs = encode(chat_logprobs(answer.logprobs, facts.tokenizer))
+    return chat_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason, logprobs=logprobs)
 
 
 def _text_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
-    logprobs = b"null"
-    if answer.logprobs is not None:
-        logprobs = encode(completion_lists(answer.logprobs, facts.tokenizer))
-    return _TEXT_CHOICE % (answer.index, encode(answer.text), logprobs, encode(answer.finish_reason))
+    if answer.logprobs is None:
+        return text_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason)
+    logprobs = encode(completion_lists(answer.logprobs, facts.tokenizer))
+    return text_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason, logprobs=logprobs)
 
 
-_CHAT_NAMES = (b"chatcmpl", b"chat.completion", _chat_choice)
-_TEXT_NAMES = (b"cmpl", b"text_completion", _text_choice)
+_CHAT_PARTS = (CHAT_ID_PREFIX.encode(), CHAT_OBJECT, _chat_choice)
+_TEXT_PARTS = (TEXT_ID_PREFIX.encode(), TEXT_OBJECT, _text_choice)

@@ -1,4 +1,4 @@
-"""Plain lines: {"prompt": ...} or {"messages": [...]}, sampling beside it, every other field carried to the output."""
+"""Plain lines: {"prompt": ...} or {"messages": [...]} with sampling fields. Other fields are copied to the output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.jobs.input.fields import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING, refuse_unsupported
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
-from headrace.jobs.input.logprobs import chat_entries
 from headrace.jobs.input.reply import JobFacts, encode, error_body, usage
+from headrace.openai.errors import UNSUPPORTED
+from headrace.openai.logprobs import chat_entries
 from headrace.types import FinishReason
 
-DEFAULT_PROMPT_TOKENS = 256  # for a bare prompt, which need not come to an end by itself
+DEFAULT_PROMPT_TOKENS = 256  # for a prompt without a chat template, whose continuation may never end
 
 _OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs"})
 _WRITTEN = frozenset({"index", "line", "text", "outputs", "finish_reason", "logprobs", "usage", "error", "input"})
@@ -28,27 +29,27 @@ def is_plain(line: Mapping[str, Any]) -> bool:
 
 
 def check_plain(line: Mapping[str, Any]) -> None:
-    refuse_unsupported(line, UNSUPPORTED_SAMPLING)
+    refuse_unsupported(line)
     if "sampling_params" in line:
         raise RequestError(
             "sampling_params is not read: write its fields beside the prompt",
             param="sampling_params",
-            code="unsupported",
+            code=UNSUPPORTED,
         )
 
 
 def carried_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes to the output unchanged; a name that the answer needs itself moves under 'input'."""
+    """The fields that are copied to the output. A name that the answer itself uses is moved under 'input'."""
     return _without_clashes({name: value for name, value in line.items() if name not in _NOT_CARRIED})
 
 
 def carried_columns(row: dict[str, Any], messages_column: str | None) -> dict[str, Any]:
-    """The same for a row of data, in which no name is a parameter: all but the messages."""
+    """The same for a line of data under a template, in which no name is a parameter: all but the messages."""
     return _without_clashes({name: value for name, value in row.items() if name != messages_column})
 
 
 def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on columns that would be a parameter in a line without a template."""
+    """Notes on columns whose names would be parameters without a template."""
     if SAMPLING_FIELDS.isdisjoint(row):
         return ()
     return tuple(f"column {name!r} is data and sets nothing" for name in row if name in SAMPLING_FIELDS)
@@ -76,7 +77,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def as_members(carried: Mapping[str, Any]) -> bytes:
-    """The members of an object as JSON, each followed by a comma: in this form they are kept and sent."""
+    """The members of an object as JSON, each followed by a comma. They are kept and sent in this form."""
     return encode(carried)[1:-1] + b"," if carried else b""
 
 

@@ -16,6 +16,7 @@ from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
+from headrace.openai.prompts import render_chat
 from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines, of which one will be shown beside its answer
@@ -84,7 +85,7 @@ class LinePreparer:
     def _render(self, request: LineRequest) -> str | BadLine:
         assert request.messages is not None
         try:
-            return self._prompts.render(request.messages, **request.template_options)
+            return render_chat(self._prompts, request.messages, request.template_options)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
 

@@ -1,4 +1,4 @@
-"""How a line is answered: each input format has a reply that writes its output lines."""
+"""Replies: each input format has one, which writes its output lines."""
 
 from __future__ import annotations
 
@@ -12,18 +12,31 @@ import msgspec
 
 from headrace.errors import RequestError
 from headrace.jobs.input.line_output import LineOutput
+from headrace.openai.choices import encode
+from headrace.openai.errors import ENGINE_ERROR
+from headrace.openai.usage import usage_json
 from headrace.text import Tokenizer
 
-ENGINE_ERROR = "engine_error"  # the code of a failure that is not the request's fault
-EXPIRED = "batch_expired"  # of a line that was not answered by the job's deadline
-POISON = "poison_request"  # and of one with which the engine dies
+__all__ = [
+    "ENGINE_ERROR",
+    "EXPIRED",
+    "POISON",
+    "JobFacts",
+    "Reply",
+    "UnknownReply",
+    "encode",
+    "error_body",
+    "message_of",
+    "usage",
+]
 
-_USAGE = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+EXPIRED = "batch_expired"  # code of a line that was not answered by the job's deadline
+POISON = "poison_request"  # code of a line that makes the engine fail
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What replies say of the job itself."""
+    """What output lines say about the job."""
 
     model_name: str
     tokenizer: Tokenizer | None
@@ -35,24 +48,20 @@ class JobFacts:
 
     @cached_property
     def job_id_text(self) -> bytes:
-        """As it stands within a JSON text."""
+        """As JSON, without quotes."""
         return encode(self.job_id)[1:-1]
 
     @cached_property
     def model_name_text(self) -> bytes:
-        """As a JSON text."""
+        """As JSON."""
         return encode(self.model_name)
 
     def now(self) -> int:
         return int(time())
 
 
-_encoder = msgspec.json.Encoder()
-encode = _encoder.encode
-
-
 class Reply(Protocol):
-    """Made from a line, kept until its answer comes; gives the output line as JSON, without its line break."""
+    """Made from an input line and kept until its answer is there. Writes the output line as JSON, without its end."""
 
     @property
     def index(self) -> int: ...
@@ -63,7 +72,7 @@ class Reply(Protocol):
 
 
 class UnknownReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
-    """For a line whose format cannot be told; readers of either format find their own keys."""
+    """For a line of unknown format. It has the keys of both formats."""
 
     index: int
 
@@ -92,5 +101,4 @@ def message_of(error: RequestError, index: int) -> str:
 
 
 def usage(output: LineOutput) -> bytes:
-    num_read, num_generated = output.num_prompt_tokens, output.num_generated_tokens
-    return _USAGE % (num_read, num_generated, num_read + num_generated, output.num_cached_tokens)
+    return usage_json(output.num_prompt_tokens, output.num_generated_tokens, output.num_cached_tokens)

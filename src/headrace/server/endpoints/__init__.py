@@ -1,3 +1,117 @@
-"""One file per endpoint, and what the endpoints share."""
+"""The endpoints: one module each, and the list of their routes.
+
+- `chat`, `completions`, `responses`: the endpoints that generate text. They share `generation` (from the queue to the
+  stream of answers), `prompting` (tokenizing), `tools` (tool calls), `beams` (beam search), `deadline` (time limits).
+- `tokenize`, `models`, `status`, `admin`, `openapi`: the others.
+
+Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
+
+To add an endpoint: write `async def handler(services, exchange)` in a module here, declare its body as a struct in
+`openai/schema/`, and add a `Route` to `ROUTES`. The application, the paths that need no key, the OpenAPI document and
+the test of docs/server.md are derived from the list.
+"""
 
 from __future__ import annotations
+
+from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.responses import ResponsesRequest
+from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from headrace.server.endpoints import admin, chat, completions, models, openapi, responses, status, tokenize
+from headrace.server.http.exchange import Exchange
+from headrace.server.http.routes import Route
+from headrace.server.services import Services
+
+
+async def show_openapi(services: Services, exchange: Exchange) -> None:
+    await openapi.show(services, exchange, ROUTES)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        path="/v1/chat/completions",
+        method="POST",
+        handler=chat.create_chat_completion,
+        summary="The assistant's next message in a conversation",
+        body=ChatRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v1/completions",
+        method="POST",
+        handler=completions.create_completion,
+        summary="Continue prompts",
+        body=CompletionRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        handler=responses.create_response,
+        summary="The assistant's next message, in the form of OpenAI's Responses API",
+        body=ResponsesRequest,
+        generates=True,
+    ),
+    Route(
+        path="/tokenize",
+        method="POST",
+        handler=tokenize.tokenize_text,
+        summary="The tokens of a prompt or a conversation",
+        body=TokenizeRequest,
+    ),
+    Route(
+        path="/detokenize",
+        method="POST",
+        handler=tokenize.detokenize,
+        summary="The text of tokens",
+        body=DetokenizeRequest,
+    ),
+    Route(path="/v1/models", method="GET", handler=models.list_models, summary="The model, as a list"),
+    Route(path="/v1/models/{model}", method="GET", handler=models.show_model, summary="The model"),
+    Route(
+        path="/tokenizer_info",
+        method="GET",
+        handler=tokenize.tokenizer_info,
+        summary="What a client needs to tokenize as the model does",
+    ),
+    Route(path="/health", method="GET", handler=status.health, summary="Whether the server is alive", auth="none"),
+    Route(path="/ready", method="GET", handler=status.ready, summary="Whether it takes requests", auth="none"),
+    Route(path="/version", method="GET", handler=status.version, summary="Its version"),
+    Route(path="/load", method="GET", handler=status.load, summary="The number of requests in progress"),
+    Route(
+        path="/metrics",
+        method="GET",
+        handler=status.metrics,
+        summary="Metrics for Prometheus",
+        content_type="text/plain",
+    ),
+    Route(path="/openapi.json", method="GET", handler=show_openapi, summary="This document"),
+    Route(
+        path="/admin/info",
+        method="GET",
+        handler=admin.info,
+        summary="The settings in use, with the reason for each",
+        auth="admin",
+    ),
+    Route(
+        path="/admin/drain",
+        method="POST",
+        handler=admin.drain,
+        summary="Finish running requests, take no new ones, and stop",
+        auth="admin",
+    ),
+    Route(
+        path="/admin/reload_keys",
+        method="POST",
+        handler=admin.reload_keys,
+        summary="Read the file of keys again",
+        auth="admin",
+    ),
+    Route(
+        path="/admin/reset_prefix_cache",
+        method="POST",
+        handler=admin.reset_prefix_cache,
+        summary="Empty the prefix cache",
+        auth="admin",
+    ),
+)

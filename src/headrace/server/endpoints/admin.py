@@ -1,4 +1,4 @@
-"""Control routes, for whoever has the admin key: what the server runs with, and what signals can do too."""
+"""Control routes, which need the admin key: the settings in use, and what signals do too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from headrace.server.options import ServerOptions
 from headrace.server.services import Control, Services
 from headrace.version import __version__
 
-PREFIX = "/admin/"
 _SECRET = ("api_key", "admin_key")
-
-
-def check(exchange: Exchange) -> None:
-    """The gate has asked for the key; without a gate nobody gets here."""
-    if not exchange.scope.get("headrace", {}).get("is_admin"):
-        raise ApiError(404, "there is no such route", code="not_found")
 
 
 async def info(services: Services, exchange: Exchange) -> None:
@@ -41,22 +34,22 @@ async def info(services: Services, exchange: Exchange) -> None:
 
 
 async def drain(services: Services, exchange: Exchange) -> None:
-    """As SIGTERM does. Asked again, it changes nothing; only a second signal hurries."""
+    """Does what SIGTERM does. A second call changes nothing; a second signal ends the drain at once."""
     _control(services).drain()
     await _reply(exchange, {"status": "draining", "num_in_flight": services.num_in_flight}, status=202)
 
 
 async def reload_keys(services: Services, exchange: Exchange) -> None:
-    """As SIGHUP does."""
+    """Does what SIGHUP does."""
     if not _control(services).reload_keys():
         raise ApiError(
-            500, "the keys stay as they were; the server's log says why", type="server_error", code="keys_not_read"
+            500, "the keys were not changed; the server's log says why", type="server_error", code="keys_not_read"
         )
     await _reply(exchange, {"status": "ok"})
 
 
 async def reset_prefix_cache(services: Services, exchange: Exchange) -> None:
-    """What running requests hold stays until they end."""
+    """Blocks that running requests hold stay until they end."""
     services.engine.forget_prefixes()
     await _reply(exchange, {"status": "ok"})
 
@@ -67,7 +60,7 @@ def _control(services: Services) -> Control:
 
 
 def _shown(options: ServerOptions) -> dict[str, Any]:
-    """Whether there is a secret, never which."""
+    """The options, with secrets shown as set or not set."""
     shown = asdict(options)
     return shown | {name: None if shown[name] is None else "set" for name in _SECRET}
 

@@ -1,4 +1,4 @@
-"""Beam search for the endpoints: never streamed, a stream of the engine for each turn."""
+"""Beam search for the endpoints. It is never streamed, and uses one engine stream for each step of the search."""
 
 from __future__ import annotations
 
@@ -8,16 +8,45 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
+from headrace.errors import RequestError
 from headrace.monitor.times import RequestMeter
+from headrace.openai.errors import UNSUPPORTED, bad_request
+from headrace.openai.sampling import AnswerLimit
+from headrace.openai.schema.common import SamplingFields
 from headrace.server.endpoints.generation import cache_salt, deadline
-from headrace.server.endpoints.schema.common import SamplingFields
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Reservation, Services
 from headrace.types import CompletionOutput, Request, SamplingParams
 
+_NOT_WITH_BEAMS = (
+    *("best_of", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "bad_words_token_ids", "seed", "stop", "stop_token_ids"),
+    *("min_tokens", "echo", "prompt_logprobs", "response_format", "structured_outputs", "tools"),
+)
+
+
+def beam_params(request: SamplingFields, limit: AnswerLimit, max_model_len: int) -> BeamSearchParams:
+    for name in _NOT_WITH_BEAMS:
+        if getattr(request, name, None) not in (None, False, 0, [], ""):
+            raise bad_request(f"{name} cannot be used with use_beam_search", name, UNSUPPORTED)
+    if request.stream:
+        raise bad_request("a beam search cannot be streamed: the beams are known at the end", "stream")
+    try:
+        return BeamSearchParams(
+            beam_width=1 if request.n is None else request.n,
+            max_tokens=max_model_len if limit.num_tokens is None else limit.num_tokens,
+            ignore_eos=bool(request.ignore_eos),
+            temperature=0.0 if request.temperature is None else request.temperature,
+            length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        )
+    except RequestError as error:
+        names = {"beam_width": "n", "max_tokens": limit.param}
+        param = names.get(error.param or "", error.param)
+        raise bad_request(str(error).replace("beam_width", "n (the beam width)", 1), param) from None
+
 
 class Relay(EventQueue):
-    """Passes an end on to the stream of the turn that is running."""
+    """Passes an end on to the engine stream that is running."""
 
     __slots__ = ("_current",)
 
@@ -46,7 +75,7 @@ async def search_beams(
     *,
     arrived: float,
 ) -> list[CompletionOutput]:
-    """The best answers, the best first."""
+    """The answers, best first."""
     counted = Request("", prompt.token_ids, SamplingParams(n=params.beam_width, max_tokens=params.max_tokens))
     services.metrics.received(n=params.beam_width, max_tokens=params.max_tokens)
     meter = RequestMeter(services.metrics, counted, arrived=arrived)

@@ -1,28 +1,28 @@
-"""POST /v1/chat/completions: a conversation in, the assistant's next message out."""
+"""POST /v1/chat/completions: the assistant's next message."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
-
-import msgspec
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta, Answers
 from headrace.engine.prompts import TokenizedPrompt
-from headrace.jobs.input.logprobs import chat_entries
-from headrace.server.endpoints.beams import search_beams
+from headrace.openai.body import read
+from headrace.openai.choices import CHAT_ID_PREFIX, CHAT_OBJECT, chat_choice, completion_body, encode, members
+from headrace.openai.logprobs import chat_logprobs, prompt_entries
+from headrace.openai.prompts import template_variables
+from headrace.openai.sampling import AnswerLimit, chat_limit, chat_params, check_context
+from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.usage import Usage
+from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
-from headrace.server.endpoints.constraints import structured_outputs
-from headrace.server.endpoints.generation import Usage, check_model, new_id, prepared, priority_of, running
-from headrace.server.endpoints.logprobs import prompt_entries
-from headrace.server.endpoints.prompting import beside, reads_variable, tokenize_chat
-from headrace.server.endpoints.sampling import AnswerLimit, beam_params, check_context, check_logprobs, sampling_params
-from headrace.server.endpoints.schema.chat import ChatRequest
+from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.prompting import off_loop, tokenize_chat
 from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
-from headrace.server.http.body import read
 from headrace.server.http.chunks import Chunks
-from headrace.server.http.errors import bad_request
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
 from headrace.server.services import Reservation, Services
@@ -38,7 +38,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
     use = read_tool_use(request, services)
-    limit = _limit(request)
+    limit = chat_limit(request)
     params = _params(request, services, limit, use)
     with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
@@ -47,7 +47,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
         reservation.count_tokens(len(prompt.token_ids))
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
-        reply = ChatReply(request, services, use, new_id("chatcmpl-", request.request_id))
+        reply = ChatReply(request, services, use, new_id(CHAT_ID_PREFIX, request.request_id))
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)
             return
@@ -56,42 +56,16 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _limit(request: ChatRequest) -> AnswerLimit:
-    newer, older = request.max_completion_tokens, request.max_tokens
-    if newer is not None and older is not None and newer != older:
-        raise bad_request(
-            f"max_completion_tokens ({newer}) and max_tokens ({older}) mean the same; give one", "max_completion_tokens"
-        )
-    param = "max_tokens" if newer is None else "max_completion_tokens"
-    value = older if newer is None else newer
-    if value is not None and value < 1:
-        raise bad_request(f"{param} must be at least 1, got {value}", param)
-    return AnswerLimit(value, param)
-
-
 def _params(request: ChatRequest, services: Services, limit: AnswerLimit, use: ToolUse) -> SamplingParams:
-    if request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    check_logprobs("top_logprobs", request.top_logprobs, services.options)
-    if request.reasoning_effort not in (None, "none") and not reads_variable(
-        services.engine.tokenizer, "reasoning_effort"
-    ):
-        raise bad_request(
-            "the model's chat template does not know reasoning_effort; leave it out or set it to none",
-            "reasoning_effort",
-            "unsupported_parameter",
-        )
-    more: dict[str, Any] = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
-    more["structured_outputs"] = use.constraint or structured_outputs(request)
+    more: dict[str, Any] = {}
+    if use.constraint is not None:
+        more["structured_outputs"] = use.constraint
     if use.shows_special_tokens:
         more["skip_special_tokens"] = False
-    return sampling_params(request, services.options, limit, **more)
+    return chat_params(request, limits_of(services), limit, **more)
 
 
 async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None and reads_variable(services.engine.tokenizer, "reasoning_effort"):
-        variables["reasoning_effort"] = request.reasoning_effort
     return await tokenize_chat(
         services.engine.reader,
         request.messages,
@@ -100,12 +74,12 @@ async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, n
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
-        variables=variables,
+        variables=template_variables(request.chat_template_kwargs, request.reasoning_effort),
     )
 
 
 class ChatReply:
-    """How one conversation is answered, whole or in chunks."""
+    """Writes the answer to one request, whole or in chunks."""
 
     def __init__(self, request: ChatRequest, services: Services, use: ToolUse, id: str) -> None:
         self.id = id
@@ -129,41 +103,50 @@ class ChatReply:
     async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
         (output,) = await stream.outputs()
         size = 10 * len(output.prompt_token_ids) if self._request.prompt_logprobs is not None else 0
-        await exchange.reply(200, await beside(lambda: self._body(output), num_characters=size))
+        await exchange.reply(200, await off_loop(lambda: self._body(output), num_characters=size))
 
     def _body(self, output: RequestOutput) -> bytes:
-        body = self.facts("chat.completion")
-        body["choices"] = [self._choice(answer) for answer in output.outputs]
-        body["usage"] = Usage.of([output]).to_dict()
+        more: dict[str, Any] = {}
         if output.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
+            more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
         if self._request.return_token_ids:
-            body["prompt_token_ids"] = output.prompt_token_ids
-        return msgspec.json.encode(body)
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return self._completion(output.outputs, Usage.of([output]), more)
 
-    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    def _completion(
+        self, answers: Iterable[CompletionOutput], usage: Usage, more: dict[str, Any] | None = None
+    ) -> bytes:
+        return completion_body(
+            CHAT_OBJECT,
+            encode(self.id)[1:-1],
+            self._created,
+            encode(self._services.model_name),
+            b",".join([self._choice(answer) for answer in answers]),
+            usage.to_json(),
+            members(more or {}),
+        )
+
+    def _choice(self, answer: CompletionOutput) -> bytes:
+        content: str | None = answer.text
         reason: str | None = answer.finish_reason
+        message = b""
         if self.use.finds_calls:
-            message["content"], calls = self.use.message(answer.text)
+            content, calls = self.use.message(answer.text)
             if calls:
-                message["tool_calls"] = calls
+                message = members({"tool_calls": calls})
                 reason = "tool_calls" if reason == "stop" else reason
-        choice = {
-            "index": answer.index,
-            "message": message,
-            "logprobs": self.logprobs(answer.logprobs),
-            "finish_reason": reason,
-            "stop_reason": answer.stop_reason,
-        }
-        if self._request.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
+        return chat_choice(
+            answer.index,
+            content,
+            reason,
+            answer.stop_reason,
+            logprobs=encode(self.logprobs(answer.logprobs)),
+            message=message,
+            more=members({"token_ids": answer.token_ids}) if self._request.return_token_ids else b"",
+        )
 
     def logprobs(self, entries: Any) -> dict[str, Any] | None:
-        if entries is None:
-            return None
-        return {"content": chat_entries(entries, self._tokenizer), "refusal": None}
+        return None if entries is None else chat_logprobs(entries, self._tokenizer)
 
     # ---- in chunks
 
@@ -173,7 +156,7 @@ class ChatReply:
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
-            await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
+            await events.end(writer.chunks.usage(writer.usage().to_json()) if includes_usage else b"")
 
     # ---- beams
 
@@ -189,18 +172,14 @@ class ChatReply:
         found = await search_beams(
             self._services, exchange, prompt, self._request, params, reservation, arrived=arrived
         )
-        usage = Usage(len(prompt.token_ids), sum(len(beam.token_ids) for beam in found))
-        body = self.facts("chat.completion")
-        body["choices"] = [self._choice(beam) for beam in found]
         if not self._request.logprobs:
-            for choice in body["choices"]:
-                choice["logprobs"] = None
-        body["usage"] = usage.to_dict()
-        await exchange.reply(200, msgspec.json.encode(body))
+            found = [replace(beam, logprobs=None) for beam in found]
+        usage = Usage(len(prompt.token_ids), sum(len(beam.token_ids) for beam in found))
+        await exchange.reply(200, self._completion(found, usage))
 
 
 class ChatChunks:
-    """Writes the deltas of one stream, and counts what it has written."""
+    """Writes the deltas of one stream, and counts their tokens."""
 
     def __init__(self, reply: ChatReply, request: ChatRequest, answers: Answers, *, usage_is_null: bool) -> None:
         options = request.stream_options
@@ -245,7 +224,7 @@ class ChatChunks:
         }
         if self._request.return_token_ids:
             choice["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
-        usage = Usage(len(self._answers.request.prompt_token_ids)).to_dict() if self._gives_usage else None
+        usage = Usage(len(self._answers.request.prompt_token_ids)).to_json() if self._gives_usage else None
         return self.chunks.choice(choice, usage)
 
     def _write(self, delta: AnswerDelta) -> bytes:
@@ -254,7 +233,7 @@ class ChatChunks:
         return self._write_text(delta, delta.text, delta.finish_reason)
 
     def _write_parsed(self, delta: AnswerDelta) -> bytes:
-        """Text and calls as they are told apart, then the end."""
+        """Text and calls as the parser finds them, then the end."""
         parser, index = self._parsers[delta.index], delta.index
         found = parser.push(delta.text) + (parser.finish() if delta.finish_reason is not None else [])
         text, calls = "", []
@@ -268,7 +247,7 @@ class ChatChunks:
             self._has_called[index] = True
             said = {"content": text, "tool_calls": calls} if text else {"tool_calls": calls}
             choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
-            chunks = self.chunks.choice(choice, self.usage().to_dict() if self._gives_usage else None)
+            chunks = self.chunks.choice(choice, self.usage().to_json() if self._gives_usage else None)
             text = ""
         reason: str | None = delta.finish_reason
         if reason == "stop" and self._has_called[index]:
@@ -284,5 +263,5 @@ class ChatChunks:
             more["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:
             more["token_ids"] = delta.token_ids
-        usage = self.usage().to_dict() if self._gives_usage else None
+        usage = self.usage().to_json() if self._gives_usage else None
         return self.chunks.special(delta.index, text, more, usage)

@@ -1,34 +1,33 @@
-"""POST /v1/completions: prompts in, their continuations out."""
+"""POST /v1/completions: continuations of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
-import msgspec
-
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta, Answers
 from headrace.engine.prompts import TokenizedPrompt
-from headrace.server.endpoints.beams import search_beams
-from headrace.server.endpoints.constraints import structured_outputs
-from headrace.server.endpoints.generation import Usage, check_model, new_id, prepared, priority_of, running
-from headrace.server.endpoints.logprobs import completion_lists, prompt_entries
-from headrace.server.endpoints.prompting import as_prompts, beside, tokenize
-from headrace.server.endpoints.sampling import AnswerLimit, beam_params, check_context, check_logprobs, sampling_params
-from headrace.server.endpoints.schema.completions import CompletionRequest
-from headrace.server.http.body import read
+from headrace.openai.body import read
+from headrace.openai.choices import TEXT_ID_PREFIX, TEXT_OBJECT, completion_body, encode, members, text_choice
+from headrace.openai.errors import bad_request
+from headrace.openai.logprobs import completion_lists, prompt_entries
+from headrace.openai.prompts import as_prompts
+from headrace.openai.sampling import AnswerLimit, check_context, completion_limit, completion_params
+from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.usage import Usage
+from headrace.server.endpoints.beams import beam_params, search_beams
+from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.prompting import off_loop, tokenize
 from headrace.server.http.chunks import Chunks
-from headrace.server.http.errors import bad_request
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
 from headrace.server.services import Reservation, Services
 from headrace.text import Tokenizer
 from headrace.types import CompletionOutput, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprobs
 
-DEFAULT_TOKENS = 16  # OpenAI's, for this endpoint only
 MAX_SEQUENCES = 4096  # prompts times answers to each
 
 
@@ -39,7 +38,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
     prompts = as_prompts(request.prompt)
-    limit = _limit(request)
+    limit = completion_limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
     with services.queue.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
@@ -51,7 +50,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
         reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
         for prompt in tokenized:
             check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
-        reply = CompletionReply(request, services, tokenized, new_id("cmpl-", request.request_id))
+        reply = CompletionReply(request, services, tokenized, new_id(TEXT_ID_PREFIX, request.request_id))
         if request.use_beam_search:
             await reply.search_beams(exchange, reservation, limit, arrived)
             return
@@ -71,32 +70,8 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _limit(request: CompletionRequest) -> AnswerLimit:
-    if request.max_tokens is None:
-        return AnswerLimit(DEFAULT_TOKENS, is_given=False)
-    if request.max_tokens == 0 and request.echo:
-        return AnswerLimit(0)
-    if request.max_tokens < 1:
-        raise bad_request(
-            f"max_tokens must be at least 1, got {request.max_tokens}; 0 is for echo, to score a prompt", "max_tokens"
-        )
-    return AnswerLimit(request.max_tokens)
-
-
 def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, *, num_prompts: int) -> SamplingParams:
-    check_logprobs("logprobs", request.logprobs, services.options)
-    asked = request.prompt_logprobs
-    if request.echo and request.logprobs is not None:
-        asked = max(request.logprobs, asked or 0)
-    params = sampling_params(
-        request,
-        services.options,
-        # A prompt that is only scored still has one token drawn after it, which nobody sees.
-        replace(limit, num_tokens=max(1, limit.num_tokens or 0)),
-        logprobs=request.logprobs,
-        prompt_logprobs=asked,
-        structured_outputs=structured_outputs(request),
-    )
+    params = completion_params(request, limits_of(services), limit)
     if params.num_sequences * num_prompts > MAX_SEQUENCES:
         raise bad_request(
             f"{num_prompts:,} prompts with {params.num_sequences} answers each are more than {MAX_SEQUENCES:,}", "n"
@@ -105,7 +80,7 @@ def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, 
 
 
 def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int) -> SamplingParams:
-    """The default length gives way to the context; one that was asked for has been checked."""
+    """The parameters with the default length cut to the context. A given length has been checked."""
     left = max_model_len - len(prompt.token_ids)
     if params.max_tokens is None or params.max_tokens <= left:
         return params
@@ -113,7 +88,7 @@ def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int)
 
 
 def truncated(prompt: TokenizedPrompt, asked: int | None, limit: AnswerLimit, max_model_len: int) -> TokenizedPrompt:
-    """The prompt's last tokens, as many as asked for; -1: as many as leave room for the answer."""
+    """The last tokens of the prompt, as many as asked for; -1: as many as leave room for the answer."""
     if asked is None:
         return prompt
     if asked == -1:
@@ -129,7 +104,7 @@ def truncated(prompt: TokenizedPrompt, asked: int | None, limit: AnswerLimit, ma
 
 
 class CompletionReply:
-    """How one request is answered, whole or in chunks."""
+    """Writes the answer to one request, whole or in chunks."""
 
     def __init__(
         self, request: CompletionRequest, services: Services, prompts: Sequence[TokenizedPrompt], id: str
@@ -142,7 +117,7 @@ class CompletionReply:
         self._n = request.n or 1
         self._scores_only = request.max_tokens == 0
         self._wants_logprobs = request.logprobs is not None
-        self._facts = {
+        self.facts: dict[str, Any] = {
             "id": id,
             "object": "text_completion",
             "created": int(time()),
@@ -156,7 +131,7 @@ class CompletionReply:
         outputs = await stream.outputs()
         size = sum(len(output.prompt_token_ids) for output in outputs) if self._request.echo else 0
         has_logprobs = self._request.logprobs is not None or self._request.prompt_logprobs is not None
-        body = await beside(lambda: self._body(outputs), num_characters=10 * size if has_logprobs else 0)
+        body = await off_loop(lambda: self._body(outputs), num_characters=10 * size if has_logprobs else 0)
         await exchange.reply(200, body)
 
     def _body(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -168,27 +143,35 @@ class CompletionReply:
         usage = Usage.of(outputs)
         if self._scores_only:
             usage.num_generated = 0
-        return msgspec.json.encode({**self._facts, "choices": choices, "usage": usage.to_dict()})
+        return self._completion(choices, usage)
 
-    def _choice(self, position: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+    def _completion(self, choices: Iterable[bytes], usage: Usage) -> bytes:
+        return completion_body(
+            TEXT_OBJECT,
+            encode(self.id)[1:-1],
+            self.facts["created"],
+            encode(self._services.model_name),
+            b",".join(choices),
+            usage.to_json(),
+        )
+
+    def _choice(self, position: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
         text = "" if self._scores_only else answer.text
-        tokens = () if self._scores_only else answer.token_ids
         entries = None if answer.logprobs is None else () if self._scores_only else answer.logprobs
-        if self._request.echo:
-            text = self._prompt_text(position) + text
-        choice = {
-            "index": position * self._n + answer.index,
-            "text": text,
-            "logprobs": self._logprobs(position, entries, output.prompt_logprobs),
-            "finish_reason": "length" if self._scores_only else answer.finish_reason,
-            "stop_reason": None if self._scores_only else answer.stop_reason,
-        }
+        more: dict[str, Any] = {}
         if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
+            more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
         if self._request.return_token_ids:
-            choice["prompt_token_ids"] = output.prompt_token_ids
-            choice["token_ids"] = tokens
-        return choice
+            more["prompt_token_ids"] = output.prompt_token_ids
+            more["token_ids"] = () if self._scores_only else answer.token_ids
+        return text_choice(
+            position * self._n + answer.index,
+            self._prompt_text(position) + text if self._request.echo else text,
+            "length" if self._scores_only else answer.finish_reason,
+            None if self._scores_only else answer.stop_reason,
+            logprobs=encode(self._logprobs(position, entries, output.prompt_logprobs)),
+            more=members(more),
+        )
 
     def _logprobs(
         self, position: int, entries: Sequence[TokenLogprobs] | None, of_prompt: PromptLogprobs | None, offset: int = 0
@@ -216,7 +199,7 @@ class CompletionReply:
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
-            await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
+            await events.end(writer.chunks.usage(writer.usage().to_json()) if includes_usage else b"")
 
     # ---- beams
 
@@ -224,7 +207,7 @@ class CompletionReply:
         self, exchange: Exchange, reservation: Reservation, limit: AnswerLimit, arrived: float
     ) -> None:
         params = beam_params(self._request, limit, self._services.engine.settings.max_model_len)
-        choices: list[dict[str, Any]] = []
+        choices: list[bytes] = []
         usage = Usage(sum(len(prompt.token_ids) for prompt in self._prompts))
         for position, prompt in enumerate(self._prompts):
             found = await search_beams(
@@ -232,28 +215,21 @@ class CompletionReply:
             )
             for beam in found:
                 usage.num_generated += len(beam.token_ids)
-                choices.append(
-                    {
-                        "index": position * self._n + beam.index,
-                        "text": beam.text,
-                        "logprobs": self._logprobs(position, beam.logprobs if self._wants_logprobs else None, None),
-                        "finish_reason": beam.finish_reason,
-                        "stop_reason": None,
-                    }
-                )
-        body = msgspec.json.encode({**self._facts, "choices": choices, "usage": usage.to_dict()})
-        await exchange.reply(200, body)
+                logprobs = self._logprobs(position, beam.logprobs if self._wants_logprobs else None, None)
+                index = position * self._n + beam.index
+                choices.append(text_choice(index, beam.text, beam.finish_reason, logprobs=encode(logprobs)))
+        await exchange.reply(200, self._completion(choices, usage))
 
 
 class CompletionChunks:
-    """Writes the deltas of one stream, and counts what it has written."""
+    """Writes the deltas of one stream, and counts their tokens."""
 
     def __init__(
         self, reply: CompletionReply, request: CompletionRequest, requests: Sequence[Answers], *, usage_is_null: bool
     ) -> None:
         options = request.stream_options
         self.chunks = Chunks(
-            reply._facts,
+            reply.facts,
             opening=b'"text":',
             closing=b"",
             always={"logprobs": None, "finish_reason": None, "stop_reason": None},
@@ -306,4 +282,4 @@ class CompletionChunks:
         more["logprobs"] = reply._logprobs(position, entries, of_prompt, self._offsets[index])
         if more["logprobs"] is not None and more["logprobs"]["tokens"]:
             self._offsets[index] = more["logprobs"]["text_offset"][-1] + len(more["logprobs"]["tokens"][-1])
-        return self.chunks.special(index, text, more, self.usage().to_dict() if self._gives_usage else None)
+        return self.chunks.special(index, text, more, self.usage().to_json() if self._gives_usage else None)

@@ -1,4 +1,4 @@
-"""How long a request may take and wait: the server's limits, which a client may only shorten."""
+"""Time limits of a request: the server's, which a client may only shorten."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ QUEUE_TIMEOUT = b"x-queue-timeout"
 
 
 def allowed_seconds(scope: Mapping[str, Any], limit_s: float | None) -> float | None:
-    """A request's whole time; None: it has no end."""
+    """The time for the whole request; None: unlimited."""
     asked = seconds_in(scope["headers"], REQUEST_TIMEOUT)
     return min((seconds for seconds in (limit_s, asked) if seconds is not None), default=None)
 
 
 def seconds_in(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> float | None:
-    """A header's number of seconds, or None if the request has no such header."""
+    """The seconds that a header gives; None: there is no such header."""
     for key, value in headers:
         if key == name:
             try:

@@ -1,4 +1,4 @@
-"""What all endpoints that generate text share: from a reservation to the stream of answers, and its end."""
+"""What the endpoints that generate text share: from a place in the queue to the stream of answers, and its end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
+from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.sampling import Limits
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
-from headrace.server.http.errors import ApiError, ClientGoneError, bad_request, not_supported
+from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
 from headrace.server.services import Reservation, Services
-from headrace.types import RequestOutput, SamplingParams, SequenceEvent
+from headrace.types import SamplingParams, SequenceEvent
+
+
+def limits_of(services: Services) -> Limits:
+    return Limits(services.options.max_n, services.options.max_logprobs)
 
 
 def check_model(services: Services, name: str | None) -> None:
@@ -32,7 +37,7 @@ def check_model(services: Services, name: str | None) -> None:
 
 
 def priority_of(services: Services, given: int | None) -> int:
-    """Refused where the order of arrival is all that counts: it would be ignored."""
+    """Refused under a policy by order of arrival, which would ignore it."""
     if not given:
         return 0
     if services.engine.settings.queue_policy != "priority":
@@ -47,7 +52,7 @@ def new_id(prefix: str, given: str | None) -> str:
 
 
 def cache_salt(exchange: Exchange, given: str | None) -> str | None:
-    """The client's own, within that of its key: nobody can look into another key's cache by choosing its salt."""
+    """The client's salt below that of its key, so that no client can read another key's cached prefixes."""
     of_key = exchange.scope.get("headrace", {}).get("cache_salt")
     if of_key is None:
         return given
@@ -55,7 +60,7 @@ def cache_salt(exchange: Exchange, given: str | None) -> str | None:
 
 
 class Asked(Protocol):
-    """What the bodies of all these endpoints have."""
+    """The fields that the bodies of all these endpoints have."""
 
     @property
     def stream(self) -> bool | None: ...
@@ -74,7 +79,7 @@ def prepared(
     *,
     priority: int,
 ) -> Answers:
-    """A request for the engine. Of one that is not streamed only the first token is heard, and the end."""
+    """A request for the engine. One that is not streamed has two events: its first token and its end."""
     return services.engine.prepare(
         prompt,
         params,
@@ -90,7 +95,7 @@ def prepared(
 async def running(
     services: Services, exchange: Exchange, requests: Sequence[Answers], reservation: Reservation, *, arrived: float
 ) -> AsyncIterator[AnswerStream]:
-    """The requests submitted, watched and measured; whatever happens, they are over when this is left."""
+    """Submits, watches and measures the requests. They have ended when this is left, however it is left."""
     first = requests[0].request
     size = sum(answers.request.params.num_sequences for answers in requests)
     for answers in requests:
@@ -127,7 +132,7 @@ async def running(
 async def _turn(
     services: Services, exchange: Exchange, *, size: int, priority: int, deadline_s: float | None
 ) -> AsyncIterator[None]:
-    """A place in the engine, if dynamic batching gives them out; a wait for one ends with the request's time."""
+    """A place in the engine under dynamic batching. Waiting for one ends at the request's deadline."""
     if services.turns is None:
         yield
         return
@@ -146,28 +151,3 @@ def deadline(services: Services, exchange: Exchange, arrived: float) -> float | 
     if services.deadline_s is not None:
         limit = services.deadline_s(exchange.scope)
     return None if limit is None else max(0.0, limit - (monotonic() - arrived))
-
-
-@dataclass(slots=True)
-class Usage:
-    """The tokens of one HTTP request so far."""
-
-    num_prompt: int
-    num_generated: int = 0
-    num_cached: int = 0
-
-    @classmethod
-    def of(cls, outputs: Sequence[RequestOutput]) -> Usage:
-        return cls(
-            sum(len(output.prompt_token_ids) for output in outputs),
-            sum(len(answer.token_ids) for output in outputs for answer in output.outputs),
-            sum(output.num_cached_tokens for output in outputs),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_generated,
-            "total_tokens": self.num_prompt + self.num_generated,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }

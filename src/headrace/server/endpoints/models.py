@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model there is."""
+"""GET /v1/models: the model that this server serves."""
 
 from __future__ import annotations
 

@@ -1,44 +1,18 @@
-"""GET /openapi.json: the routes, with the bodies as msgspec checks them."""
+"""GET /openapi.json: the routes, and the schemas of their bodies as msgspec checks them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from headrace.server.endpoints.schema.chat import ChatRequest
-from headrace.server.endpoints.schema.completions import CompletionRequest
-from headrace.server.endpoints.schema.responses import ResponsesRequest
-from headrace.server.endpoints.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.http.exchange import Exchange
+from headrace.server.http.routes import Route
 from headrace.server.services import Services
 from headrace.version import __version__
 
-_POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {  # the body, what it does, whether it can stream
-    "/v1/chat/completions": (ChatRequest, "The assistant's next message in a conversation", True),
-    "/v1/completions": (CompletionRequest, "Continue prompts", True),
-    "/v1/responses": (ResponsesRequest, "The assistant's next message, in the form of OpenAI's Responses API", True),
-    "/tokenize": (TokenizeRequest, "The tokens of a prompt or a conversation", False),
-    "/detokenize": (DetokenizeRequest, "The text of tokens", False),
-}
-_GETS = {
-    "/v1/models": "The model, as a list",
-    "/v1/models/{model}": "The model",
-    "/tokenizer_info": "What a client needs to tokenize as the model does",
-    "/health": "Whether the server is alive",
-    "/ready": "Whether it takes requests",
-    "/version": "Its version",
-    "/load": "How many requests it is answering",
-    "/metrics": "Metrics for Prometheus",
-    "/openapi.json": "This document",
-}
-_CONTROLS = {  # with the admin key
-    "/admin/info": ("get", "What the server runs with, and why"),
-    "/admin/drain": ("post", "Finish what runs, take on nothing, and end"),
-    "/admin/reload_keys": ("post", "Read the file of keys again"),
-    "/admin/reset_prefix_cache": ("post", "Empty the prefix cache"),
-}
 _DENIED = {"401": "no key", "403": "not the admin key", "404": "there is no admin key", "503": "not now"}
 _ERROR = {
     "type": "object",
@@ -58,21 +32,22 @@ _ERROR = {
 }
 
 
-async def show(services: Services, exchange: Exchange) -> None:
-    await exchange.reply(200, _encoded(services.options.root_path))
+async def show(services: Services, exchange: Exchange, routes: tuple[Route, ...]) -> None:
+    await exchange.reply(200, _encoded(routes, services.options.root_path))
 
 
 @cache
-def _encoded(root_path: str) -> bytes:
-    return msgspec.json.encode(document(root_path))
+def _encoded(routes: tuple[Route, ...], root_path: str) -> bytes:
+    return msgspec.json.encode(document(routes, root_path))
 
 
-def document(root_path: str = "") -> dict[str, Any]:
-    bodies = [body for body, _, _ in _POSTS.values()]
+def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
+    routes = list(routes)
+    bodies = [route.body for route in routes if route.body is not None]
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
-    paths: dict[str, Any] = {path: {"post": _post(*entry)} for path, entry in _POSTS.items()}
-    paths |= {path: {"get": _get(path, summary)} for path, summary in _GETS.items()}
-    paths |= {path: {method: _control(summary)} for path, (method, summary) in _CONTROLS.items()}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headrace", "version": __version__},
@@ -86,14 +61,20 @@ def document(root_path: str = "") -> dict[str, Any]:
     }
 
 
-def _post(body: type[msgspec.Struct], summary: str, can_stream: bool) -> dict[str, Any]:
+def _operation(route: Route) -> dict[str, Any]:
+    if route.auth == "admin":
+        return _admin(route)
+    return _get(route) if route.body is None else _post(route, route.body)
+
+
+def _post(route: Route, body: type[msgspec.Struct]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if can_stream:
+    if route.generates:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     errors = {"400": "refused", "404": "another model", "413": "too long", "415": "not JSON", "503": "not now"}
     return {
-        "summary": summary,
+        "summary": route.summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "answered", "content": content},
@@ -102,21 +83,18 @@ def _post(body: type[msgspec.Struct], summary: str, can_stream: bool) -> dict[st
     }
 
 
-def _get(path: str, summary: str) -> dict[str, Any]:
-    kind = "text/plain" if path == "/metrics" else "application/json"
-    shown: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": {"description": "answered", "content": {kind: {}}}, "503": _error("not now")},
-    }
-    if "{model}" in path:
-        shown["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
-        shown["responses"]["404"] = _error("another model")
+def _get(route: Route) -> dict[str, Any]:
+    answer = {"description": "answered", "content": {route.content_type: {}}}
+    shown: dict[str, Any] = {"summary": route.summary, "responses": {"200": answer, "503": _error("not now")}}
+    if route.parameter is not None:
+        shown["parameters"] = [{"name": route.parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
+        shown["responses"]["404"] = _error("not found")
     return shown
 
 
-def _control(summary: str) -> dict[str, Any]:
+def _admin(route: Route) -> dict[str, Any]:
     return {
-        "summary": summary,
+        "summary": route.summary,
         "security": [{"key": []}],
         "responses": {
             "2XX": {"description": "done", "content": {"application/json": {}}},

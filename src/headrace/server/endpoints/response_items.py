@@ -1,11 +1,12 @@
-"""The input of /v1/responses as the messages that a chat template reads."""
+"""The input of /v1/responses as chat messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from headrace.server.endpoints.schema.responses import ResponsesRequest
-from headrace.server.http.errors import ApiError, bad_request, not_supported
+from headrace.errors import RequestError
+from headrace.openai.errors import INVALID_TYPE, bad_request, not_supported
+from headrace.openai.schema.responses import ResponsesRequest
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -37,7 +38,7 @@ def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _role(item: dict[str, Any], place: str) -> str:
-    """Templates know OpenAI's `developer` by its older name."""
+    """OpenAI's role `developer` is `system` in chat templates."""
     role = _text(item, "role", place)
     return "system" if role == "developer" else role
 
@@ -66,5 +67,5 @@ def _part(part: Any, place: str) -> dict[str, Any]:
     return {"type": "text", "text": _text(part, "text", place)}
 
 
-def _wrong(place: str, rule: str) -> ApiError:
-    return bad_request(f"{place} must be {rule}", place, "invalid_type")
+def _wrong(place: str, rule: str) -> RequestError:
+    return bad_request(f"{place} must be {rule}", place, INVALID_TYPE)

@@ -10,17 +10,25 @@ import msgspec
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta
-from headrace.jobs.input.logprobs import chat_entries
-from headrace.server.endpoints.constraints import structured_outputs
-from headrace.server.endpoints.generation import Usage, check_model, new_id, prepared, priority_of, running
+from headrace.openai.body import read
+from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
+from headrace.openai.logprobs import chat_entries
+from headrace.openai.sampling import (
+    AnswerLimit,
+    Limits,
+    check_context,
+    check_label,
+    check_logprobs,
+    sampling_params,
+)
+from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
+from headrace.openai.usage import Usage
+from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
 from headrace.server.endpoints.prompting import tokenize_chat
 from headrace.server.endpoints.response_items import as_messages
-from headrace.server.endpoints.sampling import AnswerLimit, check_context, check_label, check_logprobs, sampling_params
-from headrace.server.endpoints.schema.common import SamplingFields
-from headrace.server.endpoints.schema.responses import STATEFUL, ResponsesRequest
-from headrace.server.http.body import read
 from headrace.server.http.chunks import encode
-from headrace.server.http.errors import ApiError, bad_request, not_supported
+from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
 from headrace.server.services import Services
@@ -40,7 +48,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
     limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
-    params = _params(request, services, limit)
+    params = _params(request, limits_of(services), limit)
     messages = as_messages(request)
     with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
@@ -55,8 +63,8 @@ async def create_response(services: Services, exchange: Exchange) -> None:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _params(request: ResponsesRequest, services: Services, limit: AnswerLimit) -> SamplingParams:
-    _check(request, services)
+def _params(request: ResponsesRequest, limits: Limits, limit: AnswerLimit) -> SamplingParams:
+    _check(request, limits)
     if limit.num_tokens is not None and limit.num_tokens < 1:
         raise bad_request(f"max_output_tokens must be at least 1, got {limit.num_tokens}", "max_output_tokens")
     fields = SamplingFields(
@@ -65,14 +73,13 @@ def _params(request: ResponsesRequest, services: Services, limit: AnswerLimit) -
     wants_logprobs = request.top_logprobs is not None or LOGPROBS in (request.include or ())
     return sampling_params(
         fields,
-        services.options,
+        limits,
         limit,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
-        structured_outputs=structured_outputs(fields),
     )
 
 
-def _check(request: ResponsesRequest, services: Services) -> None:
+def _check(request: ResponsesRequest, limits: Limits) -> None:
     for name in request.include or ():
         if name != LOGPROBS:
             raise not_supported("include", f"include cannot have {name!r}, only {LOGPROBS!r}")
@@ -85,14 +92,14 @@ def _check(request: ResponsesRequest, services: Services) -> None:
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise not_supported("stream_options.include_obfuscation", "include_obfuscation is not supported; leave it out")
     check_label("request_id", request.request_id)
-    check_logprobs("top_logprobs", request.top_logprobs, services.options)
+    check_logprobs("top_logprobs", request.top_logprobs, limits)
 
 
 def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
-    """`text.format` in the words of /v1/chat/completions."""
+    """`text.format` in the form of `response_format`."""
     for name in text or {}:
         if name not in ("format", "verbosity"):
-            raise bad_request(f"unknown parameter 'text.{name}'", f"text.{name}", "unknown_parameter")
+            raise bad_request(f"unknown parameter 'text.{name}'", f"text.{name}", UNKNOWN)
     if text is None:
         return None
     if text.get("verbosity") not in (None, "medium"):
@@ -101,14 +108,14 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise bad_request("text.format must be an object", "text.format", "invalid_type")
+        raise bad_request("text.format must be an object", "text.format", INVALID_TYPE)
     if given.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
     return given
 
 
 class ResponseReply:
-    """How one request is answered, whole or in events."""
+    """Writes the answer to one request, whole or as events."""
 
     def __init__(self, request: ResponsesRequest, services: Services, params: SamplingParams, id: str) -> None:
         self.id = id

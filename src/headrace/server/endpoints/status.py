@@ -1,4 +1,4 @@
-"""How the server is: /health, /ready, /version, /load and /metrics."""
+"""The state of the server: /health, /ready, /version, /load and /metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.version import __version__
 
 
 async def health(services: Services, exchange: Exchange) -> None:
-    """Whether waiting can help: 503 if only a restart can."""
+    """200 while the engine runs or is being restarted; 503 if only a restart of the server helps."""
     if not services.state.is_alive:
         raise ApiError(503, "the engine has stopped", type="server_error", code="engine_dead")
     await exchange.reply(200, b'{"status":"ok"}')
 
 
 async def ready(services: Services, exchange: Exchange) -> None:
-    """Whether new requests are welcome."""
+    """Whether new requests are taken."""
     if not services.state.is_ready:
         reason = services.state.refuse_reason() or "not_ready"
         raise ApiError(503, f"not ready: {reason}", type="server_error", code=reason, headers={"Retry-After": "1"})

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from headrace.openai.body import read
+from headrace.openai.errors import bad_request
+from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints.generation import check_model
-from headrace.server.endpoints.prompting import beside, tokenize, tokenize_chat
-from headrace.server.endpoints.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from headrace.server.http.body import read
-from headrace.server.http.errors import bad_request
+from headrace.server.endpoints.prompting import off_loop, tokenize, tokenize_chat
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
 
@@ -67,12 +67,12 @@ async def detokenize(services: Services, exchange: Exchange) -> None:
         if not 0 <= token < 2**31:
             raise bad_request(f"token id {token} is outside the vocabulary", "tokens")
     with services.queue.reserve(1, num_body_bytes=len(body)):
-        text = await beside(lambda: tokenizer.decode(request.tokens, False), num_characters=len(body))
+        text = await off_loop(lambda: tokenizer.decode(request.tokens, False), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"prompt": text}))
 
 
 async def tokenizer_info(services: Services, exchange: Exchange) -> None:
-    """What a client needs to tokenize as the model does, as `tokenizer_config.json` names it."""
+    """What a client needs to tokenize as the model does, under the names of `tokenizer_config.json`."""
     tokenizer = services.engine.get_tokenizer()
     template = tokenizer.chat_template
     templates = {} if template is None else template.templates

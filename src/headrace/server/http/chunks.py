@@ -40,22 +40,22 @@ class Chunks:
         head = self._heads.get(index) or self._head_of(index)
         return head + encode(text) + self._tail
 
-    def special(self, index: int, text: str, more: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+    def special(self, index: int, text: str, more: dict[str, Any], usage: bytes | None = None) -> bytes:
         """New text with log-probabilities, token ids, the end of the answer, or the usage so far."""
         fields = encode(self._always | more)[1:]
         return b"".join((self._head_of(index), encode(text), self._closing, b",", fields, self._end_with(usage)))
 
-    def choice(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+    def choice(self, choice: dict[str, Any], usage: bytes | None = None) -> bytes:
         """A choice of any other form."""
         return self._head + encode(choice) + self._end_with(usage)
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
+    def usage(self, usage: bytes) -> bytes:
         """The last chunk of a stream that was asked for it: no choices."""
-        return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
+        return self._head + b'],"usage":' + usage + b"}\n\n"
 
     def _head_of(self, index: int) -> bytes:
         self._heads[index] = self._head + b'{"index":%d,' % index + self._opening
         return self._heads[index]
 
-    def _end_with(self, usage: dict[str, Any] | None) -> bytes:
-        return self._end if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
+    def _end_with(self, usage: bytes | None) -> bytes:
+        return self._end if usage is None else b'],"usage":' + usage + b"}\n\n"

@@ -1,4 +1,4 @@
-"""Errors as a client sees them: a status, and OpenAI's object that says what, why and which parameter."""
+"""Errors as HTTP answers: a status and headers around OpenAI's error object (`openai/errors.py`)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import msgspec
 
 from headrace.engine.answer_stream import FailedRequestError
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, RequestError
-
-MAX_MESSAGE = 1000  # characters
+from headrace.openai.errors import ENGINE_ERROR, INVALID_REQUEST, INVALID_REQUEST_ERROR, SERVER_ERROR, error_object
 
 
 class ApiError(HeadraceError):
-    """What one request is answered with. Its message goes to the client as it is."""
+    """The answer to one request. Its message goes to the client unchanged."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        type: str = "invalid_request_error",
+        type: str = INVALID_REQUEST_ERROR,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -35,43 +34,29 @@ class ApiError(HeadraceError):
 
 
 class ClientGoneError(HeadraceError):
-    """Nobody is there to be answered."""
-
-
-def error_object(error: ApiError) -> dict[str, object]:
-    """In which a value of the request may be repeated, but not all of it."""
-    message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]}…"
-    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+    """The client has disconnected."""
 
 
 def error_body(error: ApiError) -> bytes:
-    return msgspec.json.encode(error_object(error))
-
-
-def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
-    return ApiError(400, message, param=param, code=code)
-
-
-def not_supported(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="unsupported_parameter")
+    return msgspec.json.encode(error_object(error.message, type=error.type, param=error.param, code=error.code))
 
 
 def from_headrace(error: HeadraceError) -> ApiError:
-    """The refusals of the layers below, as a client should see them."""
+    """The errors of the layers below, as a client sees them."""
     match error:
         case ApiError():
             return error
         case RequestError():
-            return bad_request(str(error), error.param, error.code)
+            return ApiError(400, str(error), param=error.param, code=error.code)
         case ConfigError():
-            return bad_request(str(error))
+            return ApiError(400, str(error), code=INVALID_REQUEST)
         case FailedRequestError():
-            return ApiError(500, str(error), type="server_error", code="engine_error")
+            return ApiError(500, str(error), type=SERVER_ERROR, code=ENGINE_ERROR)
         case EngineDeadError():
             return ApiError(
                 503,
                 "the engine has stopped; try again later",
-                type="server_error",
+                type=SERVER_ERROR,
                 code="engine_dead",
                 headers={"Retry-After": "1"},
             )
@@ -81,12 +66,12 @@ def from_headrace(error: HeadraceError) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """Nothing of what went wrong inside is told to strangers; the log has it."""
-    return ApiError(500, "an error inside the server; its log says more", type="server_error", code="internal_error")
+    """Says nothing about the cause, which only the log has."""
+    return ApiError(500, "an error inside the server; its log says more", type=SERVER_ERROR, code="internal_error")
 
 
 def _overload(error: HeadraceError) -> ApiError | None:
-    """`Overloaded` of the admission, by what it carries: this module is below it."""
+    """`Overloaded` of the request queue, recognized by its attributes: this module is below it."""
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is None:
         return None

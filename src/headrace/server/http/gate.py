@@ -1,7 +1,7 @@
 """The one gate before the application: who may pass, with how much, in which time.
 
-Denies by default: every path but two needs a key once there are keys. The path that is judged is `scope["path"]`, and
-the very same string is what the application routes by; neither the Host header nor a URL is ever looked at.
+Denies by default: every path but the public ones needs a key once there are keys. It judges `scope["path"]`, and the
+application routes by the very same string; neither the Host header nor a URL is ever looked at.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.keys import Key, Keys
+from headrace.server.http.routes import ADMIN_PREFIX
 from headrace.server.options import ServerOptions
 
 Scope = MutableMapping[str, Any]
@@ -25,8 +26,6 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-CONTROL_PREFIX = "/admin"
 MOST_PRESENTED_KEYS = 4
 BODIES_AT_ONCE = 64  # so many of the longest bodies may be held at once, by all connections together
 PREFLIGHT_SECONDS = b"600"
@@ -54,12 +53,14 @@ class Gate:
         options: ServerOptions,
         keys: Keys,
         *,
+        public_paths: frozenset[str],
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._options = options
         self._keys = keys
+        self._public_paths = public_paths
         self._origins = options.origins
         self._on_refused = on_refused
         self._clock = clock
@@ -109,9 +110,9 @@ class Gate:
 
     def _identify(self, scope: Scope) -> dict[str, Any]:
         path = scope["path"]
-        if path in OPEN_PATHS:
+        if path in self._public_paths:
             return _facts_of(None)
-        is_control = path == CONTROL_PREFIX or path.startswith(CONTROL_PREFIX + "/")
+        is_control = path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
         if is_control and not self._keys.has_admin:
             raise ApiError(404, "there is no such route", code="not_found")
         if not (is_control or self._keys.are_required):

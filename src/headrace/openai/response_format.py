@@ -1,4 +1,4 @@
-"""OpenAI's `response_format`: text, any JSON object, or JSON of a schema."""
+"""The form of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import RequestError, nearest
+from headrace.openai.errors import bad_request
+from headrace.openai.schema.common import SamplingFields
 from headrace.types import StructuredOutputs
 
 _PARAM = "response_format"
@@ -13,8 +15,18 @@ _TYPES = ("text", "json_object", "json_schema")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 
+def structured_outputs(request: SamplingFields) -> StructuredOutputs | None:
+    """The constraint that a request gives in one of the two ways; None: any text."""
+    of_format = read_response_format(request.response_format)
+    if request.structured_outputs is None:
+        return of_format
+    if of_format is not None:
+        raise bad_request("response_format and structured_outputs are both given; give one", "structured_outputs")
+    return StructuredOutputs.of(request.structured_outputs)
+
+
 def read_response_format(given: object) -> StructuredOutputs | None:
-    """What it asks for; None for text. A schema is always followed to the letter, `strict` or not."""
+    """None for text. A schema is always enforced, whether `strict` is set or not."""
     if given is None:
         return None
     if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
@@ -39,7 +51,7 @@ def _schema(described: object) -> Mapping[str, Any]:
     if not isinstance(described.get("strict"), bool | None):
         raise _refused(f"json_schema.strict must be true or false, got {_shown(described['strict'])}")
     schema = described.get("schema")
-    if schema is None:  # OpenAI lets it be left out
+    if schema is None:  # optional in OpenAI's API
         return {"type": "object"}
     if not isinstance(schema, Mapping):
         raise _refused(f"json_schema.schema must be an object, got {_shown(schema)}")

@@ -1,4 +1,4 @@
-"""From a body to a request: JSON, names and types. Nothing that matters is ignored, and what is wrong is named."""
+"""From a JSON body to a request struct: names and types. A parameter that would be ignored is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.errors import nearest
-from headrace.server.endpoints.schema.fields import LABELS, REASONS, UNSUPPORTED
-from headrace.server.http.errors import ApiError, bad_request, not_supported
+from headrace.errors import RequestError, nearest
+from headrace.openai.errors import INVALID_TYPE, MISSING, UNKNOWN, bad_request
+from headrace.openai.fields import LABELS, REASONS, UNSUPPORTED, refusal
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -28,18 +28,8 @@ _decoder = msgspec.json.Decoder()
 
 
 def read(kind: type[T], body: bytes, *, unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> T:
-    """`unsupported`: names refused here beside those that are refused everywhere."""
-    given = decode(body)
-    names = kind.__struct_fields__
-    refused = UNSUPPORTED if unsupported is None else {**UNSUPPORTED, **unsupported}
-    if not given.keys() <= set(names):
-        given = _without_other_names(given, names, refused)
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise _wrong_type(error) from None
-    except RecursionError:
-        raise _too_deep() from None
+    """The body of an HTTP request. `unsupported`: names refused here beside those that are refused everywhere."""
+    return convert(kind, decode(body), unsupported=unsupported)
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -54,48 +44,49 @@ def decode(body: bytes) -> dict[str, Any]:
     return given
 
 
+def convert(kind: type[T], given: dict[str, Any], *, unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> T:
+    """The same for a body that is decoded: the body of a batch line."""
+    names = kind.__struct_fields__
+    if not given.keys() <= set(names):
+        given = _without_other_names(given, names, {**UNSUPPORTED, **(unsupported or {})})
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
 def _without_other_names(
     given: dict[str, Any], names: tuple[str, ...], refused: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """The request without what has no effect. What would have one, or is unknown, is refused."""
+    """The body without parameters that have no effect. Refuses those that would have one, and unknown ones."""
     for name, value in given.items():
         if name in names or name in LABELS or value is None:
             continue
-        if name in refused:
-            _refuse_unless_neutral(name, value, refused[name])
-        else:
+        if name not in refused:
             hint = nearest(name, [*names, *refused, *LABELS])
-            raise ApiError(400, f"unknown parameter {name!r}{hint}", param=name, code="unknown_parameter")
+            raise bad_request(f"unknown parameter {name!r}{hint}", name, UNKNOWN)
+        if (error := refusal(name, value, refused[name], REASONS)) is not None:
+            raise error
     return {name: value for name, value in given.items() if name in names}
 
 
-def _refuse_unless_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
-    if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
-        return
-    reason = f" ({REASONS[name]})" if name in REASONS else ""
-    way_out = f"leave it out or set it to {_json(neutral[0])}" if neutral else "leave it out"
-    raise not_supported(name, f"{name} is not supported{reason}; {way_out}")
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _wrong_type(error: msgspec.ValidationError) -> ApiError:
-    """msgspec's words, with the place as a client writes it and the types as JSON calls them."""
+def _wrong_type(error: msgspec.ValidationError) -> RequestError:
+    """msgspec's error with the parameter's path as clients write it, and the types as JSON names them."""
     text = str(error)
     found = _PATH.search(text)
     param = found.group(1) if found is not None else None
     problem = text[: found.start()] if found is not None else text
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-        return bad_request(f"{param} is missing", param, code="missing_parameter")
+        return bad_request(f"{param} is missing", param, code=MISSING)
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", problem, re.DOTALL):
         param = f"{param}.{unknown.group(1)}" if param else unknown.group(1)
-        return bad_request(f"unknown parameter {param!r}", param, code="unknown_parameter")
+        return bad_request(f"unknown parameter {param!r}", param, code=UNKNOWN)
     if types := re.fullmatch(r"Expected `(.+)`, got `(.+)`", problem):
         problem = f"must be {_kinds(types.group(1))}, got {_kinds(types.group(2))}"
-    return bad_request(f"{param or 'the body'} {problem}", param, code="invalid_type")
+    return bad_request(f"{param or 'the body'} {problem}", param, code=INVALID_TYPE)
 
 
 def _kinds(types: str) -> str:
@@ -103,5 +94,5 @@ def _kinds(types: str) -> str:
     return " or ".join(name for name in names if name != "null") or "null"
 
 
-def _too_deep() -> ApiError:
+def _too_deep() -> RequestError:
     return bad_request("the body is nested too deeply to be read", code="invalid_json")

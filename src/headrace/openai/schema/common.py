@@ -1,4 +1,4 @@
-"""What requests for text have in common: sampling under OpenAI's and vLLM's names."""
+"""The fields that chat and completion requests share: sampling, under OpenAI's and vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`None` is what is not given; the engine's defaults are in `SamplingParams`."""
+    """None is a field that is not given; the defaults are those of `SamplingParams`."""
 
     model: str | None = None
     n: int | None = None
@@ -29,6 +29,7 @@ class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None

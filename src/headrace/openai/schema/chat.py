@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.server.endpoints.schema.common import SamplingFields
+from headrace.openai.schema.common import SamplingFields
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

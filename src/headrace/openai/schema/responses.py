@@ -1,4 +1,4 @@
-"""POST /v1/responses, as far as a server without stored state can answer it."""
+"""POST /v1/responses, without what needs state between requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from headrace.server.endpoints.schema.common import StreamOptions
+from headrace.openai.schema.common import StreamOptions
 
 
 class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,8 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-# Needs what is kept between requests, or another machine's work: refused unless null or one of these.
+# These need state that is kept between requests, or a tool that the server would have to run. Refused unless the
+# value is null or one of these.
 STATEFUL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),

@@ -1,0 +1,118 @@
+"""Parameters that are no fields of the structs in `schema/`, and fields that a batch line refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import RequestError
+from headrace.openai.errors import not_supported
+
+# Accepted with any value and without effect: they label a request or account for it.
+LABELS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "session_id",
+        "user",
+    }
+)
+
+# Known and not supported. Refused unless the value is null or one of these, which ask for the default behaviour.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "detokenize": (True,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (True, False),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "stream_interval": (1,),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "top_a": (0,),
+    "truncation_side": ("left",),
+    "verbosity": ("medium",),
+    "vllm_xargs": (),
+    "web_search_options": (),
+}
+REASONS = {
+    "audio": "only text is read and written",
+    "background": "nothing is stored",
+    "chat_template": "the template is the model's",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_choice": "use structured_outputs",
+    "guided_grammar": "use structured_outputs",
+    "guided_json": "use structured_outputs",
+    "guided_regex": "use structured_outputs",
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "prompt_embeds": "no tensors are read from clients",
+    "store": "nothing is stored",
+    "suffix": "models here continue text and do not insert it",
+}
+
+# Fields that the server reads and a batch line refuses, with the values that a batch line accepts. The first is named
+# in the error. `add_special_tokens` depends on the endpoint: a chat template writes special tokens itself.
+NOT_IN_BATCH: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "stream": (False,),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+BATCH_REASONS = {
+    "priority": "a batch job chooses its own order",
+    "stream": "a batch job writes whole answers",
+    "tools": "a batch job writes answers as text",
+}
+
+
+def refusal(name: str, value: Any, neutral: tuple[Any, ...], reasons: Mapping[str, str]) -> RequestError | None:
+    """The error for a value that is neither null nor neutral; None if it is. true and 1 are different values."""
+    if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+        return None
+    reason = f" ({reasons[name]})" if name in reasons else ""
+    way_out = f"leave it out or set it to {msgspec.json.encode(neutral[0]).decode()}" if neutral else "leave it out"
+    return not_supported(name, f"{name} is not supported{reason}; {way_out}")
+
+
+def refuse_in_batch(request: msgspec.Struct) -> None:
+    """Refuse the fields of a chat or completion request that a batch line cannot have."""
+    for name, neutral in NOT_IN_BATCH.items():
+        value = getattr(request, name, None)
+        if value is not None and (error := refusal(name, value, neutral, BATCH_REASONS)) is not None:
+            raise error
+    is_chat = hasattr(request, "messages")
+    special = getattr(request, "add_special_tokens", None)
+    if (error := refusal("add_special_tokens", special, (not is_chat,), {})) is not None:
+        raise error

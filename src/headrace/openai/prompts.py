@@ -1,0 +1,118 @@
+"""Prompts and conversations of requests: OpenAI's forms of `prompt`, and messages rendered by the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.engine.prompts import Messages, Prompt, PromptReader
+from headrace.openai.errors import INVALID_TYPE, MISSING, bad_request, not_supported
+
+MAX_PROMPTS = 1024
+REASONING_EFFORT = "reasoning_effort"
+
+# Arguments of transformers' `apply_chat_template`. A template would read them as variables.
+_RESERVED = frozenset(
+    (
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+        *("max_length", "messages", "padding", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+
+
+def as_prompts(given: str | list[Any] | None) -> list[Prompt]:
+    """OpenAI's four forms: text, texts, token ids, lists of token ids."""
+    if given is None:
+        raise bad_request("prompt is missing", "prompt", MISSING)
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_request("prompt is an empty list", "prompt", "empty_prompt")
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise bad_request(f"prompt has {len(given):,} prompts; at most {MAX_PROMPTS:,} are taken at once", "prompt")
+    if kinds == {str}:
+        return given
+    for index, item in enumerate(given):
+        if not isinstance(item, list) or set(map(type, item)) - {int}:
+            raise bad_request(
+                f"prompt[{index}]: prompt must be text, a list of texts, a list of token ids, or a list of such lists",
+                "prompt",
+                INVALID_TYPE,
+            )
+    return given
+
+
+def template_variables(kwargs: Mapping[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+    """The variables of the chat template that a request sets; `render_chat` checks them."""
+    variables = dict(kwargs or {})
+    if reasoning_effort is not None:
+        variables[REASONING_EFFORT] = reasoning_effort
+    return variables
+
+
+def render_chat(
+    reader: PromptReader,
+    messages: Messages,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The conversation as the model's chat template writes it. Special tokens are in the text."""
+    checked = check_variables(reader, variables) if variables else {}
+    return reader.render(
+        _with_objects(messages), add_generation_prompt=add_generation_prompt, tools=tools or None, **checked
+    )
+
+
+def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that the template reads. One that it does not read would be ignored, so it is refused."""
+    template = reader.tokenizer.chat_template
+    read = frozenset() if template is None else template.variables
+    checked = {}
+    for name, value in variables.items():
+        if name in _RESERVED or name.startswith("return_"):
+            raise bad_request(f"chat_template_kwargs cannot have {name!r}", f"chat_template_kwargs.{name}")
+        if not name.isidentifier():
+            raise bad_request("the names in chat_template_kwargs must be identifiers", "chat_template_kwargs")
+        if name in read:
+            checked[name] = value
+        elif name != REASONING_EFFORT:
+            raise bad_request(
+                f"the model's chat template has no variable {name!r}; leave it out", f"chat_template_kwargs.{name}"
+            )
+        elif value != "none":
+            raise not_supported(
+                name, "the model's chat template does not read reasoning_effort; leave it out or set it to none"
+            )
+    return checked
+
+
+def _with_objects(messages: Messages) -> Messages:
+    """The messages with the arguments of tool calls as objects, which templates read; clients send them as text."""
+    if not any("tool_calls" in message for message in messages):
+        return messages
+    return [
+        {**message, "tool_calls": _read_calls(message["tool_calls"])} if message.get("tool_calls") else message
+        for message in messages
+    ]
+
+
+def _read_calls(calls: Any) -> Any:
+    return [_read_call(call) for call in calls] if isinstance(calls, list) else calls
+
+
+def _read_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return call  # invalid JSON that a model wrote is passed on as text
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,175 @@
+"""From the fields of a request to `SamplingParams`, within the API's bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.errors import RequestError
+from headrace.openai.errors import bad_request
+from headrace.openai.response_format import structured_outputs
+from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.schema.common import SamplingFields
+from headrace.openai.schema.completions import CompletionRequest
+from headrace.sched.limits import check_prompt_len
+from headrace.types import MAX_LOGPROBS, SamplingParams
+
+MAX_N = 128  # OpenAI's
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_ID_CHARACTERS = 256
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions only
+
+# Fields that a request and `SamplingParams` have under the same name and with the same meaning.
+_NAMED_OTHERWISE = ("max_tokens", "logprobs", "structured_outputs")
+SAME_FIELDS = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in SamplingFields.__struct_fields__ and field.name not in _NAMED_OTHERWISE
+)
+NO_DEFAULTS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that an operator may set lower."""
+
+    max_n: int = MAX_N
+    max_logprobs: int = MAX_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimit:
+    """The longest answer, and the name under which the client gave it."""
+
+    num_tokens: int | None  # None: up to the end of the context
+    param: str = "max_tokens"
+    is_given: bool = True
+
+
+def chat_limit(request: ChatRequest, default: int | None = None) -> AnswerLimit:
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise bad_request(
+            f"max_completion_tokens ({newer}) and max_tokens ({older}) mean the same; give one", "max_completion_tokens"
+        )
+    if newer is None and older is None:
+        return AnswerLimit(default, is_given=False)
+    param = "max_tokens" if newer is None else "max_completion_tokens"
+    return _at_least_one(AnswerLimit(older if newer is None else newer, param))
+
+
+def completion_limit(request: CompletionRequest, default: int | None = DEFAULT_COMPLETION_TOKENS) -> AnswerLimit:
+    if request.max_tokens is None:
+        return AnswerLimit(default, is_given=False)
+    if request.max_tokens == 0 and request.echo:
+        return AnswerLimit(0)
+    return _at_least_one(AnswerLimit(request.max_tokens), "; 0 is for echo, to score a prompt")
+
+
+def _at_least_one(limit: AnswerLimit, hint: str = "") -> AnswerLimit:
+    if limit.num_tokens is not None and limit.num_tokens < 1:
+        raise bad_request(f"{limit.param} must be at least 1, got {limit.num_tokens}{hint}", limit.param)
+    return limit
+
+
+def chat_params(
+    request: ChatRequest,
+    limits: Limits,
+    limit: AnswerLimit,
+    *,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    **more: Any,
+) -> SamplingParams:
+    """`defaults`: for fields that the request does not give. `more`: values that replace the request's."""
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    if not request.tools and request.tool_choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    check_logprobs("top_logprobs", request.top_logprobs, limits)
+    if request.logprobs is not None:
+        more.setdefault("logprobs", (request.top_logprobs or 0) if request.logprobs else None)
+    return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def completion_params(
+    request: CompletionRequest, limits: Limits, limit: AnswerLimit, *, defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> SamplingParams:
+    check_logprobs("logprobs", request.logprobs, limits)
+    more: dict[str, Any] = {}
+    if request.logprobs is not None:
+        more["logprobs"] = request.logprobs
+        if request.echo:
+            more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    if limit.num_tokens == 0:  # a prompt that is only scored still has one token sampled, which is not shown
+        limit = AnswerLimit(1)
+    return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def sampling_params(
+    request: SamplingFields,
+    limits: Limits,
+    limit: AnswerLimit,
+    *,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    **more: Any,
+) -> SamplingParams:
+    """`more`: values that the endpoint names in its own way."""
+    _check_bounds(request, limits)
+    given = {name: value for name in SAME_FIELDS if (value := getattr(request, name)) is not None}
+    given["max_tokens"] = limit.num_tokens
+    if "structured_outputs" not in more and (form := structured_outputs(request)) is not None:
+        given["structured_outputs"] = form
+    try:
+        return SamplingParams(**{**defaults, **given, **more})
+    except RequestError as error:
+        if error.param != "max_tokens":
+            raise
+        raise bad_request(str(error).replace("max_tokens", limit.param, 1), limit.param) from None
+
+
+def _check_bounds(request: SamplingFields, limits: Limits) -> None:
+    for name in ("n", "best_of"):
+        value = getattr(request, name)
+        if value is not None and not 1 <= value <= limits.max_n:
+            raise bad_request(f"{name} must be between 1 and {limits.max_n}, got {value}", name)
+    check_logprobs("prompt_logprobs", request.prompt_logprobs, limits)
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise bad_request(f"stop can be at most {MAX_STOPS} texts of {MAX_STOP_CHARACTERS:,} characters", "stop")
+    for name in ("request_id", "cache_salt"):
+        check_label(name, getattr(request, name))
+    if request.length_penalty not in (None, 1) and not request.use_beam_search:
+        raise bad_request("length_penalty is for use_beam_search", "length_penalty")
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs cannot be streamed", "prompt_logprobs")
+    if request.stream and (request.best_of or 0) > (request.n or 1):
+        raise bad_request("best_of cannot be streamed: the best answers are known at the end", "best_of")
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options is for streams: set stream to true", "stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise bad_request("include_obfuscation is not supported; leave it out", "stream_options.include_obfuscation")
+
+
+def check_label(name: str, value: str | None) -> None:
+    if value is not None and not (0 < len(value) <= MAX_ID_CHARACTERS and value.isprintable()):
+        raise bad_request(f"{name} must be 1 to {MAX_ID_CHARACTERS} printable characters", name)
+
+
+def check_logprobs(name: str, value: int | None, limits: Limits) -> None:
+    if value is not None and not 0 <= value <= limits.max_logprobs:
+        raise bad_request(f"{name} must be between 0 and {limits.max_logprobs}, got {value}", name)
+
+
+def check_context(num_prompt: int, limit: AnswerLimit, max_model_len: int, *, prompt_param: str) -> None:
+    """Refuse a request whose prompt and longest answer do not fit into the context, before it is queued."""
+    check_prompt_len(num_prompt, max_model_len, param=prompt_param)
+    num_answer = limit.num_tokens if limit.is_given and limit.num_tokens is not None else 1
+    if num_prompt + num_answer > max_model_len:
+        raise bad_request(
+            f"the prompt has {num_prompt:,} tokens and {limit.param} is {num_answer:,}, but the context holds "
+            f"{max_model_len:,}; lower {limit.param} to {max_model_len - num_prompt:,} or shorten the prompt",
+            limit.param,
+            "context_length_exceeded",
+        )

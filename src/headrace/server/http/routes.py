@@ -1,0 +1,91 @@
+"""What the transport must know about an endpoint. The list itself is in `server/endpoints/__init__.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from headrace.server.http.errors import ApiError
+from headrace.server.http.exchange import Exchange
+from headrace.server.services import Services
+
+Handler = Callable[[Services, Exchange], Awaitable[None]]
+Auth = Literal["none", "key", "admin"]
+
+ADMIN_PREFIX = "/admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    path: str  # may end in a parameter: /v1/models/{model}
+    method: Literal["GET", "POST"]
+    handler: Handler
+    summary: str  # for the OpenAPI document
+    auth: Auth = "key"  # `key`: if the server has keys; `admin`: the admin key, and only below ADMIN_PREFIX
+    body: type[msgspec.Struct] | None = None
+    generates: bool = False  # runs the model, and may stream
+    content_type: str = "application/json"
+
+    def __post_init__(self) -> None:
+        assert (self.auth == "admin") == self.path.startswith(ADMIN_PREFIX + "/"), "the gate goes by the prefix"
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the parameter at the end of the path."""
+        _, separator, name = self.path.partition("{")
+        return name.removesuffix("}") if separator else None
+
+    @property
+    def prefix(self) -> str:
+        """The path up to its parameter."""
+        return self.path.partition("{")[0]
+
+
+class Router:
+    """Finds the route of a path and a method."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            table = self._exact if route.parameter is None else self._prefixes
+            assert route.method not in table.setdefault(route.prefix, {}), f"{route.path} is there twice"
+            table[route.prefix][route.method] = route
+
+    @property
+    def public_paths(self) -> frozenset[str]:
+        """Paths that need no key, whatever the method."""
+        public = (path for path, found in self._exact.items() if all(route.auth == "none" for route in found.values()))
+        return frozenset(public)
+
+    def has(self, path: str) -> bool:
+        """Whether the path is one of the list, without a parameter."""
+        return path in self._exact
+
+    def generates(self, path: str) -> bool:
+        return any(route.generates for route in self._exact.get(path, {}).values())
+
+    def find(self, path: str, method: str) -> Route:
+        methods = self._exact.get(path) or self._with_parameter(path)
+        if methods is None:
+            raise ApiError(404, f"there is no route {_shown(path)}; /openapi.json lists them", code="not_found")
+        route = methods.get(method)
+        if route is None:
+            allowed = ", ".join(methods)
+            raise ApiError(
+                405, f"{_shown(path)} takes {allowed}", code="method_not_allowed", headers={"Allow": allowed}
+            )
+        return route
+
+    def _with_parameter(self, path: str) -> dict[str, Route] | None:
+        for prefix, methods in self._prefixes.items():
+            if path.startswith(prefix) and path != prefix:
+                return methods
+        return None
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 80 else f"{path[:80]}…"
