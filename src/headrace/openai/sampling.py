@@ -33,10 +33,11 @@ NO_DEFAULTS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that an operator may set lower."""
+    """Bounds of the API that are not bounds of the engine."""
 
     max_n: int = MAX_N
     max_logprobs: int = MAX_LOGPROBS
+    max_stops: int | None = MAX_STOPS  # and MAX_STOP_CHARACTERS each; None: no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,10 @@ def _check_bounds(request: SamplingFields, limits: Limits) -> None:
             raise bad_request(f"{name} must be between 1 and {limits.max_n}, got {value}", name)
     check_logprobs("prompt_logprobs", request.prompt_logprobs, limits)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
-        raise bad_request(f"stop can be at most {MAX_STOPS} texts of {MAX_STOP_CHARACTERS:,} characters", "stop")
+    if limits.max_stops is not None and (
+        len(stops) > limits.max_stops or any(len(stop) > MAX_STOP_CHARACTERS for stop in stops)
+    ):
+        raise bad_request(f"stop can be at most {limits.max_stops} texts of {MAX_STOP_CHARACTERS:,} characters", "stop")
     for name in ("request_id", "cache_salt"):
         check_label(name, getattr(request, name))
     if request.length_penalty not in (None, 1) and not request.use_beam_search:

@@ -33,6 +33,7 @@ MAX_REMEMBERED = 1024  # sets of values
 MAX_KEY_BYTES = 4096  # of a set with lists or objects
 
 _LIMITS = Limits()
+_PLAIN_LIMITS = Limits(max_stops=None)
 
 # A plain line refuses these, as it would otherwise carry them to the output as data.
 UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -86,10 +87,10 @@ def read_plain(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingPa
     request = convert(PlainSampling, {name: value for name, value in given.items() if name in SAMPLING_FIELDS})
     limit = chat_limit(request, defaults["max_tokens"])
     if request.logprobs is None or isinstance(request.logprobs, bool):
-        return chat_params(request, _LIMITS, limit, defaults=defaults)
+        return chat_params(request, _PLAIN_LIMITS, limit, defaults=defaults)
     if request.top_logprobs is not None:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    return chat_params(request, _LIMITS, limit, defaults=defaults, logprobs=request.logprobs)
+    return chat_params(request, _PLAIN_LIMITS, limit, defaults=defaults, logprobs=request.logprobs)
 
 
 class ParamsReader:

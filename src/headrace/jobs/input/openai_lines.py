@@ -24,7 +24,7 @@ from headrace.openai.choices import (
     completion_body,
     text_choice,
 )
-from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, bad_request, error_object
+from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, bad_request, error_object
 from headrace.openai.logprobs import chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
 from headrace.openai.sampling import check_label
@@ -146,7 +146,9 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
             return self._line(facts, error={"code": error.code, "message": message})
         is_ours = error.code in (ENGINE_ERROR, POISON)
         kind = SERVER_ERROR if is_ours else INVALID_REQUEST_ERROR
-        param = "messages" if self.endpoint == CHAT and error.param == "prompt" else error.param  # the engine's name
+        param = error.param
+        if self.endpoint == CHAT and param == "prompt" and error.code != UNKNOWN:  # the engine's name of the messages
+            param = "messages"
         body = error_object(message, type=kind, param=param, code=error.code)
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
 

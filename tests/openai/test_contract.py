@@ -1,0 +1,353 @@
+"""The same body gives the same answer over HTTP and as a batch line, or the same error.
+
+Each case is sent once to the server's application, without a socket, and once as a line of a batch job. Both use the
+same small model. What may differ is in `DIFFERENCES` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.async_engine import AsyncEngine
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.openai.fields import LABELS, NOT_IN_BATCH, UNSUPPORTED
+from headrace.server.endpoints import ROUTES
+from headrace.server.http.app import App, Services
+from headrace.server.options import ServerOptions
+from tests.server.serving import MODEL, FakeAdmission, FakeMetrics, FakeState
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES, "max_tokens": 6, "temperature": 0},
+    TEXT: {"prompt": "hi", "max_tokens": 6, "temperature": 0},
+}
+SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "num_gpu_blocks_override": 256, "enable_prefix_caching": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+# Every difference between the two, with its reason.
+DIFFERENCES = {
+    "id": "an id of the request; a batch line derives it from the job and the line",
+    "created": "the time of the answer",
+    "last digits of log-probabilities": "they depend on what else is in the batch",
+    "name of the model": "the server has --served-model-name; a job names the model it was given",
+    "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
+    "another model": "a job answers lines for any model and notes it: batch files are written for another model's name",
+    "max_tokens past the context": "a job shortens the answer, as one setting is for lines of many lengths",
+    "several prompts": "a batch line has one answer object for one custom_id, and prompts are grouped by the job",
+    **dict.fromkeys(NOT_IN_BATCH, "read by the server only; a batch line refuses it by name"),
+    "add_special_tokens": "read by the server only; a batch line refuses it by name",
+}
+
+# Bodies that both answer, for both endpoints.
+ANSWERED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "n": {"n": 3, "temperature": 1, "seed": 5},
+    "largest n": {"n": 128, "max_tokens": 1},
+    "best_of": {"n": 1, "best_of": 2, "temperature": 1, "seed": 5},
+    "seed": {"temperature": 1, "seed": 17, "top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 1, "repetition_penalty": 1.2},
+    "stop tokens": {"stop_token_ids": list(range(10, 25)), "max_tokens": 30},
+    "stop string": {"stop": [chr(code) for code in range(97, 113)], "max_tokens": 40},
+    "stop string included": {"stop": ["e", "a"], "include_stop_str_in_output": True, "max_tokens": 40},
+    "logit_bias": {"logit_bias": {"65": 100}},
+    "allowed tokens": {"allowed_token_ids": [65, 66]},
+    "bad words": {"bad_words": ["the"], "bad_words_token_ids": [[65]]},
+    "min_tokens": {"min_tokens": 3, "ignore_eos": True, "skip_special_tokens": False},
+    "no max_tokens": {"max_tokens": None, "stop_token_ids": [65], "logit_bias": {"65": 100}},
+    "response_format": {"response_format": FORMAT, "max_tokens": 60},
+    "text format": {"response_format": {"type": "text"}},
+    "structured_outputs": {"structured_outputs": {"regex": "[ab]{4}"}, "max_tokens": 30},
+    "labels": {**dict.fromkeys(sorted(LABELS), "x"), "metadata": {"a": "b"}},
+    "store and service_tier": {"store": False, "service_tier": "default"},
+    "nulls": {"n": None, "stop": None, "unheard_of": None, "logit_bias": None, "stream": None, "tools": None},
+    "neutral": {"stream": False, "priority": 0, "detokenize": True, "use_beam_search": False, "echo": False},
+    "salt and id": {"cache_salt": "a", "request_id": "mine"},
+    "model": {"model": MODEL},
+}
+ANSWERED_CHAT: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 3, "temperature": 1, "seed": 3},
+    "no logprobs": {"logprobs": False, "top_logprobs": 0},
+    "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
+    "both maxima": {"max_completion_tokens": 6},
+    "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    "effort": {"reasoning_effort": "none"},
+    "several messages": {"messages": [{"role": "system", "content": "Be brief."}, *MESSAGES]},
+    "earlier tool call": {
+        "messages": [
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        ]
+    },
+}
+ANSWERED_TEXT: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 3, "temperature": 1, "seed": 3},
+    "only the chosen token": {"logprobs": 0},
+    "default length": {"max_tokens": None},
+    "token ids": {"prompt": [5, 6, 7]},
+    "a list of one": {"prompt": ["hi"]},
+    "a list of token ids": {"prompt": [[5, 6, 7]]},
+}
+
+# Bodies that both refuse, for both endpoints.
+REFUSED: dict[str, dict[str, Any]] = {
+    "unknown": {"temprature": 1},
+    "unsupported": {"suffix": "end"},
+    "store": {"store": True},
+    "service_tier": {"service_tier": "flex"},
+    "guided": {"guided_json": {}},
+    "text for a number": {"temperature": "warm"},
+    "boolean for a number": {"temperature": False},
+    "fraction": {"top_k": 1.5},
+    "low": {"temperature": -1},
+    "top_p": {"top_p": 0},
+    "n": {"n": 129},
+    "n zero": {"n": 0},
+    "best_of": {"n": 3, "best_of": 2},
+    "max_tokens": {"max_tokens": 0},
+    "min_tokens": {"min_tokens": 9},
+    "seed": {"seed": 2**70},
+    "stop": {"stop": ""},
+    "stops": {"stop": ["x"] * 17},
+    "stop number": {"stop": [1]},
+    "stop ids": {"stop_token_ids": list(range(40))},
+    "bias": {"logit_bias": {"x": 1}},
+    "bias type": {"logit_bias": [1]},
+    "bias of no token": {"logit_bias": {"999999": 1}},
+    "no allowed tokens": {"allowed_token_ids": []},
+    "bad words": {"bad_words": [" "]},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "length_penalty": {"length_penalty": 2},
+    "salt": {"cache_salt": ""},
+    "salt type": {"cache_salt": 5},
+    "request id": {"request_id": "a\nb"},
+    "model type": {"model": 3},
+    "format": {"response_format": {"type": "xml"}},
+    "format type": {"response_format": "json"},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}},
+    "two structures": {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
+    "structure misspelt": {"structured_outputs": {"regx": "a"}},
+    "bad regex": {"structured_outputs": {"regex": "("}},
+}
+REFUSED_CHAT: dict[str, dict[str, Any]] = {
+    "no messages": {"messages": None},
+    "empty messages": {"messages": []},
+    "messages type": {"messages": "hi"},
+    "message type": {"messages": ["hi"]},
+    "no role": {"messages": [{"content": "hi"}]},
+    "role type": {"messages": [{"role": 1, "content": "x"}]},
+    "two maxima": {"max_completion_tokens": 7},
+    "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 0},
+    "min of completion tokens": {"max_tokens": None, "max_completion_tokens": 3, "min_tokens": 9},
+    "top_logprobs alone": {"top_logprobs": 3},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 21},
+    "logprobs type": {"logprobs": 3},
+    "prompt": {"prompt": "hi"},
+    "echo": {"echo": True},
+    "effort": {"reasoning_effort": "high"},
+    "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
+    "reserved variable": {"chat_template_kwargs": {"tools": 1}},
+    "tool_choice": {"tool_choice": "required"},
+    "too long": {"messages": [{"role": "user", "content": "x" * 600}]},
+}
+REFUSED_TEXT: dict[str, dict[str, Any]] = {
+    "no prompt": {"prompt": None},
+    "empty prompt": {"prompt": ""},
+    "no prompts": {"prompt": []},
+    "mixed prompts": {"prompt": ["a", 1]},
+    "token outside": {"prompt": [10**6]},
+    "logprobs": {"logprobs": 21},
+    "logprobs type": {"logprobs": True},
+    "messages": {"messages": MESSAGES},
+    "too long": {"prompt": [5] * 512},
+}
+
+
+def cases(shared: dict[str, Any], of_chat: dict[str, Any], of_text: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    return {
+        f"{path.split('/')[2]}: {name}": (path, {**GOOD[path], **more})
+        for path, own in ((CHAT, of_chat), (TEXT, of_text))
+        for name, more in {**shared, **own}.items()
+    }
+
+
+GOOD_CASES = cases(ANSWERED, ANSWERED_CHAT, ANSWERED_TEXT)
+BAD_CASES = cases(REFUSED, REFUSED_CHAT, REFUSED_TEXT)
+SERVER_ONLY: dict[
+    str, tuple[str, str, Any]
+] = {  # the path, a field of `DIFFERENCES`, a body that only the server reads
+    "stream": (CHAT, "stream", {"stream": True}),
+    "tools": (CHAT, "tools", {"tools": [WEATHER]}),
+    "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),
+    "continue_final_message": (CHAT, "continue_final_message", {"continue_final_message": True}),
+    "special tokens of a chat": (CHAT, "add_special_tokens", {"add_special_tokens": True}),
+    "special tokens": (TEXT, "add_special_tokens", {"add_special_tokens": False}),
+    "echo": (TEXT, "echo", {"echo": True}),
+    "prompt_logprobs": (TEXT, "prompt_logprobs", {"prompt_logprobs": 1}),
+    "return_token_ids": (TEXT, "return_token_ids", {"return_token_ids": True}),
+    "truncate_prompt_tokens": (TEXT, "truncate_prompt_tokens", {"truncate_prompt_tokens": 1}),
+    "use_beam_search": (TEXT, "use_beam_search", {"use_beam_search": True, "n": 2}),
+    "priority": (TEXT, "priority", {"priority": 1}),
+}
+
+
+class Both:
+    """The server's application and the lines of one job."""
+
+    def __init__(self, directory: Path, engine: AsyncEngine, lines: dict[str, Any]) -> None:
+        self.directory = directory
+        self.lines = lines
+        self._services = Services(
+            engine=engine,
+            options=ServerOptions(),
+            queue=FakeAdmission(),
+            metrics=FakeMetrics(),
+            model_name=MODEL,
+            state=FakeState(),
+        )
+        self._app = App(self._services, ROUTES)
+
+    def http(self, path: str, body: Any) -> tuple[int, Any]:
+        """The status and the body of the answer."""
+        return asyncio.run(self._post(path, json.dumps(body).encode()))
+
+    async def _post(self, path: str, body: bytes) -> tuple[int, Any]:
+        sent: list[Any] = []
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            return given.pop() if given else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        await asyncio.wait_for(self._app(scope, receive, send), 60)
+        text = b"".join(message.get("body", b"") for message in sent[1:])
+        return sent[0]["status"], text if text.startswith(b"data:") else json.loads(text)
+
+    def line(self, name: str) -> tuple[int, Any]:
+        """The same for a batch line."""
+        response = self.lines[name]["response"]
+        return response["status_code"], response["body"]
+
+
+def run_lines(model: Path, directory: Path, given: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+    """The output lines of a job with these paths and bodies, by their custom ids."""
+    source, output = directory / "in.jsonl", directory / "out.jsonl"
+    lines = [{"custom_id": name, "method": "POST", "url": path, "body": body} for name, (path, body) in given.items()]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_job(JobSpec(input=str(source), output=str(output), config=_config(model), max_error_rate=1.0), quiet=True)
+    return {line["custom_id"]: line for line in map(json.loads, output.read_text().splitlines())}
+
+
+def _config(model: Path) -> EngineConfig:
+    return EngineConfig(model=str(model), **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def both(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """All lines are one job's: a job for each would start an engine for each."""
+    only = {f"server only: {name}": (path, {**GOOD[path], **more}) for name, (path, _, more) in SERVER_ONLY.items()}
+    others = {
+        "another model": (TEXT, {**GOOD[TEXT], "model": "gpt-9"}),
+        "past the context": (TEXT, {"prompt": [5] * 500, "max_tokens": 100, "temperature": 0}),
+        "two prompts": (TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]}),
+    }
+    directory = tmp_path_factory.mktemp("contract")
+    lines = run_lines(tiny_directory, directory, {**prefixed("good"), **prefixed("bad"), **only, **others})
+    engine = AsyncEngine(str(tiny_directory), **SETTINGS)
+    yield Both(directory, engine, lines)
+    asyncio.run(engine.close())
+
+
+def prefixed(kind: str) -> dict[str, tuple[str, Any]]:
+    chosen = GOOD_CASES if kind == "good" else BAD_CASES
+    return {f"{kind} {name}": case for name, case in chosen.items()}
+
+
+def comparable(body: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs by its nature."""
+    return {name: value for name, value in body.items() if name not in ("id", "created")}
+
+
+def about(value: Any) -> Any:
+    """Equal to the same value with other last digits of its floats: they depend on what else is in the batch."""
+    if isinstance(value, dict):
+        return {name: about(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [about(item) for item in value]
+    return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", GOOD_CASES)
+def test_an_answer_is_the_same_over_http_and_as_a_batch_line(both: Both, name: str) -> None:
+    status, body = both.http(*GOOD_CASES[name])
+    assert status == 200, body
+    line_status, line_body = both.line(f"good {name}")
+    assert line_status == 200, line_body
+    line_body["model"] = body["model"]  # the server's name for it; the job uses the model's path
+    assert comparable(line_body) == about(comparable(body))
+    assert line_body.keys() == body.keys()
+
+
+@pytest.mark.parametrize("name", BAD_CASES)
+def test_an_error_is_the_same_over_http_and_as_a_batch_line(both: Both, name: str) -> None:
+    status, body = both.http(*BAD_CASES[name])
+    line_status, line_body = both.line(f"bad {name}")
+    assert status == line_status == 400, (body, line_body)
+    number, _, message = line_body["error"]["message"].partition(": ")
+    assert number.startswith("line ")
+    assert {**line_body["error"], "message": message} == body["error"]
+
+
+@pytest.mark.parametrize("name", SERVER_ONLY)
+def test_a_field_for_the_server_only_is_refused_by_its_name(both: Both, name: str) -> None:
+    _, field, _ = SERVER_ONLY[name]
+    assert field in DIFFERENCES and field not in UNSUPPORTED.keys() - {"echo"}
+    status, body = both.line(f"server only: {name}")
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, field, "unsupported_parameter")
+
+
+def test_every_field_for_the_server_only_has_a_case() -> None:
+    assert NOT_IN_BATCH.keys() <= {field for _, field, _ in SERVER_ONLY.values()}
+
+
+def test_a_job_answers_lines_for_another_model(both: Both) -> None:
+    assert both.http(TEXT, {**GOOD[TEXT], "model": "gpt-9"})[0] == 404
+    assert both.line("another model")[0] == 200
+
+
+def test_a_job_shortens_an_answer_to_the_context(both: Both) -> None:
+    status, body = both.http(TEXT, {"prompt": [5] * 500, "max_tokens": 100, "temperature": 0})
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    status, body = both.line("past the context")
+    assert status == 200 and body["usage"]["total_tokens"] <= 512
+
+
+def test_a_batch_line_has_one_prompt(both: Both) -> None:
+    assert both.http(TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]})[0] == 200
+    status, body = both.line("two prompts")
+    assert (status, body["error"]["param"]) == (400, "prompt")
