@@ -110,6 +110,14 @@ class StructuredOutputs:
         except RequestError as error:
             raise RequestError(str(error), param=error.param or "structured_outputs") from None
 
+    @classmethod
+    def of_checked(cls, fields: Mapping[str, Any]) -> StructuredOutputs:
+        """See `SamplingParams.of_checked`."""
+        outputs = object.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(outputs, name, tuple(value) if isinstance(value, list) else value)
+        return outputs
+
     @property
     def kind(self) -> str:
         names = ("json", "regex", "choice", "grammar")
@@ -190,6 +198,20 @@ class SamplingParams:
         self._check_stops()
         self._check_penalties()
         self._check_chosen_tokens()
+
+    @classmethod
+    def of_checked(cls, fields: Mapping[str, Any]) -> SamplingParams:
+        """Parameters that another process has checked and sent by their fields: types are restored, nothing is checked
+        again."""
+        params = object.__new__(cls)
+        for name, value in fields.items():
+            restored = tuple(value) if isinstance(value, list) else value
+            object.__setattr__(params, name, restored)
+        if words := fields["bad_words_token_ids"]:
+            object.__setattr__(params, "bad_words_token_ids", tuple(map(tuple, words)))
+        if (outputs := fields["structured_outputs"]) is not None:
+            object.__setattr__(params, "structured_outputs", StructuredOutputs.of_checked(outputs))
+        return params
 
     def _check_numbers(self) -> None:
         _integer("n", self.n, low=1, high=_LARGEST)

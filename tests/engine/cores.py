@@ -40,12 +40,9 @@ class FaultyRunner(FakeRunner):
 
 
 class FaultyCore(EngineCore):
-    def check(self, request: Request) -> None:
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
         if request.prompt_token_ids[0] == SECRETLY_REFUSED:
             raise RequestError("only the engine knows why not")
-        super().check(request)
-
-    def add(self, request: Request, grammar: Grammar | None = None) -> None:
         if request.prompt_token_ids[0] == BREAK:
             raise KeyError("a bug")
         super().add(request, grammar)

@@ -194,9 +194,8 @@ def cases(shared: dict[str, Any], of_chat: dict[str, Any], of_text: dict[str, An
 
 GOOD_CASES = cases(ANSWERED, ANSWERED_CHAT, ANSWERED_TEXT)
 BAD_CASES = cases(REFUSED, REFUSED_CHAT, REFUSED_TEXT)
-SERVER_ONLY: dict[
-    str, tuple[str, str, Any]
-] = {  # the path, a field of `DIFFERENCES`, a body that only the server reads
+# The path, a field of `DIFFERENCES`, and a body that only the server reads.
+SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
     "tools": (CHAT, "tools", {"tools": [WEATHER]}),
     "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),

@@ -1,4 +1,19 @@
-"""What an engine refuses before it takes a request. Plain numbers, so that a front in another process can ask too."""
+"""The checks of a request that depend on the engine: context, cache, vocabulary, stop ids.
+
+A request is checked once at each border:
+
+    field                  checked by                                       when
+    names, types           `openai/body.py`                                 an HTTP body or a batch line is read
+    bounds of the API      `openai/sampling.py`                             the same
+    values                 `SamplingParams.__post_init__`                   the parameters are made, by whatever front
+    max_tokens + prompt    `openai/sampling.py`, `check_context`            before an HTTP request is queued
+    grammar                `PromptReader.with_tokens` compiles it           before a request is submitted
+    all of the engine's    `RequestChecks.check`                            `submit`, in the front's process
+    cache blocks           `SchedulerLimits.check`                          once more in the scheduler: it guards memory
+
+A process that receives a request trusts its sender (`SamplingParams.of_checked`, `EngineLoop.accept`): both are this
+program. The bounds here are plain numbers, which an engine's process sends to its front.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +40,7 @@ class RequestChecks:
         if num_stops > MAX_STOP_TOKEN_IDS:
             raise RequestError(
                 f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
-                "row holds; use stop strings for the rest",
+                "slot holds; use stop strings for the rest",
                 param="stop_token_ids",
             )
 

@@ -129,8 +129,7 @@ class EngineCore:
         return self._grammars.compile(outputs)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Queue a request; `grammar` is what `grammar_of` said, if it was asked before."""
-        self.check(request)
+        """Queue a request that `check` has passed; `grammar` is the result of `grammar_of`, if it was asked before."""
         grammar = grammar or self.grammar_of(request)
         params = request.params
         seed = request.seed if params.seed is None else params.seed

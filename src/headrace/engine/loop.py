@@ -75,6 +75,10 @@ class EngineLoop:
     def submit(self, request: Request) -> None:
         """Queue a request. What could never run is refused here and now, a grammar compiled."""
         self._core.check(request)
+        self.accept(request)
+
+    def accept(self, request: Request) -> None:
+        """Queue a request that the front has checked (`engine/checks.py`), in another process perhaps."""
         grammar = self._core.grammar_of(request)
         self._send(lambda: self._add(request, grammar), len(request.prompt_token_ids))
 

@@ -93,7 +93,7 @@ class Scheduler:
 
     def add(self, request: Request, *, seeds: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> None:
         """Queue a request; `seeds` has one for each of its sequences. Refused if it could never run."""
-        self.limits.check(request)
+        self.limits.check(request)  # again, as a request past these bounds would corrupt the block tables
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         sequences: list[Sequence] = []

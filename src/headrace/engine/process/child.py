@@ -143,7 +143,7 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
     match command:
         case wire.Submit():
             try:
-                loop.submit(wire.request_of(command))
+                loop.accept(wire.request_of(command))  # `EngineProcess.submit` has checked it
             except RequestError as error:
                 loop.refuse(command.request_id, str(error))
             except EngineDeadError:

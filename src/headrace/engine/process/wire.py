@@ -143,7 +143,7 @@ def submission(request: Request) -> Submit:
 
 def request_of(submit: Submit) -> Request:
     fields = msgspec.structs.asdict(_request_decoder.decode(submit.request))
-    return Request(**fields | {"params": SamplingParams(**fields["params"])})
+    return Request(**fields | {"params": SamplingParams.of_checked(fields["params"])})
 
 
 class StepWriter:

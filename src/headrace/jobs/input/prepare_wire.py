@@ -185,7 +185,7 @@ class ItemReader:
         if known is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            known = self._known[raw] = SamplingParams(**_decode_fields(raw))
+            known = self._known[raw] = SamplingParams.of_checked(_decode_fields(raw))
         return known
 
 
