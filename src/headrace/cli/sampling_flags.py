@@ -1,4 +1,4 @@
-"""Options for how answers are sampled: defaults that a request may override."""
+"""Flags for sampling: defaults that a request may override."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from headrace.cli.parser import CommandParser
 from headrace.errors import RequestError
 from headrace.types import SamplingParams
 
-# Names are those of SamplingParams.
+# The names are those of SamplingParams. `tests/openai/test_sampling_fields.py` lists the fields that are no flags.
 FLAGS: dict[str, dict[str, Any]] = {
     "max_tokens": {"type": int, "metavar": "N", "help": "longest answer, in tokens"},
     "min_tokens": {"type": int, "metavar": "N", "help": "shortest answer, in tokens (default: 0)"},
-    "temperature": {"type": float, "metavar": "X", "help": "0 always takes the likeliest token (default: 1)"},
-    "top_p": {"type": float, "metavar": "X", "help": "draw from the likeliest tokens of this joint probability"},
-    "top_k": {"type": int, "metavar": "N", "help": "draw from this many of the likeliest tokens"},
-    "min_p": {"type": float, "metavar": "X", "help": "leave out tokens below this share of the likeliest one's"},
-    "repetition_penalty": {"type": float, "metavar": "X", "help": "above 1, tokens that were there become less likely"},
-    "presence_penalty": {"type": float, "metavar": "X", "help": "off the logit of each token of the answer so far"},
-    "frequency_penalty": {"type": float, "metavar": "X", "help": "the same, once for each time that it is there"},
+    "temperature": {"type": float, "metavar": "X", "help": "0 always takes the most likely token (default: 1)"},
+    "top_p": {"type": float, "metavar": "X", "help": "sample from the most likely tokens of this joint probability"},
+    "top_k": {"type": int, "metavar": "N", "help": "sample from this many of the most likely tokens"},
+    "min_p": {"type": float, "metavar": "X", "help": "leave out tokens below this share of the largest probability"},
+    "repetition_penalty": {"type": float, "metavar": "X", "help": "above 1, tokens of prompt and answer become less likely"},
+    "presence_penalty": {"type": float, "metavar": "X", "help": "subtracted from the logit of each token of the answer"},
+    "frequency_penalty": {"type": float, "metavar": "X", "help": "the same, once for each occurrence"},
     "stop": {"action": "append", "metavar": "TEXT", "help": "end the answer before this text; may be repeated"},
-    "ignore_eos": {"action": "store_true", "help": "go on past the model's own end"},
+    "ignore_eos": {"action": "store_true", "help": "continue after the end-of-sequence token"},
 }
 
 
@@ -35,7 +35,7 @@ def add_sampling_flags(parser: CommandParser, description: str, **changed_help: 
 
 
 def sampling_defaults(parser: CommandParser, given: argparse.Namespace) -> Mapping[str, Any]:
-    """The given ones, checked; what no request could use is wrong usage."""
+    """The given flags, checked: a value that no request could use is a usage error."""
     defaults = {name: getattr(given, name) for name in FLAGS if hasattr(given, name)}
     try:
         SamplingParams(**defaults)

@@ -95,7 +95,10 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[
 
 def _with_objects(messages: Messages) -> Messages:
     """The messages with the arguments of tool calls as objects, which templates read; clients send them as text."""
-    if not any("tool_calls" in message for message in messages):
+    for message in messages:
+        if "tool_calls" in message:
+            break
+    else:
         return messages
     return [
         {**message, "tool_calls": _read_calls(message["tool_calls"])} if message.get("tool_calls") else message
