@@ -35,10 +35,10 @@ check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documen
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
-	@$(BIN)/mkdocs build --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results
 	@$(BIN)/python benchmarks/figures.py

@@ -37,7 +37,7 @@ def build() -> tuple[Path, Path]:
     """The wheel is built from the sdist, so that the sdist is known to be complete."""
     shutil.rmtree(DIST, ignore_errors=True)
     step("build sdist and wheel")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(ROOT))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST), str(ROOT), capture=True)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     return wheel, sdist
 
@@ -79,7 +79,9 @@ def install_and_run(wheel: Path) -> None:
 def run(*command: str, cwd: str | None = None, capture: bool = False) -> str:
     """An exit code other than 0 ends the release; the command has then said why."""
     done = subprocess.run(command, cwd=cwd or ROOT, check=False, text=True, stdout=subprocess.PIPE if capture else None)
-    refuse_unless(done.returncode == 0, f"{' '.join(command[:4])} ended with exit code {done.returncode}")
+    if done.returncode != 0:
+        print(done.stdout or "", end="")
+        sys.exit(f"release: {' '.join(command[:4])} ended with exit code {done.returncode}")
     return done.stdout or ""
 
 
