@@ -35,8 +35,9 @@ check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documen
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Not with --quiet, which would hide the warnings from --strict.
 docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 

@@ -27,6 +27,7 @@ MODELS = {
     "qwen3-8b": "Qwen3 8B",
     "qwen3-30b-a3b": "Qwen3 30B-A3B (MoE)",
 }
+WORKLOADS = {"chat": "chat", "tree": "prefix tree", "few": "batch 16", "alone": "batch 1"}
 # Each colour has a contrast of at least 3 to the background of both colour schemes.
 COLOURS = {"headrace": "#0d9488", "sglang": "#d97706", "vllm": "#7c8aa0"}
 STYLE = """
@@ -84,7 +85,7 @@ def newest_peers() -> str:
     seconds = {
         (row["model"], row["workload"], row["engine"]): row["seconds"]
         for row in read("peers-h200.jsonl")
-        if row["workload"].endswith("-2")
+        if row["suite"] == "2026-11" and row["workload"] in WORKLOADS
     }
     panels = [
         Panel(
@@ -111,15 +112,12 @@ def newest_peers() -> str:
     )
 
 
-WORKLOADS = {"chat-2": "chat", "tree-2": "prefix tree", "few-2": "batch 16", "alone-2": "batch 1"}
-
-
 def offline() -> str:
     """Headrace's newest records and the best run of vLLM 0.26.0: throughput relative to vLLM."""
     own = {(_with_type(row), row["workload"]): row["seconds"] for row in read("offline-h200.jsonl")}  # the last counts
     peer: dict[tuple[str, str], float] = {}
     for row in read("peers-h200.jsonl"):
-        if row["version"] == "0.26.0":
+        if row["suite"] == "offline":
             key = _with_type(row), row["workload"]
             peer[key] = min(row["seconds"], peer.get(key, row["seconds"]))
     panels = [

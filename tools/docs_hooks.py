@@ -1,7 +1,7 @@
 """Puts the documents of the repository's root on the site, so that they exist once.
 
 Links into docs/ become links between pages. Links to other files of the repository become plain text, as the site
-does not hold those files.
+does not hold those files. Long names in tables may break after an underscore.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code>([^<]*)</code>")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -37,3 +39,11 @@ def _on_site(link: re.Match[str]) -> str:
     if page is not None:
         return f"[{text}]({page}{'#' + anchor if anchor else ''})"
     return link.group() if not path or "://" in path else text
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return CELL.sub(lambda cell: CODE.sub(_breakable, cell.group()), html)
+
+
+def _breakable(code: re.Match[str]) -> str:
+    return "<code>" + re.sub(r"([_/:])(?=[a-z])", r"\1<wbr>", code.group(1)) + "</code>"

@@ -26,6 +26,6 @@ def test_throughput_is_relative_to_the_peer_on_the_same_workload() -> None:
     seconds = {
         row["engine"]: row["seconds"]
         for row in figures.read("peers-h200.jsonl")
-        if (row["model"], row["workload"]) == ("llama-3.2-1b", "chat-2")
+        if (row["suite"], row["model"], row["workload"]) == ("2026-11", "llama-3.2-1b", "chat")
     }
     assert f">{seconds['vllm'] / seconds['headrace']:.1f}</text>" in figures.newest_peers()
