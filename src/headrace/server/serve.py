@@ -1,4 +1,4 @@
-"""From settings to a running server, and to its exit code: the one place where its parts are put together."""
+"""Runs a server: builds its parts from the settings, serves, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.server.state import ServerState
 
 
 def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
-    """Until a signal. What can be refused is refused before the model is loaded."""
+    """Serve until a signal. Bad settings are refused before the model is loaded."""
     keys = Keys(options, tell=tell)
     check_tls(options)
     _warn(options, keys, tell)
@@ -38,7 +38,7 @@ async def _run(
     try:
         server = Server(engine, options, keys, model_name=options.served_model_name or config.model, tell=tell)
         server.tell_settings()
-        listener.listen(BACKLOG)  # whoever reads the next line may connect at once
+        listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         tell(f"serving {server.services.model_name} on {address_of(listener, options)}")
         return await server.lifecycle.run(listener)
     finally:
@@ -46,7 +46,7 @@ async def _run(
 
 
 class Server:
-    """The parts of one server, each owned here and known to the others by what it needs of them."""
+    """Owns the parts of one server and connects them."""
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, tell: Tell) -> None:
         settings = engine.settings
@@ -84,7 +84,7 @@ class Server:
         self.services.control = self.lifecycle
 
     def tell_settings(self) -> None:
-        """Each automatic value with its reason."""
+        """Print each automatic value with its reason."""
         for choice in self._engine.settings.choices:
             self._tell(f"{choice.name} = {choice.value} ({choice.reason})")
         limits = self.queue.limits
@@ -100,9 +100,9 @@ class Server:
 
 def _warn(options: ServerOptions, keys: Keys, tell: Tell) -> None:
     if not keys.are_required and not _is_loopback(options.host):
-        tell(f"warning: everybody who can reach {options.host} may use this server; --api-key-file asks for keys")
+        tell(f"warning: everybody who can reach {options.host} can use this server; set --api-key-file to require keys")
     if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
-        tell("warning: keys and texts travel unencrypted; use --ssl-certfile, or a proxy that speaks TLS")
+        tell("warning: keys and texts are sent unencrypted; use --ssl-certfile, or a TLS proxy")
 
 
 def _is_loopback(host: str) -> bool:

@@ -107,7 +107,7 @@ def test_a_broken_file_neither_opens_nor_closes_a_running_server(tmp_path: Path,
     path.write_text(text)
     keys.reload()
     assert keys.are_required and names(keys, "key") == ["line-1"]
-    assert told[-1].startswith("the keys stay as they were")
+    assert told[-1].startswith("keeping the old keys")
 
 
 @pytest.mark.parametrize(
