@@ -8,7 +8,7 @@ from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import LONGEST_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
+from headrace.server.request_queue import MAX_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 from tests.hand_timer import HandTimer
 
@@ -200,7 +200,7 @@ def test_retry_after_of_tokens_comes_from_their_own_rate() -> None:
 def test_a_queue_that_does_not_drain_names_the_longest_time() -> None:
     made = queue(max_requests=1)
     made.reserve(1)
-    assert refusal(made).retry_after_s == LONGEST_RETRY_S
+    assert refusal(made).retry_after_s == MAX_RETRY_S
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_not_of_the_idle_time_before() -> None:

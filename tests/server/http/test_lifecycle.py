@@ -141,7 +141,7 @@ def test_an_engine_that_has_given_up_ends_the_server_with_one(monkeypatch: pytes
         async with Live() as live:
             live.lifecycle._has_given_up = lambda: True
             assert await live.exit == 1
-            assert live.told[0] == "the engine has stopped for good; the server ends"
+            assert live.told[0] == "the engine could not be restarted; the server ends"
 
     run(body)
 
