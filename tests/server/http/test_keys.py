@@ -134,5 +134,5 @@ def test_an_empty_key_is_refused_rather_than_open_to_all() -> None:
 
 
 def test_the_admin_key_must_be_its_own() -> None:
-    with pytest.raises(ConfigError, match="also the client.s key"):
+    with pytest.raises(ConfigError, match="also a client's key"):
         make_keys(api_key="same", admin_key="same")
