@@ -214,7 +214,7 @@ class Reader(asyncio.Protocol):
             self._num_seen += num_new
         else:
             self._end = data
-        if b"[DONE]" in self._end or b'"usage"' in self._end:
+        if not self._has_ended and (b"[DONE]" in self._end or b'"usage"' in self._end):
             self._has_ended = True
             self._shared.ended()
 
