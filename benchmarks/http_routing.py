@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import platform
 import socket
 import sys
@@ -176,7 +177,7 @@ def request_app(variant: str) -> Any:
 
 
 def starlette_completion(services: Any) -> Any:
-    """`create_completion` for one streamed prompt: the same calls, and Starlette in place of Exchange and EventStream."""
+    """`create_completion` for one streamed prompt: the same calls, but for Exchange and EventStream."""
     from starlette.responses import StreamingResponse
 
     from headrace.server import completions as ours
@@ -416,7 +417,6 @@ def main() -> None:
     parser.add_argument("--client-core", type=int, default=1)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    requests = {}
     front.take_core(args.client_core, False)
     requests = all_requests(args)
     show("requests", requests)
@@ -440,8 +440,6 @@ def show(title: str, found: dict[str, dict[str, list[float]]]) -> None:
 
 
 def record(args: argparse.Namespace, routing: Any, requests: Any, streams: Any) -> dict[str, Any]:
-    import os
-
     def both(values: dict[str, list[float]]) -> dict[str, Any]:
         return {
             name: {"median": round(median(raw), 3), "raw": [round(value, 3) for value in raw]}

@@ -6,7 +6,7 @@ Each container takes the same ids, a few of them for the second time, in batches
 with which line it came first (a set cannot: it only says that the id is there). Each run is a process of its own; runs
 are interleaved. Only the container's calls are timed. Memory is the process's peak beyond what it had at the start.
 
-    headrace        SeenIds: 64-bit hashes in a dictionary, then in sorted runs, the long ones in a file, behind a filter
+    headrace        SeenIds: 64-bit hashes in a dictionary, then in sorted runs (long ones in a file) behind a filter
     set             the 8-byte digests of all ids
     dict            line number by 64-bit hash
     sqlite-*-text   (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID, INSERT OR IGNORE, one transaction, no journal

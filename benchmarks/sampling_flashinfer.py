@@ -8,9 +8,9 @@ host has launched all of it, and a case in which that failed is marked "host-bou
 interleaved. FlashInfer samples from probabilities in float32; its softmax is part of the time, as our kernels start
 from logits too.
 
-Then each way samples many times from one row, and the tokens are compared with the exact distribution (float64, sorted):
-how many lie outside of the kept set, and the largest deviation over groups of tokens of equal probability, in standard
-deviations.
+Then each way samples many times from one row, and the tokens are compared with the exact distribution (float64,
+sorted): how many lie outside of the kept set, and the largest deviation over groups of tokens of equal probability, in
+standard deviations.
 
 Without FlashInfer, or if a case of it fails, the reason is printed and recorded, and the rest is measured.
 """
