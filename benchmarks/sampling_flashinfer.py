@@ -114,7 +114,7 @@ def our_kernels(settings: dict[str, Any]) -> Sample:
 # ---- FlashInfer's
 
 
-def flashinfer_cases() -> dict[str, dict[str, Sample]]:
+def flashinfer_cases(*, with_cake: bool) -> dict[str, dict[str, Sample]]:
     """By case, by name of the way. The first one named is the one with parameters of each row's own."""
     from flashinfer import sampling
 
@@ -153,7 +153,7 @@ def flashinfer_cases() -> dict[str, dict[str, Sample]]:
             "softmax, min_p_sampling_from_probs": lambda x: sampling.min_p_sampling_from_probs(probabilities(x), min_p),
         },
     }
-    if os.environ.get("WITH_CAKE_SAMPLING"):
+    if with_cake:
         from flashinfer import cake_sampling
 
         ones = torch.ones(ROWS, dtype=torch.float32, device="cuda")
@@ -274,6 +274,7 @@ def reason(error: Exception) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--cake", action="store_true", help="also its cake_sampling, which takes long to compile")
     parser.add_argument("--commit", help="that of the record; asked of git unless given")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -283,7 +284,7 @@ def main() -> None:
     try:
         import flashinfer
 
-        theirs = flashinfer_cases()
+        theirs = flashinfer_cases(with_cake=args.cake)
         print(f"FlashInfer {flashinfer.__version__} from {Path(flashinfer.__file__).parent.name}", flush=True)
     except Exception as error:  # noqa: BLE001  then only ours is measured
         failure = reason(error)
