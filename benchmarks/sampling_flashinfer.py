@@ -41,6 +41,7 @@ from torch import Tensor
 from headrace.sampling import Sampler
 from headrace.types import SamplingParams
 
+DEVICE = "cuda"
 ROWS, VOCABULARY = 1000, 128_256
 TOP_K, TOP_P, MIN_P = 50, 0.9, 0.05
 CASES: dict[str, dict[str, Any]] = {
@@ -65,12 +66,12 @@ class Ours:
     """The calls of benchmarks/sampling.py."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._sampler = Sampler(ROWS, VOCABULARY, "cuda")
+        self._sampler = Sampler(ROWS, VOCABULARY, DEVICE)
         for row in range(ROWS):
             params = SamplingParams(**settings, max_tokens=None)
             self._sampler.admit(row, params, seed=row, prompt_len=512, end_len=10**6, stop_token_ids=())
         self._host_rows = np.arange(ROWS)
-        self._rows = torch.arange(ROWS, device="cuda")
+        self._rows = torch.arange(ROWS, device=DEVICE)
         self._length = 768
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class Ours:
         return self._sampler.sample(logits, self._rows, lens, host_rows=self._host_rows, host_lens=host_lens).tokens
 
     def _lens(self, length: int) -> Tensor:
-        return torch.full((ROWS,), length, device="cuda")
+        return torch.full((ROWS,), length, device=DEVICE)
 
 
 def our_kernels(settings: dict[str, Any]) -> Sample:
@@ -89,19 +90,19 @@ def our_kernels(settings: dict[str, Any]) -> Sample:
     from headrace.kernels.gpu.filters import Filters
 
     def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
-        return torch.full((ROWS,), settings.get(name, neutral), dtype=dtype, device="cuda")
+        return torch.full((ROWS,), settings.get(name, neutral), dtype=dtype, device=DEVICE)
 
     filters = Filters(
         min_p=column("min_p", 0.0, torch.float64),
         top_k=column("top_k", 0, torch.int64),
         top_p=column("top_p", 1.0, torch.float64),
     )
-    rows = torch.arange(ROWS, device="cuda")
-    lens = torch.full((ROWS,), 768, device="cuda")
-    temperature = torch.ones(ROWS, dtype=torch.float64, device="cuda")
-    seed = torch.arange(ROWS, device="cuda")
-    tokens = torch.empty(ROWS, dtype=torch.int64, device="cuda")
-    flags = torch.empty(ROWS, dtype=torch.uint8, device="cuda")
+    rows = torch.arange(ROWS, device=DEVICE)
+    lens = torch.full((ROWS,), 768, device=DEVICE)
+    temperature = torch.ones(ROWS, dtype=torch.float64, device=DEVICE)
+    seed = torch.arange(ROWS, device=DEVICE)
+    tokens = torch.empty(ROWS, dtype=torch.int64, device=DEVICE)
+    flags = torch.empty(ROWS, dtype=torch.uint8, device=DEVICE)
 
     def sample(logits: Tensor) -> Tensor:
         lens.add_(1)
@@ -118,10 +119,10 @@ def flashinfer_cases(*, with_cake: bool) -> dict[str, dict[str, Sample]]:
     """By case, by name of the way. The first one named is the one with parameters of each row's own."""
     from flashinfer import sampling
 
-    top_k = torch.full((ROWS,), TOP_K, dtype=torch.int32, device="cuda")
-    top_p = torch.full((ROWS,), TOP_P, dtype=torch.float32, device="cuda")
-    min_p = torch.full((ROWS,), MIN_P, dtype=torch.float32, device="cuda")
-    heat = torch.ones(ROWS, dtype=torch.float32, device="cuda")
+    top_k = torch.full((ROWS,), TOP_K, dtype=torch.int32, device=DEVICE)
+    top_p = torch.full((ROWS,), TOP_P, dtype=torch.float32, device=DEVICE)
+    min_p = torch.full((ROWS,), MIN_P, dtype=torch.float32, device=DEVICE)
+    heat = torch.ones(ROWS, dtype=torch.float32, device=DEVICE)
 
     def probabilities(logits: Tensor) -> Tensor:
         return sampling.softmax(logits, temperature=heat)
@@ -156,7 +157,7 @@ def flashinfer_cases(*, with_cake: bool) -> dict[str, dict[str, Sample]]:
     if with_cake:
         from flashinfer import cake_sampling
 
-        ones = torch.ones(ROWS, dtype=torch.float32, device="cuda")
+        ones = torch.ones(ROWS, dtype=torch.float32, device=DEVICE)
 
         def fused(logits: Tensor, p: Tensor) -> Tensor:
             return cake_sampling.top_k_top_p_sampling_from_probs(probabilities(logits), top_k, p, top_k_max=TOP_K)
@@ -230,7 +231,7 @@ def exact(row: Tensor, settings: dict[str, Any]) -> Tensor:
 
 def compare(sample: Sample, row: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
     logits = row.expand(ROWS, -1).contiguous()
-    counts = torch.zeros(VOCABULARY, dtype=torch.float64, device="cuda")
+    counts = torch.zeros(VOCABULARY, dtype=torch.float64, device=DEVICE)
     for _ in range(ROUNDS_OF_SAMPLES):
         tokens = sample(logits.clone()).long()
         counts += torch.bincount(tokens, minlength=VOCABULARY)
@@ -239,8 +240,8 @@ def compare(sample: Sample, row: Tensor, settings: dict[str, Any]) -> dict[str, 
     running = torch.cumsum(probs[order], 0)
     groups = torch.clamp((running * GROUPS).long(), max=GROUPS - 1)
     total = counts.sum()
-    expected = torch.zeros(GROUPS, dtype=torch.float64, device="cuda").index_add_(0, groups, probs[order]) * total
-    found = torch.zeros(GROUPS, dtype=torch.float64, device="cuda").index_add_(0, groups, counts[order])
+    expected = torch.zeros(GROUPS, dtype=torch.float64, device=DEVICE).index_add_(0, groups, probs[order]) * total
+    found = torch.zeros(GROUPS, dtype=torch.float64, device=DEVICE).index_add_(0, groups, counts[order])
     spread = torch.sqrt(expected * (1 - expected / total)).clamp(min=1.0)
     outside = counts[probs == 0]
     return {
@@ -291,7 +292,7 @@ def main() -> None:
         print(f"FlashInfer cannot be used:\n{failure}", flush=True)
     tables = []
     for dtype in (torch.bfloat16, torch.float32):
-        logits = (torch.randn(ROWS, VOCABULARY, device="cuda") * 3).to(dtype)
+        logits = (torch.randn(ROWS, VOCABULARY, device=DEVICE) * 3).to(dtype)
         table: dict[str, Any] = {}
         for case, settings in CASES.items():
             ways: dict[str, Sample] = {"headrace, Sampler": Ours(settings)}
