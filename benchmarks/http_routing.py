@@ -222,8 +222,8 @@ def stream_app(variant: str) -> Callable[[Any], Any]:
 # ---- the servers' processes
 
 
-def serve_requests(core: int, variant: str, pipe: Any) -> None:
-    front.take_core(core, False)
+def serve_requests(core: int, variant: str, is_realtime: bool, pipe: Any) -> None:
+    front.take_core(core, is_realtime)
     import uvicorn
 
     from headrace.server.gate import Gate
@@ -249,11 +249,11 @@ def serve_requests(core: int, variant: str, pipe: Any) -> None:
     run_on_uvloop(run())
 
 
-def serve_streams(core: int, variant: str, times_path: str, num_streams: int, pipe: Any) -> None:
+def serve_streams(core: int, variant: str, is_realtime: bool, times_path: str, num_streams: int, pipe: Any) -> None:
     from headrace.server import serve
 
     serve.App = stream_app(variant)
-    front.serve(core, False, times_path, num_streams, pipe)
+    front.serve(core, is_realtime, times_path, num_streams, pipe)
 
 
 @contextmanager
@@ -379,7 +379,7 @@ async def measure_requests(pipe: Any, port: int, seconds: float) -> dict[str, fl
 
 def all_requests(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {variant: {} for variant in VARIANTS}
-    with processes(serve_requests, args.server_core) as servers:
+    with processes(serve_requests, args.server_core, args.realtime) as servers:
         for _ in range(args.rounds):
             for variant, (pipe, port) in servers.items():
                 one = asyncio.run(measure_requests(pipe, port, args.seconds))
@@ -393,7 +393,7 @@ def all_streams(args: argparse.Namespace, num_streams: int) -> dict[str, dict[st
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(num_streams * front.MAX_TOKENS * 8)
         times = np.memmap(file.name, np.float64, "r", shape=(front.MAX_TOKENS, num_streams))
-        with processes(serve_streams, args.server_core, file.name, num_streams) as servers:
+        with processes(serve_streams, args.server_core, args.realtime, file.name, num_streams) as servers:
             for _ in range(args.rounds):
                 for variant, (pipe, port) in servers.items():
                     measuring = front.measure(
@@ -414,16 +414,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20_000.0, help="tokens a second that the pretended engine gives")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
+    parser.add_argument("--realtime", action="store_true", help="schedule all processes before all neighbours")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    front.take_core(args.client_core, False)
+    front.take_core(args.client_core, args.realtime)
     requests = all_requests(args)
     show("requests", requests)
     streams = {}
     for num in args.streams:
         streams[str(num)] = all_streams(args, num)
         show(f"{num} streams", streams[str(num)])
-    front.take_core(args.server_core, False)
+    front.take_core(args.server_core, args.realtime)
     routing = measure_routing(args.rounds)
     for name, by_variant in routing.items():
         show(f"routing, {name}", {variant: {"cpu_us": values} for variant, values in by_variant.items()})
@@ -455,6 +456,7 @@ def record(args: argparse.Namespace, routing: Any, requests: Any, streams: Any) 
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
+        "realtime": args.realtime,
         "connections_of_the_closed_loop": PIPELINE,
         "offered_tokens_per_s": args.rate,
         "routing_cpu_us": {name: both(by_variant) for name, by_variant in routing.items()},
