@@ -204,11 +204,11 @@ def main() -> None:
                     for one in found
                 )
                 print(f"{kind:<12}{name:<20}{shown}", flush=True)
-            write(args, results)
+                write(args, results)
 
 
 def write(args: argparse.Namespace, results: dict[str, dict[str, list[list[dict[str, Any]]]]]) -> None:
-    """After each round: a long benchmark that is stopped has still measured something."""
+    """After each run: a long benchmark that is stopped has still measured something."""
     if args.output is None:
         return
     record = {
