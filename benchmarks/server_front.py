@@ -76,6 +76,11 @@ class PretendClient:
             if not request.watched:
                 self._unwatched.add(request.request_id)
 
+    @property
+    def num_submitted(self) -> int:
+        with self._lock:
+            return len(self._streams)
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         with self._lock:
             self._streams.pop(request_id, None)
@@ -160,6 +165,8 @@ def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe:
             match pipe.recv():
                 case ("start", rate, num_steps):
                     engine._engine.client.start(rate, num_steps)
+                case "submitted":
+                    pipe.send(engine._engine.client.num_submitted)
                 case "cpu":
                     pipe.send(time.process_time())
 
@@ -214,7 +221,7 @@ class Reader(asyncio.Protocol):
             self._num_seen += num_new
         else:
             self._end = data
-        if b"[DONE]" in self._end or b'"usage"' in self._end:
+        if not self._has_ended and (b"[DONE]" in self._end or b'"usage"' in self._end):
             self._has_ended = True
             self._shared.ended()
 
@@ -265,7 +272,9 @@ async def measure(
         transport, _ = await loop.create_connection(lambda n=number: Reader(n, shared), "127.0.0.1", port)
         transport.write(request_bytes(endpoint, number, is_streamed=is_streamed))
         transports.append(transport)
-    await asyncio.sleep(1.0)  # all are submitted; none has got anything yet
+    while ask(pipe, "submitted") < streams:  # none has got anything yet
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     num_steps = min(MAX_TOKENS, max(16, int(seconds * rate / streams)))
     cpu = ask(pipe, "cpu")
     began = time.monotonic()
