@@ -67,7 +67,8 @@ def null_metrics() -> Any:
 
 def with_handlers(handler: Callable[[Any, Any], Awaitable[None]]) -> None:
     """Our routes, all with the same handler."""
-    from headrace.server import app, models
+    from headrace.server.endpoints import models
+    from headrace.server.http import app
 
     for methods in app.ROUTES.values():
         for method in methods:
@@ -76,7 +77,7 @@ def with_handlers(handler: Callable[[Any, Any], Awaitable[None]]) -> None:
 
 
 def headrace_app(services: Any) -> Any:
-    from headrace.server.app import App
+    from headrace.server.http.app import App
 
     return App(services)
 
@@ -85,7 +86,7 @@ def starlette_routes(endpoint_of: Callable[[str], Any], *, is_asgi: bool) -> lis
     """The same paths as ours. An ASGI endpoint is an object, which Starlette calls without a Request."""
     from starlette.routing import Route
 
-    from headrace.server import app
+    from headrace.server.http import app
 
     routes = [Route(path, endpoint_of(path), methods=list(methods)) for path, methods in app.ROUTES.items()]
     routes.append(Route("/v1/models/{model:path}", endpoint_of("/v1/models/"), methods=["GET"]))
@@ -99,7 +100,7 @@ def starlette_app(services: Any, endpoint: Any) -> Any:
     from starlette.responses import Response
 
     from headrace.errors import HeadraceError
-    from headrace.server.errors import error_body, from_headrace
+    from headrace.server.http.errors import error_body, from_headrace
 
     async def failed(request: Any, error: Exception) -> Response:
         answer = from_headrace(error)
@@ -119,8 +120,8 @@ class OurHandler:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         from headrace.errors import HeadraceError
-        from headrace.server.errors import from_headrace
-        from headrace.server.exchange import Exchange
+        from headrace.server.http.errors import from_headrace
+        from headrace.server.http.exchange import Exchange
 
         exchange = Exchange(scope, receive, send)
         try:
@@ -132,7 +133,7 @@ class OurHandler:
 def mixed_app(services: Any) -> Any:
     from starlette.applications import Starlette
 
-    from headrace.server import app
+    from headrace.server.http import app
 
     def endpoint_of(path: str) -> OurHandler:
         methods = app.ROUTES.get(path) or {"GET": app.models.show_model}
@@ -145,8 +146,8 @@ def mixed_app(services: Any) -> Any:
 
 
 async def null_completion(services: Any, exchange: Any) -> None:
-    from headrace.server.reading import read
-    from headrace.server.schema.completions import CompletionRequest
+    from headrace.server.endpoints.schema.completions import CompletionRequest
+    from headrace.server.http.body import read
 
     read(CompletionRequest, await exchange.read_body(1 << 20))
     await exchange.reply(200, ANSWER)
@@ -155,9 +156,9 @@ async def null_completion(services: Any, exchange: Any) -> None:
 async def null_completion_in_starlette(request: Any) -> Any:
     from starlette.responses import Response
 
-    from headrace.server.errors import ApiError
-    from headrace.server.reading import read
-    from headrace.server.schema.completions import CompletionRequest
+    from headrace.server.endpoints.schema.completions import CompletionRequest
+    from headrace.server.http.body import read
+    from headrace.server.http.errors import ApiError
 
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON")
@@ -180,8 +181,8 @@ def starlette_completion(services: Any) -> Any:
     """`create_completion` for one streamed prompt: the same calls, but for Exchange and EventStream."""
     from starlette.responses import StreamingResponse
 
-    from headrace.server import completions as ours
-    from headrace.server.sse import DONE
+    from headrace.server.endpoints import completions as ours
+    from headrace.server.http.sse import DONE
 
     async def complete(request: Any) -> StreamingResponse:
         arrived = time.monotonic()
@@ -226,9 +227,9 @@ def serve_requests(core: int, variant: str, is_realtime: bool, pipe: Any) -> Non
     front.take_core(core, is_realtime)
     import uvicorn
 
-    from headrace.server.gate import Gate
-    from headrace.server.keys import Keys
-    from headrace.server.lifecycle import run_on_uvloop, uvicorn_config
+    from headrace.server.http.gate import Gate
+    from headrace.server.http.keys import Keys
+    from headrace.server.http.lifecycle import run_on_uvloop, uvicorn_config
     from headrace.server.options import ServerOptions
 
     options = ServerOptions()
@@ -290,7 +291,7 @@ def measure_routing(rounds: int) -> dict[str, dict[str, list[float]]]:
 
         return Response(b"true", media_type="application/json")
 
-    from headrace.server import admin
+    from headrace.server.endpoints import admin
 
     admin.check = lambda exchange: None
     with_handlers(four_bytes)

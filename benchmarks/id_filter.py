@@ -47,7 +47,7 @@ Add = Callable[[Sequence[str], Sequence[int]], Found]
 
 
 def headrace(directory: str) -> Add:
-    from headrace.jobs.seen import SeenIds
+    from headrace.jobs.input.id_filter import SeenIds
 
     return SeenIds(directory=Path(directory)).add
 

@@ -86,8 +86,8 @@ class Ours:
 
 def our_kernels(settings: dict[str, Any]) -> Sample:
     """Without what the sampler does beside them: the checks for the end of a sequence."""
-    from headrace.kernels.gpu.draw import draw
     from headrace.kernels.gpu.filters import Filters
+    from headrace.kernels.gpu.sample import draw
 
     def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
         return torch.full((ROWS,), settings.get(name, neutral), dtype=dtype, device=DEVICE)
