@@ -12,7 +12,7 @@ NOT_QUICK := gpu or slow or parity or properties or crash or interpreted or embe
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick slow gpu-test torture check format bench clean
+.PHONY: help demo test quick slow gpu-test torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,11 +36,19 @@ gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)
 
-check: $(VENV)/.ready-dev  ## format, lint, types and import layers
+check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Not with --quiet, which would hide the warnings from --strict.
+docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results
+	@$(BIN)/python benchmarks/figures.py
 
 format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -48,6 +56,10 @@ format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
 
 bench: $(VENV)/.ready-dev  ## the benchmark, with its peers beside it
 	@$(BIN)/python $(BENCH) $(ARGS)
+
+release: $(VENV)/.ready-dev  ## build sdist and wheel, check them, and run the demo from the wheel in an empty environment
+	@$(PIP_INSTALL) build twine
+	@$(BIN)/python tools/release.py
 
 clean:  ## remove the virtual environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

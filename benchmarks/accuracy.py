@@ -102,10 +102,10 @@ def whole_prompt(decoder: Decoder, kv_dtype: torch.dtype) -> tuple[StepLayout, l
     positions = torch.arange(WINDOW, device=device)
     layout = StepLayout(
         positions=positions,
-        slots=positions.clone(),
+        slot_mapping=positions.clone(),
         query_starts=torch.tensor([0, WINDOW], dtype=torch.int32, device=device),
         context_lens=torch.tensor([WINDOW], dtype=torch.int32, device=device),
-        rows=torch.zeros(1, dtype=torch.int32, device=device),
+        slots=torch.zeros(1, dtype=torch.int32, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         max_query_len=WINDOW,
         max_context_len=WINDOW,

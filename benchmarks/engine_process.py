@@ -140,7 +140,7 @@ def measure_packing(top_logprobs: int | None, num_rounds: int) -> Packing:
         started = perf_counter()
         frame = wire.encode(writer.step(events))
         packed = perf_counter()
-        step = wire.decode_news(frame)
+        step = wire.decode_message(frame)
         assert isinstance(step, wire.Step)
         received = reader.events(step)
         unpacking.append(perf_counter() - packed)

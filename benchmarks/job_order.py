@@ -74,10 +74,10 @@ class AnswerRunner(FakeRunner):
         self._ends_at = np.zeros(LIMITS.max_num_seqs, np.int64)
 
     def submit(self, plan: StepPlan) -> StepResult:
-        for admission in plan.admissions:
-            self._ends_at[admission.row] = admission.prompt_len + self._lines[admission.seed].answer_len
+        for entry in plan.slot_entries:
+            self._ends_at[entry.slot] = entry.prompt_len + self._lines[entry.seed].answer_len
         result = super().submit(plan)
-        result.finished[self._len[result.rows] >= self._ends_at[result.rows]] = STOPPED
+        result.finished[self._len[result.slots] >= self._ends_at[result.slots]] = STOPPED
         return result
 
 
@@ -107,11 +107,11 @@ class Simulation:
         plan = self.scheduler.plan()
         if plan is None:
             return []
-        num_context = int(self.scheduler.rows.computed[plan.rows].sum())
+        num_context = int(self.scheduler.slots.computed[plan.slots].sum())
         self.seconds += (
             STEP_SECONDS + max(WEIGHTS_SECONDS, plan.num_batched_tokens * TOKEN_SECONDS) + num_context * CONTEXT_SECONDS
         )
-        self._rows_by_step.append(len(plan.rows))
+        self._rows_by_step.append(len(plan.slots))
         events = self.scheduler.apply(self._runner.collect(self._runner.submit(plan)))
         self.num_in_flight -= len(events)
         return [int(event.request_id) for event in events]

@@ -147,10 +147,10 @@ def _step(num_seqs: int, query_len: int, context_len: int) -> tuple[StepLayout, 
     blocks = tables[:, positions // BLOCK_SIZE].long()  # [num_seqs, query_len]
     layout = StepLayout(
         positions=positions.repeat(num_seqs),
-        slots=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
+        slot_mapping=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
         query_starts=torch.arange(0, num_seqs * query_len + 1, query_len, dtype=torch.int32),
         context_lens=torch.full((num_seqs,), context_len, dtype=torch.int32),
-        rows=torch.arange(num_seqs, dtype=torch.int32),
+        slots=torch.arange(num_seqs, dtype=torch.int32),
         block_tables=tables,
         max_query_len=query_len,
         max_context_len=context_len,

@@ -47,7 +47,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 class Shape:
     """The batch that is drawn from."""
 
-    rows: int
+    slots: int
     vocabulary: int
     dtype: torch.dtype
     prompt: int = PROMPT_LEN
@@ -93,17 +93,17 @@ def described(shape: Shape) -> dict[str, Any]:
 def measured(shape: Shape, given: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Every feature, on for none, one, half and all of the rows."""
     batch = Drawn(shape, given.device)
-    users = (1, shape.rows // 2, shape.rows)
-    rows: dict[str, dict[str, float]] = {}
+    users = (1, shape.slots // 2, shape.slots)
+    slots: dict[str, dict[str, float]] = {}
     dtype = described(shape)["dtype"]
-    print(f"{shape.rows} rows of {shape.vocabulary:,} in {dtype}, milliseconds; features on for so many rows:")
+    print(f"{shape.slots} rows of {shape.vocabulary:,} in {dtype}, milliseconds; features on for so many rows:")
     print(f"{'':<32}{'none':>8}" + "".join(f"{num:>8}" for num in users))
     for name, settings in FEATURES.items():
         found = {"none": batch.measure({}, 0, given.seconds)}
         found |= {str(num): batch.measure(settings, num, given.seconds) for num in users}
-        rows[name] = {num: round(milliseconds, 3) for num, milliseconds in found.items()}
-        print(f"{name:<32}" + "".join(f"{value:8.3f}" for value in rows[name].values()), flush=True)
-    return {"milliseconds_by_feature_and_rows_that_use_it": rows}
+        slots[name] = {num: round(milliseconds, 3) for num, milliseconds in found.items()}
+        print(f"{name:<32}" + "".join(f"{value:8.3f}" for value in slots[name].values()), flush=True)
+    return {"milliseconds_by_feature_and_rows_that_use_it": slots}
 
 
 class Drawn:
@@ -111,23 +111,25 @@ class Drawn:
 
     def __init__(self, shape: Shape, device: str) -> None:
         self._shape, self._device = shape, device
-        self._logits = (torch.randn(shape.rows, shape.vocabulary, device=device) * 3).to(shape.dtype)
-        size = (shape.rows, shape.prompt + shape.answer)
+        self._logits = (torch.randn(shape.slots, shape.vocabulary, device=device) * 3).to(shape.dtype)
+        size = (shape.slots, shape.prompt + shape.answer)
         self._tokens = torch.randint(0, shape.vocabulary, size, dtype=torch.int32, device=device)
 
     def measure(self, settings: dict[str, Any], num: int, seconds: float) -> float:
         """The least milliseconds of a draw of all rows, the first `num` of which use the feature."""
         shape = self._shape
-        sampler = Sampler(shape.rows, shape.vocabulary, self._device, tokens=self._tokens)
-        for row in range(shape.rows):
-            params = SamplingParams(**(settings if row < num else {}), max_tokens=None)
-            sampler.admit(row, params, seed=row, prompt_len=shape.prompt, end_len=10**6, stop_token_ids=())
-        host_rows, host_lens = np.arange(shape.rows), np.full(shape.rows, shape.prompt + shape.answer)
-        rows = torch.arange(shape.rows, device=self._device)
-        lens = torch.full((shape.rows,), shape.prompt + shape.answer, device=self._device)
+        sampler = Sampler(shape.slots, shape.vocabulary, self._device, tokens=self._tokens)
+        for slot in range(shape.slots):
+            params = SamplingParams(**(settings if slot < num else {}), max_tokens=None)
+            sampler.admit(slot, params, seed=slot, prompt_len=shape.prompt, end_len=10**6, stop_token_ids=())
+        host_slots, host_lens = np.arange(shape.slots), np.full(shape.slots, shape.prompt + shape.answer)
+        slots = torch.arange(shape.slots, device=self._device)
+        lens = torch.full((shape.slots,), shape.prompt + shape.answer, device=self._device)
 
         def timed() -> float:
-            draw = partial(sampler.sample, self._logits.clone(), rows, lens, host_rows=host_rows, host_lens=host_lens)
+            draw = partial(
+                sampler.sample, self._logits.clone(), slots, lens, host_slots=host_slots, host_lens=host_lens
+            )
             return self._timed(draw)
 
         for _ in range(_WARM_UPS):

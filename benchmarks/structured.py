@@ -26,7 +26,7 @@ from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammars
 from headrace.models import open_checkpoint
-from headrace.steps import GOES_ON, Admission, StepPlan, StepResult
+from headrace.steps import GOES_ON, SlotEntry, StepPlan, StepResult
 from headrace.text import Tokenizer, load_tokenizer
 
 PERSON = {
@@ -65,25 +65,25 @@ def text_of(kind: str, number: int) -> str:
 def measure_masks(tokenizer: Tokenizer, grammars: Grammars, kind: str, num_rows: int) -> dict[str, float]:
     """Milliseconds of a step's masks, over the steps of all texts."""
     grammar = grammars.compile(GRAMMARS[kind])
-    texts = [tokenizer.encode(text_of(kind, row), add_special_tokens=False) for row in range(num_rows)]
-    rows = np.arange(num_rows)
+    texts = [tokenizer.encode(text_of(kind, slot), add_special_tokens=False) for slot in range(num_rows)]
+    slots = np.arange(num_rows)
     milliseconds: list[float] = []
     cpu_seconds = 0.0
     for _ in range(max(1, 64 // num_rows)):
         constraints = Constraints(grammars)
-        for row in range(num_rows):
-            admission = Admission(row, np.zeros(1, np.int32), 0, 1, 10**6, 0, SamplingParams(), (2,))
-            constraints.enter(admission, (str(row), 0), grammar)
+        for slot in range(num_rows):
+            entry = SlotEntry(slot, np.zeros(1, np.int32), 0, 1, 10**6, 0, SamplingParams(), (2,))
+            constraints.enter(entry, (str(slot), 0), grammar)
         for step in range(min(map(len, texts))):
             samples = np.ones(num_rows, np.bool_)
-            masks = constraints.masks(StepPlan(step, rows, np.ones(num_rows, np.int64), samples, num_rows))
+            masks = constraints.masks(StepPlan(step, slots, np.ones(num_rows, np.int64), samples, num_rows))
             assert masks is not None
             started, cpu_started = perf_counter(), process_time()
             masks.bits()
             milliseconds.append(1e3 * (perf_counter() - started))
             cpu_seconds += process_time() - cpu_started
             tokens = np.array([text[step] for text in texts])
-            result = StepResult(step, rows, tokens, np.full(num_rows, GOES_ON, np.uint8))
+            result = StepResult(step, slots, tokens, np.full(num_rows, GOES_ON, np.uint8))
             masks.result = lambda result=result: result  # type: ignore[misc]
     found = np.array(milliseconds)
     return {

@@ -20,10 +20,10 @@ GOES_ON, STOPPED, FULL, BROKEN = 0, 1, 2, 3  # how a row stands after its token:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class SlotEntry:
     """A sequence moves into a row: everything the device needs to know of it, sent once."""
 
-    row: int
+    slot: int
     token_ids: TokenIds  # all that are known: the prompt, and after a preemption the answer so far
     num_computed: int  # leading tokens whose keys and values are already in the cache
     prompt_len: int
@@ -38,7 +38,7 @@ class Admission:
 class TableWrites:
     """New entries of the device's block tables: tables[rows, indexes] = blocks."""
 
-    rows: IntArray
+    slots: IntArray
     indexes: IntArray
     blocks: IntArray
 
@@ -48,7 +48,7 @@ class Read:
     """What to report of a row's tokens in a step: of those from `first` on, either the sum of their hidden states
     after the final norm, or the log-probability of each one's target as the next token."""
 
-    row: int
+    slot: int
     first: int  # counted among the row's tokens of this step
     num_tokens: int
     targets: TokenIds | None
@@ -60,11 +60,11 @@ class StepPlan:
     """One step: first the changes (admissions, table writes, copies), then `num_tokens` of each row."""
 
     step: int
-    rows: IntArray  # [S]
+    slots: IntArray  # [S]
     num_tokens: IntArray  # [S] tokens to compute of each row, from where it stands
     samples: BoolArray  # [S] whether a next token is drawn after the last of them
     num_batched_tokens: int
-    admissions: tuple[Admission, ...] = ()
+    slot_entries: tuple[SlotEntry, ...] = ()
     table_writes: TableWrites | None = None
     copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
     reads: tuple[Read, ...] = ()
@@ -75,7 +75,7 @@ class StepPlan:
 class StepLogprobs:
     """Log-probabilities for those rows of a result that asked: [Q] and [Q, widest n]."""
 
-    rows: IntArray
+    slots: IntArray
     chosen: npt.NDArray[np.float32]
     ranks: IntArray
     top_ids: IntArray
@@ -86,7 +86,7 @@ class StepLogprobs:
 class StepPromptLogprobs:
     """Log-probabilities of one row's prompt tokens, from position `start` on: [N] and [N, n or more]."""
 
-    row: int
+    slot: int
     start: int
     chosen: npt.NDArray[np.float32]
     ranks: IntArray
@@ -98,7 +98,7 @@ class StepPromptLogprobs:
 class Reading:
     """What a `Read` brought: [H], or a value for each target."""
 
-    row: int
+    slot: int
     is_last: bool
     values: npt.NDArray[np.float32]
 
@@ -108,7 +108,7 @@ class StepResult:
     """What a step drew, for the rows that drew, and what it found and read of prompts."""
 
     step: int
-    rows: IntArray
+    slots: IntArray
     tokens: IntArray
     finished: npt.NDArray[np.uint8]
     logprobs: StepLogprobs | None = None
@@ -124,7 +124,7 @@ class Masks(Protocol):
     runner asks between the model, which does not need it, and the draw. It asks once, or not at all if nobody draws."""
 
     @property
-    def rows(self) -> IntArray: ...  # [Q], of those that draw in the step
+    def slots(self) -> IntArray: ...  # [Q], of those that draw in the step
 
     def bits(self) -> Bitmask: ...  # a line for each of `rows`
 

@@ -99,7 +99,7 @@ def test_other_names_of_a_flag_set_the_same_field(field: str) -> None:
         (["--preferred-batch-size", "4,x"], "whole numbers from 1"),
         (["--allowed-origins", "example.com"], "must be like https://example.com"),
         (["--root-path", "llm"], "must begin with a slash"),
-        (["--ssl-keyfile", "k"], "of no use without ssl_certfile"),
+        (["--ssl-keyfile", "k"], "needs ssl_certfile"),
         (["--allow-timeout-override"], "queue_timeout_us, which is not set"),
         (["--max-num-queued-req", "1"], "did you mean '--max-num-queued-reqs'?"),
         (["--dtype", "int3"], "invalid choice"),

@@ -28,8 +28,8 @@ EOS = 999
 
 class FaultyRunner(FakeRunner):
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
-        for admission in plan.admissions:
-            match int(admission.token_ids[0]):
+        for entry in plan.slot_entries:
+            match int(entry.token_ids[0]):
                 case 1:
                     threading.Event().wait()
                 case 2:

@@ -114,7 +114,7 @@ def test_answers_keep_to_their_grammars_however_far_the_engine_runs_ahead(limits
 
 def assert_empty(core: EngineCore) -> None:
     assert not core._constrained
-    assert not len(core._constraints) and not core._constraints._row_of and core._constraints._last is None
+    assert not len(core._constraints) and not core._constraints._slot_of and core._constraints._last is None
 
 
 def test_steps_without_a_grammar_wait_for_nothing_and_get_no_masks() -> None:
@@ -152,7 +152,7 @@ def test_only_rows_that_draw_under_a_grammar_have_masks() -> None:
     core.add(make_request("bound", 30, regex="[a-z]{4}", max_tokens=10))  # its prompt takes some steps
     run(core)
     assert min(runner.waits) > 2
-    assert all(len(masks.rows) == 1 for masks in runner.masks)
+    assert all(len(masks.slots) == 1 for masks in runner.masks)
 
 
 def test_chains_of_masks_do_not_grow() -> None:

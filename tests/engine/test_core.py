@@ -156,7 +156,7 @@ def test_stop_ids_of_engine_and_request_go_down_together_without_repetition() ->
     core.add(make_request("both", max_tokens=1, stop_token_ids=[49, 7]))
     core.add(make_request("own", max_tokens=1, stop_token_ids=[49, 7], ignore_eos=True))
     core.step()
-    assert [admission.stop_token_ids for admission in runner.plans[0].admissions] == [(48, 49, 7), (49, 7)]
+    assert [entry.stop_token_ids for entry in runner.plans[0].slot_entries] == [(48, 49, 7), (49, 7)]
 
 
 def test_a_refused_request_is_an_error_at_once() -> None:

@@ -70,7 +70,7 @@ def _run(
     loop = EngineLoop(core, after_turn, fail, gather_s=gather_s)
     names = [f"r{i}" for i in range(num_together * times)]
     arrivals = Arrivals([lambda name=name: loop.submit(make_request(name)) for name in names], num_together)  # type: ignore[misc]
-    loop._has_news = arrivals
+    loop._has_events = arrivals
     loop._token_s = token_s
     loop.run()
     return [turn for turn in turns if turn], arrivals, loop

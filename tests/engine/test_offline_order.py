@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from headrace import SamplingParams
-from headrace.engine.offline_order import level, starting_order
+from headrace.engine.offline_order import starting_order, target_concurrency
 from headrace.engine.settings import Settings
 from tests.engine.test_resolve import on_gpu, settings
 
@@ -45,13 +45,13 @@ def test_what_cannot_be_compared_keeps_its_place() -> None:
 
 def test_the_work_is_levelled_to_the_length_of_its_longest_answer() -> None:
     even = limits(*[100] * 50)
-    assert level(even, fp8_settings()) == 50
+    assert target_concurrency(even, fp8_settings()) == 50
     one_long = limits(1000, *[100] * 60)
-    assert level(one_long, fp8_settings()) == 7
-    assert level(limits(1000, 10, 10), fp8_settings()) == 4  # never below what the device needs for its full rate
+    assert target_concurrency(one_long, fp8_settings()) == 7
+    assert target_concurrency(limits(1000, 10, 10), fp8_settings()) == 4  # what the full rate needs
 
 
 def test_without_limits_or_on_a_cpu_nothing_is_levelled() -> None:
-    assert level(limits(None, None), fp8_settings()) == 4
-    assert level(limits(10, 1000), settings()) is None
-    assert level([], fp8_settings()) is None
+    assert target_concurrency(limits(None, None), fp8_settings()) == 4
+    assert target_concurrency(limits(10, 1000), settings()) is None
+    assert target_concurrency([], fp8_settings()) is None

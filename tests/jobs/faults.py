@@ -43,7 +43,7 @@ class FaultyRunner(FakeRunner):
         self.num_deaths = 0
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
-        is_marked = self._is_poison and any(MARK in admission.token_ids for admission in plan.admissions)
+        is_marked = self._is_poison and any(MARK in entry.token_ids for entry in plan.slot_entries)
         if is_marked and self._kills_process:
             os.kill(os.getpid(), signal.SIGKILL)
         if is_marked or self._always or self.num_steps in self._dies_at:

@@ -16,7 +16,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from headrace.kernels import gpu
-from headrace.kernels.gpu import slots as row_kernels
+from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.allowed import keep_allowed
 from headrace.kernels.gpu.filters import Filters
 from headrace.kernels.gpu.gather import gather_contexts
@@ -57,10 +57,10 @@ def layout_of(num_single: int, num_splits: int) -> StepLayout:
     num_seqs, num_tokens = num_single + 1, num_single + 128
     return StepLayout(
         positions=torch.arange(num_tokens),
-        slots=torch.arange(num_tokens),
+        slot_mapping=torch.arange(num_tokens),
         query_starts=torch.tensor([*range(num_single + 1), num_tokens], dtype=torch.int32),
         context_lens=torch.full((num_seqs,), 128, dtype=torch.int32),
-        rows=torch.arange(num_seqs, dtype=torch.int32),
+        slots=torch.arange(num_seqs, dtype=torch.int32),
         block_tables=torch.zeros((num_seqs, 16), dtype=torch.int32),
         max_query_len=128,
         max_context_len=256,
@@ -122,13 +122,13 @@ def experts() -> None:
 def rows() -> None:
     numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
     tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
-    row_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
-    row_kernels.write_tables(tables, numbers, numbers, numbers)
+    slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
+    slot_kernels.write_tables(tables, numbers, numbers, numbers)
     flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
-    row_kernels.admit(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
+    slot_kernels.admit(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
     stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     for advances in (None, wide):
-        row_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
+        slot_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
     draw(logits, numbers, wide, temperature, wide, wide, flags)
     for dtype in (BF16, torch.float32):

@@ -86,17 +86,17 @@ def make_layout(
     shuffled[rows.long()] = tables
     positions = torch.cat([torch.arange(c - q, c) for q, c in zip(query_lens, context_lens, strict=True)])
     token_rows = torch.repeat_interleave(torch.arange(num_seqs), torch.tensor(query_lens))
-    slots = tables[token_rows, positions // block_size].long() * block_size + positions % block_size
+    slot_mapping = tables[token_rows, positions // block_size].long() * block_size + positions % block_size
     starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32)
     lens = torch.tensor(query_lens).numpy()
     num_single = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
     tiles, num_fresh_tiles = tiles_of(lens, num_single, num_fresh)
     return StepLayout(
         positions=positions.to(place.device),
-        slots=slots.to(place.device),
+        slot_mapping=slot_mapping.to(place.device),
         query_starts=starts.to(place.device),
         context_lens=torch.tensor(context_lens, dtype=torch.int32).to(place.device),
-        rows=rows.to(place.device),
+        slots=rows.to(place.device),
         block_tables=shuffled.to(place.device),
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),

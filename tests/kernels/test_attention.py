@@ -58,10 +58,10 @@ def build_step(
     positions = torch.cat([torch.arange(context_len - query_len, context_len) for query_len, context_len in lens])
     layout = StepLayout(
         positions=positions,
-        slots=torch.zeros_like(positions),
+        slot_mapping=torch.zeros_like(positions),
         query_starts=torch.tensor([0, *[query_len for query_len, _ in lens]]).cumsum(0).int(),
         context_lens=torch.tensor([context_len for _, context_len in lens], dtype=torch.int32),
-        rows=rows,
+        slots=rows,
         block_tables=tables,
         max_query_len=max(query_len for query_len, _ in lens),
         max_context_len=max(context_len for _, context_len in lens),
@@ -176,7 +176,7 @@ def test_what_unused_slots_hold_never_shows(poison: float, block_size: int) -> N
 
 def test_a_nan_among_a_sequences_own_keys_is_not_hidden() -> None:
     step = build_step([(1, 40), (1, 40)])
-    block = step.layout.block_tables[step.layout.rows[0], 1]
+    block = step.layout.block_tables[step.layout.slots[0], 1]
     step.cache.keys[block, :, 3] = NAN
     out = _attend(step)
     assert out[0].isnan().all()
@@ -195,10 +195,10 @@ def test_a_tokens_result_is_the_same_to_the_bit_in_any_company() -> None:
     for token in (0, 31, 59):
         alone = StepLayout(
             positions=step.layout.positions[token : token + 1],
-            slots=step.layout.slots[token : token + 1],
+            slot_mapping=step.layout.slot_mapping[token : token + 1],
             query_starts=torch.tensor([0, 1], dtype=torch.int32),
             context_lens=step.layout.positions[token : token + 1].int() + 1,
-            rows=step.layout.rows[:1],
+            slots=step.layout.slots[:1],
             block_tables=step.layout.block_tables,
             max_query_len=1,
             max_context_len=200,

@@ -198,13 +198,13 @@ def test_a_decode_step_is_prepared_from_the_rows(place: Place) -> None:
     computed = torch.randint(max_len, (num_rows,), device=place.device)
     tables = torch.randperm(num_rows * max_len // block_size).view(num_rows, -1).int().to(place.device)
     token_ids, context_lens = (torch.empty(70, dtype=torch.int32, device=place.device) for _ in range(2))
-    positions, slots = (torch.empty(70, dtype=torch.int64, device=place.device) for _ in range(2))
-    prepare_decode(rows, tokens, computed, tables, block_size, token_ids, positions, slots, context_lens)
+    positions, slot_mapping = (torch.empty(70, dtype=torch.int64, device=place.device) for _ in range(2))
+    prepare_decode(rows, tokens, computed, tables, block_size, token_ids, positions, slot_mapping, context_lens)
     at = computed[rows.long()]
     assert torch.equal(positions, at)
     assert torch.equal(context_lens, at.int() + 1)
     assert torch.equal(token_ids, tokens[rows.long(), at])
-    assert torch.equal(slots, tables[rows.long(), at // block_size].long() * block_size + at % block_size)
+    assert torch.equal(slot_mapping, tables[rows.long(), at // block_size].long() * block_size + at % block_size)
 
 
 @everywhere
@@ -300,13 +300,13 @@ def test_rows_get_their_new_owners(place: Place) -> None:
 @pytest.mark.gpu
 def test_no_number_of_writes_needs_a_kernel_of_its_own() -> None:
     """To compile one takes half a second, for which the GPU would stand still."""
-    from headrace.kernels.gpu import slots as row_kernels
+    from headrace.kernels.gpu import slots as slot_kernels
 
     compiled = []
     for num_writes in (3, 1, 16, 1000, 1024):
         tables = torch.zeros(8, 2048, device="cuda", dtype=torch.int32)
         indexes = torch.arange(num_writes, device="cuda", dtype=torch.int32)
-        row_kernels.write_tables(tables, torch.full_like(indexes, 3), indexes, indexes + 1)
+        slot_kernels.write_tables(tables, torch.full_like(indexes, 3), indexes, indexes + 1)
         assert torch.equal(tables[3, :num_writes], indexes + 1)
-        compiled.append(len(row_kernels._write_tables.device_caches[torch.cuda.current_device()][0]))
+        compiled.append(len(slot_kernels._write_tables.device_caches[torch.cuda.current_device()][0]))
     assert len(set(compiled)) == 1

@@ -109,7 +109,7 @@ def test_contexts_are_gathered_from_their_blocks(place: Place, num_kv_heads: int
     for gathered, stored in zip(found, (cache.keys, cache.values), strict=True):
         assert gathered.shape == (num_kv_heads, 110, head_dim)
         for seq, start in ((1, 0), (2, 77)):
-            blocks = layout.block_tables[layout.rows[seq].long()].long()
+            blocks = layout.block_tables[layout.slots[seq].long()].long()
             whole = stored[blocks].transpose(0, 1).flatten(1, 2)[:, : context_lens[seq]]
             assert torch.equal(gathered[:, start : start + context_lens[seq]], whole.to(place.dtype))
 
@@ -174,7 +174,7 @@ def with_shared_beginnings(
     from headrace.runner.gpu.prefix_groups import BlockTableMirror
     from headrace.steps import TableWrites
 
-    tables, rows = layout.block_tables, layout.rows.long()
+    tables, rows = layout.block_tables, layout.slots.long()
     tables[rows[1:-8], :10] = tables[rows[0], :10].clone()
     tables[rows[-4:], :21] = tables[rows[-5], :21].clone()
     mirror = BlockTableMirror(len(rows), tables.shape[1])

@@ -19,10 +19,10 @@ def build_layout(num_tokens: int, *, num_slots: int) -> StepLayout:
     """Single tokens of as many sequences; only positions and slots matter here."""
     return StepLayout(
         positions=torch.randint(100, (num_tokens,)),
-        slots=torch.randperm(num_slots)[:num_tokens],
+        slot_mapping=torch.randperm(num_slots)[:num_tokens],
         query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
         context_lens=torch.ones(num_tokens, dtype=torch.int32),
-        rows=torch.zeros(num_tokens, dtype=torch.int32),
+        slots=torch.zeros(num_tokens, dtype=torch.int32),
         block_tables=torch.zeros((1, 1), dtype=torch.int32),
         max_query_len=1,
         max_context_len=1,
@@ -69,7 +69,7 @@ def test_the_twin_turns_each_pair_of_halves_by_its_angle() -> None:
     cos_sin = torch.tensor([[math.cos(angle), math.sin(angle)]]).expand(100, 2)
     qkv = torch.tensor([[1.0, 0.0, 0.0, 2.0, 5.0, 6.0]])
     q = reference.rope_and_store(qkv, layout, cos_sin, cache, 1, 1, None, None, 0.0)
-    slot = int(layout.slots[0])
+    slot = int(layout.slot_mapping[0])
     torch.testing.assert_close(q[0, 0], torch.tensor([math.cos(angle), math.sin(angle)]))
     torch.testing.assert_close(cache.keys[0, 0, slot], torch.tensor([-2 * math.sin(angle), 2 * math.cos(angle)]))
     torch.testing.assert_close(cache.values[0, 0, slot], torch.tensor([5.0, 6.0]))

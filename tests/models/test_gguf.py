@@ -219,10 +219,10 @@ def logits(decoder: Decoder, text: torch.Tensor) -> torch.Tensor:
     ]
     layout = ops.StepLayout(
         positions=torch.arange(length),
-        slots=torch.arange(length),
+        slot_mapping=torch.arange(length),
         query_starts=torch.tensor([0, length], dtype=torch.int32),
         context_lens=torch.tensor([length], dtype=torch.int32),
-        rows=torch.zeros(1, dtype=torch.int32),
+        slots=torch.zeros(1, dtype=torch.int32),
         block_tables=torch.arange(4, dtype=torch.int32)[None],
         max_query_len=length,
         max_context_len=length,

@@ -334,16 +334,16 @@ class PagedRun:
     def layout(self, step: Step, pieces: list[Tensor]) -> ops.StepLayout:
         rows, counts = [row for row, _ in step], [count for _, count in step]
         ends = [self.done[row] + count for row, count in step]
-        slots = [
+        slot_mapping = [
             self.tables[row, piece // BLOCK_SIZE].long() * BLOCK_SIZE + piece % BLOCK_SIZE
             for row, piece in zip(rows, pieces, strict=True)
         ]
         return ops.StepLayout(
             positions=torch.cat(pieces),
-            slots=torch.cat(slots),
+            slot_mapping=torch.cat(slot_mapping),
             query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
             context_lens=torch.tensor(ends, dtype=torch.int32),
-            rows=torch.tensor(rows, dtype=torch.int32),
+            slots=torch.tensor(rows, dtype=torch.int32),
             block_tables=self.tables,
             max_query_len=max(counts),
             max_context_len=max(ends),

@@ -91,8 +91,8 @@ def test_a_twin_with_fewer_buckets_has_the_same_counts_up_to_each_of_them() -> N
 
 def test_every_twins_bounds_are_among_its_series_own() -> None:
     for series in SERIES:
-        for twin in series.twins:
-            assert set(twin.bounds or ()) <= set(series.bounds or ())
+        for alias in series.aliases:
+            assert set(alias.bounds or ()) <= set(series.bounds or ())
 
 
 def test_a_request_that_never_started_has_only_an_end() -> None:

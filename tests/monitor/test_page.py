@@ -17,5 +17,5 @@ def test_the_page_of_metrics_has_the_table() -> None:
 
 
 def test_no_name_is_used_twice() -> None:
-    names = [name for series in SERIES for name in (series.name, *(twin.name for twin in series.twins))]
+    names = [name for series in SERIES for name in (series.name, *(alias.name for alias in series.aliases))]
     assert len(names) == len(set(names))

@@ -14,13 +14,13 @@ TARGETS = np.array([7, 8], np.int32)
 
 
 def test_reads_are_found_among_the_tokens_of_a_step_those_that_pool_first() -> None:
-    rows, num_tokens = np.array([4, 0, 9, 2]), np.array([1, 3, 4, 2])
+    slots, num_tokens = np.array([4, 0, 9, 2]), np.array([1, 3, 4, 2])
     reads = (
         Read(9, 2, 2, TARGETS, is_last=False),
         Read(2, 0, 2, None, is_last=True),
         Read(0, 2, 1, None, is_last=True),
     )
-    layout = lay_out(reads, rows, num_tokens)
+    layout = lay_out(reads, slots, num_tokens)
     assert layout.indexes.tolist() == [8, 9, 3, 6, 7]
     assert layout.pooled_lens.tolist() == [2, 1]
     assert layout.targets.tolist() == [7, 8]
@@ -36,7 +36,7 @@ def test_values_go_back_to_the_rows_that_asked() -> None:
     layout = lay_out(reads, np.array([3, 1, 0]), np.array([2, 2, 1]))
     values = ReadValues(torch.tensor([[0.5, 0.25]]), torch.tensor([-1.0, -2.0, -3.0]))
     found = PendingReads(layout, values).results()
-    assert [(each.row, each.is_last, each.values.tolist()) for each in found] == [
+    assert [(each.slot, each.is_last, each.values.tolist()) for each in found] == [
         (1, True, [0.5, 0.25]),
         (3, False, [-1.0, -2.0]),
         (0, True, [-3.0]),

@@ -39,24 +39,24 @@ class Rows:
         self.lens = torch.zeros(num_rows, dtype=torch.int64)
         self.sampler = Sampler(num_rows, VOCAB_SIZE, tokens=self.tokens)
 
-    def admit(self, row: int, prompt: list[int], answer: list[int], *, seed: int = 0, **params: Any) -> None:
+    def admit(self, slot: int, prompt: list[int], answer: list[int], *, seed: int = 0, **params: Any) -> None:
         tokens = prompt + answer
-        self.tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        self.lens[row] = len(tokens)
+        self.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.lens[slot] = len(tokens)
         settings = SamplingParams(max_tokens=None, **params)
-        self.sampler.admit(row, settings, seed=seed, prompt_len=len(prompt), end_len=MAX_LEN, stop_token_ids=())
+        self.sampler.admit(slot, settings, seed=seed, prompt_len=len(prompt), end_len=MAX_LEN, stop_token_ids=())
 
-    def sample(self, logits: Tensor, rows: list[int]) -> tuple[Sampled, Tensor]:
+    def sample(self, logits: Tensor, slots: list[int]) -> tuple[Sampled, Tensor]:
         """What is drawn, and from which logits."""
         changed = logits.clone()
-        index = torch.tensor(rows)
+        index = torch.tensor(slots)
         return self.sampler.sample(changed, index, self.lens[index]), changed
 
 
 def changed(logits: Tensor, prompt: list[int], answer: list[int], **params: Any) -> Tensor:
-    rows = Rows(1)
-    rows.admit(0, prompt, answer, **params)
-    return rows.sample(logits[None], [0])[1][0]
+    slots = Rows(1)
+    slots.admit(0, prompt, answer, **params)
+    return slots.sample(logits[None], [0])[1][0]
 
 
 def random_tokens(num: int, *, top: int = VOCAB_SIZE) -> list[int]:
@@ -145,10 +145,10 @@ def test_a_bad_word_of_the_greatest_length_is_found() -> None:
 
 
 def test_a_row_that_may_draw_nothing_is_broken_and_its_neighbour_is_not() -> None:
-    rows = Rows(2)
-    rows.admit(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
-    rows.admit(1, [1], [], temperature=0.0)
-    assert (rows.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].finished == BROKEN).tolist() == [True, False]
+    slots = Rows(2)
+    slots.admit(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
+    slots.admit(1, [1], [], temperature=0.0)
+    assert (slots.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].finished == BROKEN).tolist() == [True, False]
 
 
 def test_rows_draw_the_same_alone_and_among_others_with_all_kinds_of_changes() -> None:
@@ -170,39 +170,39 @@ def test_rows_draw_the_same_alone_and_among_others_with_all_kinds_of_changes() -
 
 def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> None:
     torch.manual_seed(7)
-    rows, logits = Rows(2), torch.randn(2, VOCAB_SIZE)
+    slots, logits = Rows(2), torch.randn(2, VOCAB_SIZE)
     everything = {name: value for kind in KINDS for name, value in kind.items()}
-    rows.admit(0, [1, 2], [3, 4], **everything)
-    rows.admit(1, [1, 2], [3, 4])
-    _, from_logits = rows.sample(logits, [0, 1])
+    slots.admit(0, [1, 2], [3, 4], **everything)
+    slots.admit(1, [1, 2], [3, 4])
+    _, from_logits = slots.sample(logits, [0, 1])
     assert torch.equal(from_logits[1], logits[1])
     assert not torch.equal(from_logits[0], logits[0])
 
 
 def test_a_new_sequence_does_not_inherit_the_changes_of_the_row() -> None:
-    rows, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
+    slots, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
     for kind in KINDS:
-        rows.admit(0, [1, 2], [3, 4], **kind)
-        rows.sample(logits, [0])
-        rows.admit(0, [1, 2], [3, 4], logit_bias={9: 0.0}, allowed_token_ids=range(VOCAB_SIZE))
-        assert torch.equal(rows.sample(logits, [0])[1], logits)
+        slots.admit(0, [1, 2], [3, 4], **kind)
+        slots.sample(logits, [0])
+        slots.admit(0, [1, 2], [3, 4], logit_bias={9: 0.0}, allowed_token_ids=range(VOCAB_SIZE))
+        assert torch.equal(slots.sample(logits, [0])[1], logits)
 
 
 def test_logprobs_are_those_before_any_change() -> None:
-    rows, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
-    rows.admit(0, [1], [], logit_bias={7: 100.0}, logprobs=1)
-    found = rows.sample(logits, [0])[0]
+    slots, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
+    slots.admit(0, [1], [], logit_bias={7: 100.0}, logprobs=1)
+    found = slots.sample(logits, [0])[0]
     assert found.tokens.tolist() == [7]
     assert found.logprobs is not None
     torch.testing.assert_close(found.logprobs.chosen, logits.log_softmax(1)[0, 7][None])
 
 
 def test_columns_that_no_row_has_used_take_no_memory() -> None:
-    rows = Rows(1)
-    rows.admit(0, [1], [], top_p=0.5, repetition_penalty=2.0)
-    assert not {"allowed_tokens", "biases", "bad_words"} & rows.sampler.columns.keys()
-    rows.admit(0, [1], [], allowed_token_ids=[1])
-    assert "allowed_tokens" in rows.sampler.columns
+    slots = Rows(1)
+    slots.admit(0, [1], [], top_p=0.5, repetition_penalty=2.0)
+    assert not {"allowed_tokens", "biases", "bad_words"} & slots.sampler.columns.keys()
+    slots.admit(0, [1], [], allowed_token_ids=[1])
+    assert "allowed_tokens" in slots.sampler.columns
 
 
 @pytest.mark.parametrize(

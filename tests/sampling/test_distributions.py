@@ -26,8 +26,8 @@ def counts(logits: Tensor, num_draws: int = NUM_DRAWS, **params: Any) -> Tensor:
     sampler = Sampler(1, logits.shape[0])
     settings = SamplingParams(**params)
     sampler.admit(0, settings, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
-    rows, lens = torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws)
-    tokens = sampler.sample(logits.expand(num_draws, -1).contiguous(), rows, lens).tokens
+    slots, lens = torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws)
+    tokens = sampler.sample(logits.expand(num_draws, -1).contiguous(), slots, lens).tokens
     return torch.bincount(tokens, minlength=logits.shape[0]).double()
 
 
@@ -114,8 +114,8 @@ def test_a_presence_penalty_divides_the_odds_of_what_the_answer_has():
     sampler = Sampler(1, 4, tokens=tokens)
     params = SamplingParams(presence_penalty=math.log(4), max_tokens=None)
     sampler.admit(0, params, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
-    rows, lens = torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws) + 2
-    drawn = sampler.sample(FOUR.expand(num_draws, -1).contiguous(), rows, lens).tokens
+    slots, lens = torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws) + 2
+    drawn = sampler.sample(FOUR.expand(num_draws, -1).contiguous(), slots, lens).tokens
     observed = torch.bincount(drawn, minlength=4).double()
     assert p_value(observed, torch.tensor([0.4, 0.3, 0.05, 0.1], dtype=torch.float64)) > LEAST_P_VALUE
     assert p_value(observed, torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)) < LEAST_P_VALUE

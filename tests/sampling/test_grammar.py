@@ -21,11 +21,11 @@ NUM_DRAWS = 10_000
 class FixedMasks:
     """The same tokens for each of some rows."""
 
-    def __init__(self, rows: list[int], allowed: list[int]) -> None:
+    def __init__(self, slots: list[int], allowed: list[int]) -> None:
         bits = np.zeros(96, np.uint8)
         bits[allowed] = 1
-        self.rows: IntArray = np.array(rows, np.int64)
-        self._bits = np.tile(np.packbits(bits, bitorder="little").view(np.int32), (len(rows), 1))
+        self.slots: IntArray = np.array(slots, np.int64)
+        self._bits = np.tile(np.packbits(bits, bitorder="little").view(np.int32), (len(slots), 1))
 
     def bits(self) -> Bitmask:
         return self._bits
@@ -33,8 +33,8 @@ class FixedMasks:
 
 def sampler_of(*params: SamplingParams) -> Sampler:
     sampler = Sampler(len(params), VOCAB)
-    for row, each in enumerate(params):
-        sampler.admit(row, each, seed=11 + row, prompt_len=1, end_len=10**9, stop_token_ids=())
+    for slot, each in enumerate(params):
+        sampler.admit(slot, each, seed=11 + slot, prompt_len=1, end_len=10**9, stop_token_ids=())
     return sampler
 
 
@@ -45,10 +45,10 @@ def bound(**params: Any) -> SamplingParams:
 def draw_bound(logits: Tensor, allowed: list[int], **params: Any) -> Tensor:
     """How often each token was drawn."""
     sampler = sampler_of(bound(**params))
-    rows, lens = torch.zeros(NUM_DRAWS, dtype=torch.int64), torch.arange(NUM_DRAWS)
+    slots, lens = torch.zeros(NUM_DRAWS, dtype=torch.int64), torch.arange(NUM_DRAWS)
     bits = torch.from_numpy(FixedMasks([0], allowed).bits()).expand(NUM_DRAWS, -1).contiguous()
     masks = PlacedMasks(torch.arange(NUM_DRAWS), bits)
-    drawn = sampler.sample(logits.expand(NUM_DRAWS, -1).contiguous(), rows, lens, masks=masks)
+    drawn = sampler.sample(logits.expand(NUM_DRAWS, -1).contiguous(), slots, lens, masks=masks)
     return torch.bincount(drawn.tokens, minlength=VOCAB).double()
 
 
@@ -84,13 +84,13 @@ def test_a_row_that_may_draw_nothing_is_broken() -> None:
 def test_other_rows_draw_as_if_there_were_no_masks() -> None:
     params = [SamplingParams(), bound(), SamplingParams(top_p=0.5, logprobs=3), bound(), SamplingParams(temperature=0)]
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(5))
-    rows = torch.tensor([4, 1, 0, 3, 2])
-    placed = PlacedMasks.of(FixedMasks([3, 1], [7]), rows.numpy(), torch.device("cpu"))
-    free = [place for place, row in enumerate(rows.tolist()) if row not in (1, 3)]
+    slots = torch.tensor([4, 1, 0, 3, 2])
+    placed = PlacedMasks.of(FixedMasks([3, 1], [7]), slots.numpy(), torch.device("cpu"))
+    free = [place for place, slot in enumerate(slots.tolist()) if slot not in (1, 3)]
     for length in range(40):
         lens = torch.full((5,), length)
-        held: Sampled = sampler_of(*params).sample(logits.clone(), rows, lens, masks=placed)
-        alone = sampler_of(*params).sample(logits[free], rows[free], lens[free])
+        held: Sampled = sampler_of(*params).sample(logits.clone(), slots, lens, masks=placed)
+        alone = sampler_of(*params).sample(logits[free], slots[free], lens[free])
         assert torch.equal(held.tokens[free], alone.tokens)
         assert held.tokens[[1, 3]].tolist() == [7, 7]
         assert held.logprobs is not None and alone.logprobs is not None

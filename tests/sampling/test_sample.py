@@ -32,7 +32,7 @@ def batch_of(logits: Tensor, **settings: float | list[float]) -> Batch:
 
 
 def both(batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    everyone = torch.arange(batch.rows.shape[0])
+    everyone = torch.arange(batch.slots.shape[0])
     filters = [(feature, everyone) for feature in FILTERS]
     return [draw(batch, filters), reference.draw(batch, filters)]
 
@@ -168,7 +168,7 @@ def test_minus_infinity_is_never_drawn():
 def test_unusable_rows_are_flagged_and_harm_no_other(settings):
     bad = [[1.0, NAN, 2.0], [-NAN, 1.0, 2.0], [-INF] * 3, [0.0, INF, 1.0], [NAN] * 3]
     good = [0.0, 50.0, -50.0]
-    logits = torch.tensor([line for row in bad for line in (row, good)])
+    logits = torch.tensor([line for slot in bad for line in (slot, good)])
     for tokens, is_valid in both(batch_of(logits, **settings)):
         assert is_valid.tolist() == [False, True] * len(bad)
         assert tokens.tolist() == [0, 1] * len(bad)

@@ -20,14 +20,14 @@ from headrace.types import MAX_STOP_TOKEN_IDS, SamplingParams
 VOCAB_SIZE = 300
 
 
-def admit(sampler: Sampler, row: int, *, seed: int = 0, end_len: int = 1000, stops: Any = (), **params: Any) -> None:
+def admit(sampler: Sampler, slot: int, *, seed: int = 0, end_len: int = 1000, stops: Any = (), **params: Any) -> None:
     settings = SamplingParams(**{"max_tokens": None, **params})
-    sampler.admit(row, settings, seed=seed, prompt_len=10, end_len=end_len, stop_token_ids=stops)
+    sampler.admit(slot, settings, seed=seed, prompt_len=10, end_len=end_len, stop_token_ids=stops)
 
 
-def sample(sampler: Sampler, logits: Tensor, rows: list[int], lens: list[int] | None = None) -> Sampled:
-    lens = [10] * len(rows) if lens is None else lens
-    return sampler.sample(logits.clone(), torch.tensor(rows), torch.tensor(lens))
+def sample(sampler: Sampler, logits: Tensor, slots: list[int], lens: list[int] | None = None) -> Sampled:
+    lens = [10] * len(slots) if lens is None else lens
+    return sampler.sample(logits.clone(), torch.tensor(slots), torch.tensor(lens))
 
 
 def peaked(*tokens: int) -> Tensor:
@@ -54,10 +54,10 @@ def test_a_row_draws_the_same_alone_and_among_fifty_others_in_another_row():
     torch.manual_seed(0)
     logits = torch.randn(51, VOCAB_SIZE) * 2
     crowd = Sampler(64, VOCAB_SIZE)
-    rows = torch.randperm(64)[:51].tolist()
-    for i, row in enumerate(rows):
-        admit(crowd, row, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
-    together = sample(crowd, logits, rows, list(range(10, 61))).tokens.tolist()
+    slots = torch.randperm(64)[:51].tolist()
+    for i, slot in enumerate(slots):
+        admit(crowd, slot, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+    together = sample(crowd, logits, slots, list(range(10, 61))).tokens.tolist()
     for i in range(51):
         alone = Sampler(1, VOCAB_SIZE)
         admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
@@ -68,8 +68,8 @@ def test_kernel_and_plain_path_give_the_same_results():
     torch.manual_seed(1)
     logits = torch.randn(45, VOCAB_SIZE) * 2
     sampler = Sampler(45, VOCAB_SIZE)
-    for row in range(45):
-        admit(sampler, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
+    for slot in range(45):
+        admit(sampler, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
     fast, plain = (sample(sampler, values, list(range(45))) for values in (logits, logits.double()))
     assert fast.tokens.tolist() == plain.tokens.tolist()
     assert fast.finished.tolist() == plain.finished.tolist()
@@ -132,8 +132,8 @@ def test_a_stop_token_at_the_longest_length_counts_as_a_stop():
 
 def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_go_on():
     sampler = Sampler(3, VOCAB_SIZE)
-    for row in range(3):
-        admit(sampler, row, temperature=0.0, logprobs=1, stops=(0,), end_len=11 if row == 1 else 1000)
+    for slot in range(3):
+        admit(sampler, slot, temperature=0.0, logprobs=1, stops=(0,), end_len=11 if slot == 1 else 1000)
     logits = peaked(7, 8, 9)
     logits[1, 100] = float("nan")
     result = sample(sampler, logits, [0, 1, 2])
@@ -152,8 +152,8 @@ def test_min_tokens_masks_stop_tokens_until_the_answer_is_long_enough():
 
 def test_min_tokens_of_one_row_masks_nothing_for_its_neighbours():
     sampler = Sampler(3, VOCAB_SIZE)
-    for row, min_tokens in enumerate((0, 3, 0)):
-        admit(sampler, row, temperature=0.0, min_tokens=min_tokens, stops=(7, 0, VOCAB_SIZE - 1))
+    for slot, min_tokens in enumerate((0, 3, 0)):
+        admit(sampler, slot, temperature=0.0, min_tokens=min_tokens, stops=(7, 0, VOCAB_SIZE - 1))
     assert sample(sampler, peaked(7, 7, 7), [0, 1, 2]).tokens.tolist() == [7, 1, 7]
     assert sample(sampler, peaked(0, VOCAB_SIZE - 1, 0), [0, 1, 2]).tokens.tolist() == [0, 1, 0]
 
@@ -194,7 +194,7 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
     result = sample(sampler, logits, [3, 0, 1, 2])
     found = result.logprobs
     expected = logits.log_softmax(dim=1)[[0, 2]]  # where rows 3 and 1 stand in the batch
-    assert found.rows.tolist() == [3, 1]
+    assert found.slots.tolist() == [3, 1]
     torch.testing.assert_close(found.chosen, expected.gather(1, result.tokens[[0, 2], None])[:, 0])
     torch.testing.assert_close(found.top_values, expected.topk(4).values)
     assert found.top_ids.tolist() == expected.topk(4).indices.tolist()
@@ -226,7 +226,7 @@ def test_logprobs_ignore_the_mask_of_min_tokens():
 def test_written_rows_reach_the_device_with_the_next_step(shares_memory):
     columns = Columns(
         [Column("one", int, 5), Column("wide", float, 0.5, width=2)],
-        max_rows=3,
+        num_slots=3,
         device=torch.device("cpu"),
         shares_memory=shares_memory,
     )
@@ -242,17 +242,17 @@ def test_on_a_gpu_a_row_draws_the_same_alone_and_in_a_crowd_and_greedy_rows_what
     torch.manual_seed(4)
     logits = torch.randn(45, VOCAB_SIZE) * 2
     crowd, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
-    for row in range(45):
-        admit(crowd, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
-        admit(on_cpu, row, seed=row, **ALL_KINDS[row % len(ALL_KINDS)])
-    host_rows = torch.arange(45)
-    rows, lens = host_rows.cuda(), host_rows.cuda() + 10
-    together = crowd.sample(logits.cuda(), rows, lens, host_rows=host_rows.numpy()).tokens.tolist()
-    expected = on_cpu.sample(logits.clone(), host_rows, host_rows + 10).tokens.tolist()
+    for slot in range(45):
+        admit(crowd, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+        admit(on_cpu, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+    host_slots = torch.arange(45)
+    slots, lens = host_slots.cuda(), host_slots.cuda() + 10
+    together = crowd.sample(logits.cuda(), slots, lens, host_slots=host_slots.numpy()).tokens.tolist()
+    expected = on_cpu.sample(logits.clone(), host_slots, host_slots + 10).tokens.tolist()
     for i in range(45):
         alone = Sampler(1, VOCAB_SIZE, "cuda")
         admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
-        drawn = alone.sample(logits[i : i + 1].cuda(), rows[:1], lens[i : i + 1], host_rows=host_rows[:1].numpy())
+        drawn = alone.sample(logits[i : i + 1].cuda(), slots[:1], lens[i : i + 1], host_slots=host_slots[:1].numpy())
         assert drawn.tokens.tolist() == together[i : i + 1]
         if ALL_KINDS[i % len(ALL_KINDS)].get("temperature") == 0.0:
             assert together[i] == expected[i]

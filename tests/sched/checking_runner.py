@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from headrace.sched import Scheduler, SchedulerLimits
-from headrace.steps import FULL, GOES_ON, STOPPED, Admission, Read, Reading, StepLogprobs, StepPlan, StepResult
+from headrace.steps import FULL, GOES_ON, STOPPED, Read, Reading, SlotEntry, StepLogprobs, StepPlan, StepResult
 from headrace.types import FinishReason, Readout, Request, SamplingParams, SequenceEvent, TokenLogprobs
 
 VOCAB_SIZE = 40
@@ -74,7 +74,7 @@ def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
 class DeviceRow:
     """What the device knows of one row. `planned_*` follow the plans, also past an end that only the device knows."""
 
-    admission: Admission
+    entry: SlotEntry
     admitted_at: int
     tokens: list[int]
     planned_len: int
@@ -87,10 +87,10 @@ class DeviceRow:
 class RowWork:
     """Positions `start`..`stop` of a row that is not finished on the device."""
 
-    row: int
+    slot: int
     start: int
     stop: int
-    slots: np.ndarray  # [stop] where each position of the context lies
+    cells: np.ndarray  # [stop] where each position of the context lies
 
 
 class CheckingRunner:
@@ -105,7 +105,7 @@ class CheckingRunner:
         num_slots = limits.num_blocks * limits.block_size
         self._tokens = np.full(num_slots, -1, np.int32)
         self._digests = np.zeros(num_slots, np.uint32)
-        self._rows: dict[int, DeviceRow] = {}
+        self._slots: dict[int, DeviceRow] = {}
         self._last: StepPlan | None = None
         self._uncollected: deque[int] = deque()
         self.is_closed = False
@@ -132,69 +132,69 @@ class CheckingRunner:
     # ---- the rules of a plan
 
     def _check_plan(self, plan: StepPlan) -> None:
-        limits, rows = self._limits, plan.rows.tolist()
+        limits, slots = self._limits, plan.slots.tolist()
         assert plan.step == (0 if self._last is None else self._last.step + 1)
-        assert len(set(rows)) == len(rows) <= limits.max_num_seqs
-        assert len(rows) == len(plan.num_tokens) == len(plan.samples) > 0
+        assert len(set(slots)) == len(slots) <= limits.max_num_seqs
+        assert len(slots) == len(plan.num_tokens) == len(plan.samples) > 0
         assert plan.num_tokens.min() >= 1
         assert plan.num_tokens.sum() == plan.num_batched_tokens <= limits.max_num_batched_tokens
-        assert set(rows) <= set(self._live_rows()), "a row without an owner is computed"
-        admitted = [admission.row for admission in plan.admissions]
+        assert set(slots) <= set(self._live_rows()), "a row without an owner is computed"
+        admitted = [entry.slot for entry in plan.slot_entries]
         assert len(set(admitted)) == len(admitted)
-        assert set(admitted) <= set(rows), "admitted, but nothing of it is computed"
+        assert set(admitted) <= set(slots), "admitted, but nothing of it is computed"
         self._check_reads(plan)
         if not limits.enable_chunked_prefill:
-            assert plan.samples.sum() + len(plan.reads) == len(rows), "a prompt was cut"
-            assert not admitted or set(admitted) == set(rows), "prompts share a step with decoding"
+            assert plan.samples.sum() + len(plan.reads) == len(slots), "a prompt was cut"
+            assert not admitted or set(admitted) == set(slots), "prompts share a step with decoding"
         if plan.is_steady:
             self._check_steady(plan)
 
     def _check_reads(self, plan: StepPlan) -> None:
-        computed = dict(zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True))
-        assert len({read.row for read in plan.reads}) == len(plan.reads)
+        computed = dict(zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True))
+        assert len({read.slot for read in plan.reads}) == len(plan.reads)
         for read in plan.reads:
-            assert read.first + read.num_tokens == computed[read.row], "what is read ends with what is computed"
+            assert read.first + read.num_tokens == computed[read.slot], "what is read ends with what is computed"
             assert read.first >= 0 and read.num_tokens >= 1
             assert read.targets is None or len(read.targets) == read.num_tokens
 
     def _check_steady(self, plan: StepPlan) -> None:
         assert self._last is not None
-        assert plan.rows.tolist() == self._last.rows.tolist()
+        assert plan.slots.tolist() == self._last.slots.tolist()
         assert (plan.num_tokens == 1).all()
         assert plan.samples.all()
-        assert not plan.admissions
+        assert not plan.slot_entries
         assert not plan.copies
         assert not plan.reads
 
     # ---- the changes before a step
 
     def _change(self, plan: StepPlan) -> None:
-        for admission in plan.admissions:
-            self._admit(admission, plan.step)
+        for entry in plan.slot_entries:
+            self._admit(entry, plan.step)
         if plan.table_writes is not None:
             writes = plan.table_writes
-            for row, index, block in zip(
-                writes.rows.tolist(), writes.indexes.tolist(), writes.blocks.tolist(), strict=True
+            for slot, index, block in zip(
+                writes.slots.tolist(), writes.indexes.tolist(), writes.blocks.tolist(), strict=True
             ):
                 assert 0 <= block < self._limits.num_blocks
-                self._rows[row].table[index] = block
+                self._slots[slot].table[index] = block
         for source, target in plan.copies:
             assert source != target
             self._tokens[self._slots_of(target)] = self._tokens[self._slots_of(source)]
             self._digests[self._slots_of(target)] = self._digests[self._slots_of(source)]
 
-    def _admit(self, admission: Admission, step: int) -> None:
-        known_len = len(admission.token_ids)
-        most = max(self._limits.max_model_len, admission.prompt_len + 1)
-        assert 0 <= admission.num_computed < known_len < admission.end_len <= most
+    def _admit(self, entry: SlotEntry, step: int) -> None:
+        known_len = len(entry.token_ids)
+        most = max(self._limits.max_model_len, entry.prompt_len + 1)
+        assert 0 <= entry.num_computed < known_len < entry.end_len <= most
         assert known_len <= self._limits.max_model_len
-        assert 0 < admission.prompt_len <= known_len
-        self._rows[admission.row] = DeviceRow(
-            admission=admission,
+        assert 0 < entry.prompt_len <= known_len
+        self._slots[entry.slot] = DeviceRow(
+            entry=entry,
             admitted_at=step,
-            tokens=admission.token_ids.tolist(),
+            tokens=entry.token_ids.tolist(),
             planned_len=known_len,
-            planned_computed=admission.num_computed,
+            planned_computed=entry.num_computed,
         )
 
     def _slots_of(self, block: int) -> slice:
@@ -204,99 +204,99 @@ class CheckingRunner:
 
     def _advance(self, plan: StepPlan) -> list[RowWork]:
         work = []
-        read_out = {read.row for read in plan.reads if read.is_last}
+        read_out = {read.slot for read in plan.reads if read.is_last}
         for number, num_tokens, samples in zip(
-            plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
+            plan.slots.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
-            row = self._rows[number]
-            start = row.planned_computed
-            row.planned_computed += num_tokens
-            assert row.planned_computed <= row.planned_len, "computes tokens that nobody has drawn"
-            assert (samples or number in read_out) == (row.planned_computed == row.planned_len), (
+            slot = self._slots[number]
+            start = slot.planned_computed
+            slot.planned_computed += num_tokens
+            assert slot.planned_computed <= slot.planned_len, "computes tokens that nobody has drawn"
+            assert (samples or number in read_out) == (slot.planned_computed == slot.planned_len), (
                 "draws too early, or not although all is computed"
             )
             assert not (samples and number in read_out)
-            row.planned_len += samples
-            assert row.planned_len <= row.admission.end_len, "goes on after its end"
-            if not row.is_finished:
-                work.append(RowWork(number, start, start + num_tokens, self._context_slots(row, start + num_tokens)))
+            slot.planned_len += samples
+            assert slot.planned_len <= slot.entry.end_len, "goes on after its end"
+            if not slot.is_finished:
+                work.append(RowWork(number, start, start + num_tokens, self._context_slots(slot, start + num_tokens)))
         return work
 
-    def _context_slots(self, row: DeviceRow, context_len: int) -> np.ndarray:
+    def _context_slots(self, slot: DeviceRow, context_len: int) -> np.ndarray:
         size = self._limits.block_size
-        return np.array([row.table[position // size] * size + position % size for position in range(context_len)])
+        return np.array([slot.table[position // size] * size + position % size for position in range(context_len)])
 
     def _write_tokens(self, plan: StepPlan, work: list[RowWork]) -> None:
         before = self._tokens.copy()
         writer_of: dict[int, int] = {}
         holders = self._holders()
         for item in work:
-            row = self._rows[item.row]
+            slot = self._slots[item.slot]
             for position in range(item.start, item.stop):
-                slot = item.slots[position]
-                self._tokens[slot] = row.tokens[position]
-                if before[slot] != row.tokens[position]:
-                    block = int(slot) // self._limits.block_size
-                    assert writer_of.setdefault(block, item.row) == item.row, (
+                cell = item.cells[position]
+                self._tokens[cell] = slot.tokens[position]
+                if before[cell] != slot.tokens[position]:
+                    block = int(cell) // self._limits.block_size
+                    assert writer_of.setdefault(block, item.slot) == item.slot, (
                         f"two rows write block {block} in one step"
                     )
-                    for other in holders[block] - {item.row}:
-                        self._check_reader(self._rows[other], plan.step, block, position)
+                    for other in holders[block] - {item.slot}:
+                        self._check_reader(self._slots[other], plan.step, block, position)
 
     def _holders(self) -> dict[int, set[int]]:
         holders: dict[int, set[int]] = {}
         for number in self._live_rows():
-            for block in self._rows[number].table.values():
+            for block in self._slots[number].table.values():
                 holders.setdefault(block, set()).add(number)
         return holders
 
     def _check_reader(self, other: DeviceRow, step: int, block: int, position: int) -> None:
         """Another row may hold a block that changes only if it starts in this step, and reads there what is written."""
-        number = other.admission.row
+        number = other.entry.slot
         assert other.admitted_at == step, f"block {block} changes under row {number}"
         assert other.table[position // self._limits.block_size] == block, f"row {number} has block {block} elsewhere"
-        assert position < other.admission.num_computed, f"row {number} would write into block {block} of another row"
+        assert position < other.entry.num_computed, f"row {number} would write into block {block} of another row"
 
     def _write_digests(self, work: list[RowWork]) -> None:
         for item in work:
-            context = self._tokens[item.slots]
-            assert context.tolist() == self._rows[item.row].tokens[: item.stop], f"row {item.row} reads others' tokens"
+            context = self._tokens[item.cells]
+            assert context.tolist() == self._slots[item.slot].tokens[: item.stop], f"slot {item.slot} reads others"
             for position in range(item.start, item.stop):
-                self._digests[item.slots[position]] = digest(context[: position + 1])
+                self._digests[item.cells[position]] = digest(context[: position + 1])
 
     def _read(self, read: Read) -> Reading:
-        row = self._rows[read.row]
-        slots = self._context_slots(row, row.planned_computed)[-read.num_tokens :]
-        states = states_of(self._digests[slots], read.targets)
+        slot = self._slots[read.slot]
+        cells = self._context_slots(slot, slot.planned_computed)[-read.num_tokens :]
+        states = states_of(self._digests[cells], read.targets)
         values = states.sum(keepdims=True) if read.targets is None else states
-        return Reading(read.row, read.is_last, values.astype(np.float32))
+        return Reading(read.slot, read.is_last, values.astype(np.float32))
 
     def _draw(self, plan: StepPlan) -> StepResult:
-        rows = plan.rows[plan.samples]
-        drawn = [self._draw_row(number, plan.step) for number in rows.tolist()]
+        slots = plan.slots[plan.samples]
+        drawn = [self._draw_row(number, plan.step) for number in slots.tolist()]
         tokens = np.array([token for token, _ in drawn], np.int32)
         finished = np.array([end for _, end in drawn], np.uint8)
-        return StepResult(plan.step, rows, tokens, finished, self._logprobs(rows, tokens))
+        return StepResult(plan.step, slots, tokens, finished, self._logprobs(slots, tokens))
 
     def _draw_row(self, number: int, step: int) -> tuple[int, int]:
-        row = self._rows[number]
-        if row.is_finished:
+        slot = self._slots[number]
+        if slot.is_finished:
             return GARBAGE, (GOES_ON, STOPPED)[step % 2]
-        token = next_token(self._digests[self._context_slots(row, len(row.tokens))], row.admission.seed)
-        row.tokens.append(token)
-        end = FULL if len(row.tokens) >= row.admission.end_len else GOES_ON
-        if token in row.admission.stop_token_ids:
+        token = next_token(self._digests[self._context_slots(slot, len(slot.tokens))], slot.entry.seed)
+        slot.tokens.append(token)
+        end = FULL if len(slot.tokens) >= slot.entry.end_len else GOES_ON
+        if token in slot.entry.stop_token_ids:
             end = STOPPED
-        row.is_finished = end != GOES_ON
+        slot.is_finished = end != GOES_ON
         return token, end
 
-    def _logprobs(self, rows: np.ndarray, tokens: np.ndarray) -> StepLogprobs | None:
-        asked = [self._rows[number].admission.params.logprobs is not None for number in rows.tolist()]
+    def _logprobs(self, slots: np.ndarray, tokens: np.ndarray) -> StepLogprobs | None:
+        asked = [self._slots[number].entry.params.logprobs is not None for number in slots.tolist()]
         if not any(asked):
             return None
         entries = [logprobs_of(token, TOP_WIDTH) for token in tokens[asked].tolist()]
         return StepLogprobs(
-            rows=rows[asked],
+            slots=slots[asked],
             chosen=np.array([entry.logprob for entry in entries], np.float32),
             ranks=np.array([entry.rank for entry in entries], np.int32),
             top_ids=np.array([entry.top_token_ids for entry in entries], np.int32),
@@ -333,7 +333,7 @@ class Driver:
         self._expected_readouts: dict[tuple[str, int], list[float] | None] = {}
 
     def live_rows(self) -> list[int]:
-        return [sequence.row for sequence in self.scheduler.rows.running()]
+        return [sequence.slot for sequence in self.scheduler.slots.running()]
 
     def add(
         self, request: Request, *, seeds: tuple[int, ...] | None = None, stop_token_ids: tuple[int, ...] | None = None
@@ -415,7 +415,7 @@ class Driver:
         """Free + idle + held = all; each block is counted once for each table that holds it."""
         pool = self.scheduler.tables.pool
         held_by = [0] * self.limits.num_blocks
-        for sequence in self.scheduler.rows.running():
+        for sequence in self.scheduler.slots.running():
             assert sequence.table is not None
             assert len(set(sequence.table.blocks)) == len(sequence.table.blocks)
             for block in sequence.table.blocks:
@@ -430,7 +430,7 @@ class Driver:
         stats = self.scheduler.stats
         assert stats.num_blocks_held == stats.num_running == stats.num_waiting == 0
         assert self.scheduler.tables.pool.num_available == self.limits.num_blocks
-        assert self.scheduler.rows.num_free == self.limits.max_num_seqs
+        assert self.scheduler.slots.num_free == self.limits.max_num_seqs
         self.check_blocks()
 
 

@@ -102,7 +102,7 @@ def test_broken_probabilities_end_only_the_sequence_they_belong_to() -> None:
     plan = scheduler.plan()
     assert plan is not None
     finished = np.array([BROKEN, GOES_ON], np.uint8)
-    (event,) = scheduler.apply(StepResult(plan.step, plan.rows, np.array([1, 2], np.int32), finished))
+    (event,) = scheduler.apply(StepResult(plan.step, plan.slots, np.array([1, 2], np.int32), finished))
     assert (event.request_id, event.finish_reason) == ("broken", "abort")
     assert event.error is not None
     assert "NaN" in event.error
@@ -121,8 +121,8 @@ def test_the_device_gets_seed_parameters_and_stops_once() -> None:
     driver = Driver(LIMITS)
     request = make_request("two", range(9), n=2, max_tokens=4, temperature=0.5)
     driver.add(request, seeds=(3, 4), stop_token_ids=(99,))
-    admissions = [admission for _ in range(4) for admission in driver.turn().admissions]  # type: ignore[union-attr]
-    assert [admission.seed for admission in admissions] == [3, 4]
-    assert all(admission.params is request.params for admission in admissions)
-    assert all(admission.stop_token_ids == (99,) for admission in admissions)
-    assert all((admission.prompt_len, admission.end_len) == (9, 13) for admission in admissions)
+    slot_entries = [entry for _ in range(4) for entry in driver.turn().slot_entries]  # type: ignore[union-attr]
+    assert [entry.seed for entry in slot_entries] == [3, 4]
+    assert all(entry.params is request.params for entry in slot_entries)
+    assert all(entry.stop_token_ids == (99,) for entry in slot_entries)
+    assert all((entry.prompt_len, entry.end_len) == (9, 13) for entry in slot_entries)

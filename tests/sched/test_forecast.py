@@ -10,7 +10,7 @@ from headrace.sched import Scheduler
 from headrace.sched.forecast import LEAST_FINISHED, Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.sequence import Sequence
-from headrace.sched.slots import RowTable
+from headrace.sched.slots import SlotTable
 from headrace.steps import GOES_ON, STOPPED, StepResult
 from headrace.types import Request, SamplingParams
 
@@ -36,10 +36,10 @@ def sequence(prompt_len: int, end_len: int, *, stops: bool = False, known: int |
 def test_the_peak_is_what_a_run_to_the_end_would_see(
     running: list[tuple[int, int, int]], new_len: int, new_rest: int
 ) -> None:
-    rows = RowTable(8, 100)
+    slots = SlotTable(8, 100)
     for length, rest, cached in running:
         one = sequence(length, length + rest)
-        rows.occupy(one, step=0, num_computed=min(cached, length), capacity=length)
+        slots.occupy(one, step=0, num_computed=min(cached, length), capacity=length)
     held = 1000
     everyone = [(n, rest, min(cached, n)) for n, rest, cached in running] + [(new_len, new_rest, 0)]
     seen = [
@@ -47,18 +47,18 @@ def test_the_peak_is_what_a_run_to_the_end_would_see(
         for time in range(max(rest for _, rest, _ in everyone) + 1)
     ]
     newcomer = sequence(new_len, new_len + new_rest)
-    assert Forecast().peak_tokens(rows, newcomer, num_held=held) == max(seen)
+    assert Forecast().peak_tokens(slots, newcomer, num_held=held) == max(seen)
 
 
 def test_nothing_is_held_against_answers_of_unknown_length_until_some_have_ended() -> None:
-    forecast, rows = Forecast(), RowTable(2, 100)
-    rows.occupy(sequence(10, 90, stops=True), step=0, num_computed=0, capacity=16)
+    forecast, slots = Forecast(), SlotTable(2, 100)
+    slots.occupy(sequence(10, 90, stops=True), step=0, num_computed=0, capacity=16)
     newcomer = sequence(10, 90, stops=True)
-    assert forecast.peak_tokens(rows, newcomer, num_held=20) == 20
+    assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20
     for _ in range(LEAST_FINISHED):
         forecast.learn(20, 80)
     assert forecast.share == 0.25
-    assert forecast.peak_tokens(rows, newcomer, num_held=20) == 20 + 2 * 20
+    assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20 + 2 * 20
 
 
 def scheduler(num_blocks: int) -> Scheduler:
@@ -76,8 +76,8 @@ def run(target: Scheduler, *, ends_at: int | None = None) -> None:
         if plan is None:
             assert not target.has_unfinished
             return
-        drew = plan.rows[plan.samples]
-        lens = target.rows.known[drew] + 1
+        drew = plan.slots[plan.samples]
+        lens = target.slots.known[drew] + 1
         finished = np.where(lens == ends_at, STOPPED, GOES_ON).astype(np.uint8)
         target.apply(StepResult(plan.step, drew, np.full(len(drew), 9, np.int64), finished))
     raise AssertionError("it does not come to an end")
@@ -102,7 +102,7 @@ def test_answers_of_unknown_length_start_as_long_as_there_is_room() -> None:
     target = scheduler(num_blocks=40)
     add(target, 8, stops=True)
     target.plan()
-    assert target.rows.num_running == 8
+    assert target.slots.num_running == 8
 
 
 def test_what_has_finished_teaches_how_many_fit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.sched import SchedulerLimits
-from headrace.steps import Admission, StepPlan
+from headrace.steps import SlotEntry, StepPlan
 from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
 
@@ -15,14 +15,14 @@ def make_driver(num_blocks: int, **options: object) -> Driver:
     return Driver(limits, stop_token_ids=(NEVER_DRAWN,))
 
 
-def admissions(driver: Driver, depth: int = 0) -> list[Admission]:
+def slot_entries(driver: Driver, depth: int = 0) -> list[SlotEntry]:
     """Drain, and say who moved in."""
-    moved_in: list[Admission] = []
+    moved_in: list[SlotEntry] = []
     for _ in range(500):
         if not driver.scheduler.has_unfinished:
             return moved_in
         plan = driver.turn(depth)
-        moved_in += plan.admissions if plan else ()
+        moved_in += plan.slot_entries if plan else ()
     raise AssertionError("not finished after 500 turns")
 
 
@@ -43,7 +43,7 @@ def add_pair(driver: Driver, **options: object) -> None:
 def test_the_youngest_gives_way() -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)
-    seeds = [admission.seed for admission in admissions(driver)]
+    seeds = [entry.seed for entry in slot_entries(driver)]
     assert seeds == [0, 1, 1]
     driver.check_answers()
 
@@ -52,7 +52,7 @@ def test_under_the_priority_policy_the_least_urgent_gives_way() -> None:
     driver = make_driver(num_blocks=5, queue_policy="priority")
     driver.add(make_request("old", range(4), max_tokens=13, priority=1), seeds=(0,))
     driver.add(make_request("young", range(10, 14), max_tokens=13, priority=0), seeds=(1,))
-    seeds = [admission.seed for admission in admissions(driver)]
+    seeds = [entry.seed for entry in slot_entries(driver)]
     assert sorted(seeds[:2]) == [0, 1]
     assert seeds[2:] == [0]
     driver.check_answers()
@@ -62,7 +62,7 @@ def test_under_the_priority_policy_the_least_urgent_gives_way() -> None:
 def test_a_preempted_sequence_comes_back_with_all_the_tokens_it_had(depth: int) -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)
-    *_, back = admissions(driver, depth)
+    *_, back = slot_entries(driver, depth)
     answer_so_far = back.token_ids[back.prompt_len :].tolist()
     assert answer_so_far
     assert answer_so_far == driver.expected("young")[: len(answer_so_far)]
@@ -93,7 +93,7 @@ def test_a_preempted_sequence_keeps_its_place_before_those_that_came_later() -> 
     driver = make_driver(num_blocks=5)
     add_pair(driver)
     driver.add(make_request("later", range(30, 50), max_tokens=1), seeds=(2,))
-    assert [admission.seed for admission in admissions(driver)] == [0, 1, 1, 2]
+    assert [entry.seed for entry in slot_entries(driver)] == [0, 1, 1, 2]
 
 
 def test_nobody_starts_in_the_step_that_preempts() -> None:
@@ -102,13 +102,13 @@ def test_nobody_starts_in_the_step_that_preempts() -> None:
     driver.add(make_request("tiny", [30], max_tokens=1), seeds=(2,))
     plan = turn_until_preemption(driver)
     assert plan is not None
-    assert plan.admissions == ()
+    assert plan.slot_entries == ()
 
 
 def test_tokens_computed_again_are_counted() -> None:
     driver = make_driver(num_blocks=5, enable_prefix_caching=False)
     add_pair(driver)
-    *_, back = admissions(driver)
+    *_, back = slot_entries(driver)
     stats = driver.scheduler.stats
     assert (stats.num_preemptions, stats.num_recomputed_tokens) == (1, len(back.token_ids))
     assert stats.num_generated_tokens == 26
@@ -117,7 +117,7 @@ def test_tokens_computed_again_are_counted() -> None:
 def test_a_preempted_sequence_finds_its_own_blocks_again_if_they_are_still_there() -> None:
     driver = make_driver(num_blocks=7)
     add_pair(driver)
-    *_, back = admissions(driver)
+    *_, back = slot_entries(driver)
     assert driver.scheduler.stats.num_preemptions == 1
     assert back.num_computed > 0
     driver.check_answers()
@@ -126,7 +126,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again_if_they_are_still_there
 def test_guaranteed_no_evict_never_preempts() -> None:
     driver = make_driver(num_blocks=5, capacity_policy="guaranteed_no_evict")
     add_pair(driver)
-    assert [admission.seed for admission in admissions(driver)] == [0, 1]
+    assert [entry.seed for entry in slot_entries(driver)] == [0, 1]
     assert driver.scheduler.stats.num_preemptions == 0
     driver.check_answers()
 
@@ -136,7 +136,7 @@ def test_a_prompt_still_being_computed_can_give_way() -> None:
     driver.add(make_request("old", range(4), max_tokens=13), seeds=(0,))
     driver.turn()
     driver.add(make_request("young", range(10, 34), max_tokens=2), seeds=(1,))
-    seeds = [admission.seed for admission in admissions(driver)]
+    seeds = [entry.seed for entry in slot_entries(driver)]
     assert seeds == [1, 1]
     driver.check_answers()
 
@@ -160,7 +160,7 @@ def test_siblings_that_come_back_in_one_step_do_not_copy_what_it_is_about_to_com
     for _ in range(6):  # long in flight, so that both siblings give way before a token of theirs is known
         driver.submit()
     assert driver.scheduler.stats.num_preemptions == 2
-    returned = [len(admission.token_ids) for admission in admissions(driver, depth=6)]
+    returned = [len(entry.token_ids) for entry in slot_entries(driver, depth=6)]
     assert returned[:2] == [6, 6]
     driver.check_answers()
     driver.check_empty()

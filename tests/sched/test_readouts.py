@@ -66,7 +66,7 @@ def test_numbers_that_are_none_end_a_readout_with_an_error() -> None:
     driver.add(make_request("r", PROMPT, readout=Readout(pooling="last")))
     driver.submit()
     result = driver.in_flight.popleft()
-    broken = [Reading(r.row, r.is_last, np.full(3, np.nan, np.float32)) for r in result.readings]
+    broken = [Reading(r.slot, r.is_last, np.full(3, np.nan, np.float32)) for r in result.readings]
     object.__setattr__(result, "readings", tuple(broken))
     (event,) = driver.scheduler.apply(result)
     assert event.finish_reason == "abort" and event.readout is None

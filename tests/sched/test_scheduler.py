@@ -19,7 +19,7 @@ def make_driver(**options: object) -> Driver:
 def tokens_of(plan: StepPlan | None) -> dict[int, int]:
     """Row -> tokens that the plan computes of it."""
     assert plan is not None
-    return dict(zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True))
+    return dict(zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True))
 
 
 def finish(driver: Driver, depth: int = 0) -> None:
@@ -59,7 +59,7 @@ def test_a_step_of_the_same_rows_as_before_is_steady() -> None:
     plans = [driver.turn() for _ in range(4)]
     assert [plan.is_steady for plan in plans if plan] == [False, False, True, True]
     assert plans[3] is not None
-    assert plans[3].rows is plans[2].rows  # type: ignore[union-attr]
+    assert plans[3].slots is plans[2].slots  # type: ignore[union-attr]
 
 
 def test_a_newcomer_or_an_end_interrupts_the_steadiness_for_a_step() -> None:
@@ -309,7 +309,7 @@ def test_a_full_prefix_hit_recomputes_one_token_in_a_copied_block() -> None:
     assert tokens_of(plan) == {0: 1, 1: 1}
     assert plan is not None
     ((source, target),) = plan.copies
-    first, second = (sequence.table.blocks for sequence in driver.scheduler.rows.running() if sequence.table)
+    first, second = (sequence.table.blocks for sequence in driver.scheduler.slots.running() if sequence.table)
     assert first[0] == second[0]
     assert (source, target) == (first[1], second[1])
     finish(driver)
@@ -401,7 +401,7 @@ def test_siblings_share_the_blocks_of_their_prompt(prompt_len: int, caching: boo
     num_shared = (prompt_len - 1) // 4  # the block of the last token is each one's own
     num_of_leader = -(-(prompt_len + 1) // 4)
     assert driver.scheduler.stats.num_blocks_held == num_of_leader + 2
-    tables = [sequence.table.blocks for sequence in driver.scheduler.rows.running() if sequence.table]
+    tables = [sequence.table.blocks for sequence in driver.scheduler.slots.running() if sequence.table]
     assert tables[0][:num_shared] == tables[1][:num_shared] == tables[2][:num_shared]
     finish(driver)
 

@@ -134,7 +134,7 @@ class Server:
     url: str
     port: int
     services: Services
-    admission: FakeAdmission
+    queue: FakeAdmission
     metrics: FakeMetrics
     state: FakeState
     loop: asyncio.AbstractEventLoop
@@ -191,11 +191,11 @@ def serving(
     model: str | None = None, *, start: Start | None = None, options: ServerOptions | None = None, **settings: Any
 ) -> Iterator[Server]:
     engine = start() if start is not None else AsyncEngine(model or "", **settings)
-    admission, metrics, state = FakeAdmission(), FakeMetrics(), FakeState()
+    queue, metrics, state = FakeAdmission(), FakeMetrics(), FakeState()
     services = Services(
         engine=engine,
         options=options or ServerOptions(),
-        admission=admission,
+        queue=queue,
         metrics=metrics,
         model_name=MODEL,
         state=state,
@@ -204,7 +204,7 @@ def serving(
     port = listener.getsockname()[1]
     config = uvicorn_config(App(services), services.options, lambda reason: None)
     with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=PATIENCE_S) as http:
-        yield Server(f"http://127.0.0.1:{port}", port, services, admission, metrics, state, loop, http)
+        yield Server(f"http://127.0.0.1:{port}", port, services, queue, metrics, state, loop, http)
     asyncio.run(engine.close())
 
 

@@ -20,7 +20,7 @@ from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.start import start_engine_process
 from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import Admission, AdmissionLimits
+from headrace.server.request_queue import QueueLimits, RequestQueue
 from tests.server.live import PATIENCE, Live, run, until
 from tests.server.test_serve import Running, with_server
 
@@ -32,8 +32,8 @@ NUM_CONNECTIONS = 1000
 class ReservingApp:
     """Takes places in a queue as the routes do, and waits in between until its client leaves."""
 
-    def __init__(self, admission: Admission) -> None:
-        self.admission = admission
+    def __init__(self, queue: RequestQueue) -> None:
+        self.queue = queue
         self.num_seen = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ class ReservingApp:
             return
         self.num_seen += 1
         body = (await receive()).get("body", b"")
-        with self.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+        with self.queue.reserve(1, num_body_bytes=len(body)) as reservation:
             reservation.count_tokens(len(body))
             if self.num_seen % 2:
                 reservation.started()
@@ -55,8 +55,8 @@ class ReservingApp:
 
 def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> None:
     async def body() -> None:
-        admission = Admission(ServerOptions(), AdmissionLimits(10_000, 10_000_000))
-        app = ReservingApp(admission)
+        queue = RequestQueue(ServerOptions(), QueueLimits(10_000, 10_000_000))
+        app = ReservingApp(queue)
         process = psutil.Process(os.getpid())
         async with Live(app, api_key="secret") as live:
             await misbehave(live.port, random.Random(7), len(KINDS) * 2)  # what is made once is made
@@ -68,7 +68,7 @@ def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> Non
             assert process.num_fds() == num_files
             assert len(asyncio.all_tasks()) == num_tasks
             assert app.num_seen > 0
-            assert (admission.num_waiting, admission.num_waiting_tokens, admission.num_running) == (0, 0, 0)
+            assert (queue.num_waiting, queue.num_waiting_tokens, queue.num_running) == (0, 0, 0)
             assert (await live.get("/health")).status == 200
 
     run(body)
@@ -114,6 +114,6 @@ def test_a_killed_engine_fails_what_it_had_shows_on_health_and_comes_back(
         assert (await made.complete()).status_code == 200
         page = (await made.client.get("/metrics")).text
         assert 'headrace:engine_restarts_total{engine="0",model_name="tiny"} 1.0' in page
-        assert made.server.admission.num_in_flight == 0
+        assert made.server.queue.num_in_flight == 0
 
     with_server(mortal, body)

@@ -8,7 +8,7 @@ from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import LONGEST_RETRY_S, WINDOW_S, Admission, AdmissionLimits, Overloaded
+from headrace.server.request_queue import MAX_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 from tests.hand_timer import HandTimer
 
@@ -18,30 +18,30 @@ def settings() -> Settings:
     return fake_settings(load_format="auto", num_blocks=100)
 
 
-def admission(
+def queue(
     max_requests: int = 4, max_tokens: int = 1000, state: ServerState | None = None, **options: object
-) -> Admission:
-    return Admission(
+) -> RequestQueue:
+    return RequestQueue(
         ServerOptions(**options),  # type: ignore[arg-type]
-        AdmissionLimits(max_requests, max_tokens),
+        QueueLimits(max_requests, max_tokens),
         HandTimer(),
         state,
     )
 
 
-def clock_of(made: Admission) -> HandTimer:
+def clock_of(made: RequestQueue) -> HandTimer:
     clock = made._departures._clock
     assert isinstance(clock, HandTimer)
     return clock
 
 
-def refusal(made: Admission, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
+def refusal(made: RequestQueue, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
     with pytest.raises(Overloaded) as refused:
         made.reserve(num_requests, num_body_bytes=num_body_bytes)
     return refused.value
 
 
-def counts(made: Admission) -> tuple[int, int, int]:
+def counts(made: RequestQueue) -> tuple[int, int, int]:
     return made.num_waiting, made.num_waiting_tokens, made.num_running
 
 
@@ -49,7 +49,7 @@ def counts(made: Admission) -> tuple[int, int, int]:
 
 
 def test_places_go_from_waiting_to_running_to_free() -> None:
-    made = admission()
+    made = queue()
     reservation = made.reserve(2, num_body_bytes=400)
     assert counts(made) == (2, 100, 0)
     reservation.count_tokens(70)
@@ -61,7 +61,7 @@ def test_places_go_from_waiting_to_running_to_free() -> None:
 
 
 def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
-    made = admission()
+    made = queue()
     assert made.oldest_wait_s == 0.0
     first = made.reserve()
     clock_of(made).move(5.0)
@@ -75,7 +75,7 @@ def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
 
 
 def test_release_and_started_may_be_called_again() -> None:
-    made = admission()
+    made = queue()
     with made.reserve(1, num_body_bytes=40) as reservation:
         reservation.started()
         reservation.started()
@@ -86,14 +86,14 @@ def test_release_and_started_may_be_called_again() -> None:
 
 
 def test_the_with_block_gives_back_what_an_error_leaves_behind() -> None:
-    made = admission()
+    made = queue()
     with pytest.raises(ZeroDivisionError), made.reserve(3, num_body_bytes=100):
         raise ZeroDivisionError
     assert counts(made) == (0, 0, 0)
 
 
 def test_the_request_over_the_limit_is_refused_and_takes_no_place() -> None:
-    made = admission(max_requests=4)
+    made = queue(max_requests=4)
     made.reserve(3)
     assert refusal(made, 2).reason == "queue_full"
     assert made.num_waiting == 3
@@ -101,7 +101,7 @@ def test_the_request_over_the_limit_is_refused_and_takes_no_place() -> None:
 
 
 def test_running_requests_take_no_place_in_the_queue() -> None:
-    made = admission(max_requests=1)
+    made = queue(max_requests=1)
     for _ in range(5):
         made.reserve(1).started()
     assert made.num_running == made.num_in_flight == 5
@@ -109,7 +109,7 @@ def test_running_requests_take_no_place_in_the_queue() -> None:
 
 def test_more_prompts_than_the_queue_could_ever_hold_are_the_clients_mistake() -> None:
     with pytest.raises(RequestError, match="5 prompts at once are more than the 4") as refused:
-        admission(max_requests=4).reserve(5)
+        queue(max_requests=4).reserve(5)
     assert refused.value.param == "prompt"
 
 
@@ -117,21 +117,21 @@ def test_more_prompts_than_the_queue_could_ever_hold_are_the_clients_mistake() -
 
 
 def test_the_bodys_length_stands_in_for_tokens_until_they_are_counted() -> None:
-    made = admission(max_tokens=1000)
+    made = queue(max_tokens=1000)
     made.reserve(1, num_body_bytes=2400)
     assert refusal(made, num_body_bytes=1604).reason == "queue_tokens"
     made.reserve(1, num_body_bytes=1600)
 
 
 def test_an_empty_queue_takes_a_request_of_any_length() -> None:
-    made = admission(max_tokens=1000)
+    made = queue(max_tokens=1000)
     reservation = made.reserve(1, num_body_bytes=1_000_000)
     reservation.count_tokens(5000)
     assert refusal(made, num_body_bytes=4).reason == "queue_tokens"
 
 
 def test_tokens_that_were_guessed_too_low_can_still_be_refused_and_leave_nothing_behind() -> None:
-    made = admission(max_tokens=1000)
+    made = queue(max_tokens=1000)
     made.reserve(1, num_body_bytes=3600)
     second = made.reserve(1, num_body_bytes=40)
     with pytest.raises(Overloaded) as refused:
@@ -143,7 +143,7 @@ def test_tokens_that_were_guessed_too_low_can_still_be_refused_and_leave_nothing
 
 def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
     """The race that other servers have: checked before the prompt is rendered, counted after."""
-    made = admission(max_requests=4)
+    made = queue(max_requests=4)
     tokenized: list[int] = []
     refused: list[int] = []
 
@@ -173,7 +173,7 @@ def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
 # ---- Retry-After
 
 
-def drained_at(made: Admission, per_second: int, seconds: int) -> None:
+def drained_at(made: RequestQueue, per_second: int, seconds: int) -> None:
     """So many requests a second, of 10 tokens each, have started."""
     for _ in range(seconds):
         for _ in range(per_second):
@@ -182,7 +182,7 @@ def drained_at(made: Admission, per_second: int, seconds: int) -> None:
 
 
 def test_retry_after_is_the_time_in_which_enough_requests_start() -> None:
-    made = admission(max_requests=8)
+    made = queue(max_requests=8)
     drained_at(made, per_second=2, seconds=10)
     assert made.drain_rate == 2.0
     made.reserve(8)
@@ -191,20 +191,20 @@ def test_retry_after_is_the_time_in_which_enough_requests_start() -> None:
 
 
 def test_retry_after_of_tokens_comes_from_their_own_rate() -> None:
-    made = admission(max_tokens=1000)
+    made = queue(max_tokens=1000)
     drained_at(made, per_second=2, seconds=10)  # 20 tokens a second
     made.reserve(1, num_body_bytes=4000)
     assert refusal(made, num_body_bytes=400).retry_after_s == 5
 
 
 def test_a_queue_that_does_not_drain_names_the_longest_time() -> None:
-    made = admission(max_requests=1)
+    made = queue(max_requests=1)
     made.reserve(1)
-    assert refusal(made).retry_after_s == LONGEST_RETRY_S
+    assert refusal(made).retry_after_s == MAX_RETRY_S
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_not_of_the_idle_time_before() -> None:
-    made = admission(max_requests=100)
+    made = queue(max_requests=100)
     drained_at(made, per_second=1, seconds=5)
     clock_of(made).move(1000.0)
     drained_at(made, per_second=6, seconds=4)
@@ -214,7 +214,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_not_of_the_idle_time_before() 
 
 
 def test_those_who_give_up_waiting_do_not_count_as_drained() -> None:
-    made = admission()
+    made = queue()
     made.reserve(1).release()
     assert made.drain_rate == 0.0
 
@@ -224,7 +224,7 @@ def test_those_who_give_up_waiting_do_not_count_as_drained() -> None:
 
 @pytest.mark.parametrize("status", [503, 429])
 def test_the_status_of_a_full_queue_is_an_option(status: int) -> None:
-    made = admission(max_requests=1, overload_status=status)
+    made = queue(max_requests=1, overload_status=status)
     made.reserve(1)
     assert refusal(made).status == status
 
@@ -232,7 +232,7 @@ def test_the_status_of_a_full_queue_is_an_option(status: int) -> None:
 def test_a_server_that_is_not_ready_takes_nothing() -> None:
     phases = ["ready"]
     state = ServerState(lambda: phases[-1])
-    made = admission(state=state, overload_status=429, shutdown_timeout_s=12.5)
+    made = queue(state=state, overload_status=429, shutdown_timeout_s=12.5)
     assert (refusal(made).reason, refusal(made).status) == ("starting", 503)
     state.ready()
     made.reserve(1)
@@ -245,7 +245,7 @@ def test_a_server_that_is_not_ready_takes_nothing() -> None:
 
 
 def test_the_default_limits_are_four_engine_fulls(settings: Settings) -> None:
-    limits = AdmissionLimits.of(ServerOptions(), settings)
+    limits = QueueLimits.of(ServerOptions(), settings)
     assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
-    assert AdmissionLimits.of(options, settings) == AdmissionLimits(5, 6)
+    assert QueueLimits.of(options, settings) == QueueLimits(5, 6)

@@ -87,7 +87,7 @@ def test_a_request_passes_all_parts_and_leaves_nothing_behind(engine: AsyncEngin
         answer = await made.complete()
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 2
-        await until(lambda: made.server.admission.num_in_flight == 0)
+        await until(lambda: made.server.queue.num_in_flight == 0)
         assert engine.stats.scheduler.num_running == engine.stats.scheduler.num_waiting == 0
 
     with_server(engine, body)
@@ -110,7 +110,7 @@ def test_a_full_queue_is_503_with_the_time_to_come_back(engine: AsyncEngine) -> 
     async def body(made: Running) -> None:
         hold(engine, 0)
         first = asyncio.create_task(made.complete())
-        await until(lambda: made.server.admission.num_waiting == 1)
+        await until(lambda: made.server.queue.num_waiting == 1)
         refused = await made.complete()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
         assert refused.json()["error"]["code"] == "queue_full"
@@ -132,7 +132,7 @@ def test_a_request_is_given_up_at_its_deadline(engine: AsyncEngine, options: dic
         answer = await made.complete(headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, "request_timeout")
         await until(waiting(made, 0))
-        assert made.server.admission.num_in_flight == 0
+        assert made.server.queue.num_in_flight == 0
 
     with_server(engine, body, **options)
 
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_gives_everything_back(engine: AsyncEngine) -> None
         for task in asking:
             task.cancel()
         await until(waiting(made, 0))
-        await until(lambda: made.server.admission.num_in_flight == 0 and made.server.lifecycle.num_in_flight == 0)
+        await until(lambda: made.server.queue.num_in_flight == 0 and made.server.lifecycle.num_in_flight == 0)
 
     with_server(engine, body)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol
 
 from headrace.engine.answers import GOES_ON, AnswerDelta, Answers, Progress
-from headrace.engine.event_queue import News
+from headrace.engine.event_queue import EventQueue
 from headrace.errors import HeadraceError
 from headrace.types import Request, RequestOutput, SequenceEvent
 
@@ -21,7 +21,7 @@ class FailedRequestError(HeadraceError):
 class Submits(Protocol):
     """The part of an `AsyncEngine` that a stream uses."""
 
-    def listen(self, request: Request, news: News) -> None: ...
+    def listen(self, request: Request, event_queue: EventQueue) -> None: ...
     def leave(self, request_id: str, *, abort: bool) -> None: ...
     def abort_one(self, request_id: str, index: int) -> None: ...
 
@@ -43,12 +43,12 @@ class AnswerStream:
             answers.position = position
         self._submitted: list[Answers] = []
         self._see = see
-        self.news = News()
+        self.event_queue = EventQueue()
 
     def __enter__(self) -> AnswerStream:
         try:
             for answers in self._requests:
-                self._engine.listen(answers.request, self.news)
+                self._engine.listen(answers.request, self.event_queue)
                 self._submitted.append(answers)
         except BaseException:
             self._leave()
@@ -66,13 +66,13 @@ class AnswerStream:
 
     async def deltas(self) -> list[AnswerDelta]:
         """What is new; nothing if the reader was only woken."""
-        if (waiter := self.news.waiter()) is not None:
+        if (waiter := self.event_queue.waiter()) is not None:
             await waiter
         return self.take_deltas()
 
     def take_deltas(self) -> list[AnswerDelta]:
         """What is new by now."""
-        events = self.news.take_now()
+        events = self.event_queue.take_now()
         if self._only is None:
             return [delta for answers in self._take(events) for delta in answers.take_deltas()]
         for event in events:
@@ -82,7 +82,7 @@ class AnswerStream:
     async def outputs(self) -> list[RequestOutput]:
         """All answers, once they are whole."""
         while not self.is_finished:
-            self._take(await self.news.take())
+            self._take(await self.event_queue.take())
         return [answers.output() for answers in self._requests]
 
     def _take(self, events: list[SequenceEvent]) -> list[Answers]:

@@ -15,7 +15,7 @@ from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, turns
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.event_queue import News
+from headrace.engine.event_queue import EventQueue
 from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
 from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
@@ -72,7 +72,7 @@ class AsyncEngine:
 
     def _set_up(self, start: Callable[[Deliver], Engine]) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers: dict[str, News] = {}  # of running requests
+        self._readers: dict[str, EventQueue] = {}  # of running requests
         self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
         self._is_called = False  # the loop will look at what was delivered
         self._engine = start(self._deliver)
@@ -318,11 +318,11 @@ class AsyncEngine:
                     yield answers.output()
 
     async def _read_out(self, pending: PendingReadout) -> None:
-        news = News()
-        self.listen(pending.request, news)
+        event_queue = EventQueue()
+        self.listen(pending.request, event_queue)
         try:
             while not pending.is_finished:
-                for event in await news.take():
+                for event in await event_queue.take():
                     pending.take(event)
         finally:
             self.leave(pending.request.request_id, abort=not pending.is_finished)
@@ -334,13 +334,13 @@ class AsyncEngine:
 
     # ---- for streams
 
-    def listen(self, request: Request, news: News) -> None:
+    def listen(self, request: Request, event_queue: EventQueue) -> None:
         """Submit a request whose events go to `news`."""
         if request.request_id in self._readers:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         self._follow(asyncio.get_running_loop())
         self._engine.client.submit(request)
-        self._readers[request.request_id] = news
+        self._readers[request.request_id] = event_queue
 
     def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """News goes to this loop from now on; those who waited in another are gone with it."""
@@ -375,15 +375,15 @@ class AsyncEngine:
 
     def _dispatch(self) -> None:
         self._is_called = False  # before a look: what comes after it calls again
-        told: list[News] = []
+        told: list[EventQueue] = []
         while self._delivered:
             events, failure = self._delivered.popleft()
             for event in events:
-                news = self._readers.get(event.request_id)
-                if news is not None and news.put(event):
-                    told.append(news)
+                event_queue = self._readers.get(event.request_id)
+                if event_queue is not None and event_queue.put(event):
+                    told.append(event_queue)
             if failure is not None:
-                for news in set(self._readers.values()):
-                    news.end(EngineDeadError(f"the engine has stopped: {failure}"))
-        for news in told:
-            news.tell()
+                for event_queue in set(self._readers.values()):
+                    event_queue.end(EngineDeadError(f"the engine has stopped: {failure}"))
+        for event_queue in told:
+            event_queue.tell()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
-from headrace.steps import GOES_ON, Admission, Bitmask, IntArray, StepPlan, StepResult
+from headrace.steps import GOES_ON, Bitmask, IntArray, SlotEntry, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import llguidance
@@ -34,7 +34,7 @@ class Constraint:
 
     key: SequenceKey
     grammar: Grammar
-    row: int
+    slot: int
     unread: list[int]  # tokens of the answer that the matcher has not seen
     stop_token_ids: tuple[int, ...]  # whatever ends the sequence
     min_tokens: int
@@ -58,7 +58,7 @@ class Constraint:
 class StepMasks:
     """The masks of one step; see `steps.Masks`."""
 
-    rows: IntArray
+    slots: IntArray
     _constraints: list[Constraint]
     _fill: Callable[[list[Constraint]], Bitmask]
     _before: StepMasks | None  # the step with masks before this one, until its tokens are read
@@ -81,9 +81,9 @@ class StepMasks:
         self._read_before()
         assert self.result is not None, "asked for a step that was not submitted"
         result = self.result()
-        place_of = {row: place for place, row in enumerate(result.rows.tolist())}
+        place_of = {slot: place for place, slot in enumerate(result.slots.tolist())}
         for constraint in self._constraints:
-            place = place_of.get(constraint.row)
+            place = place_of.get(constraint.slot)
             if place is None or result.finished[place] != GOES_ON:
                 constraint.is_over = True  # it drew its last now, or had drawn it before
             else:
@@ -96,49 +96,49 @@ class Constraints:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._executor: llguidance.LLExecutor | None = None
-        self._by_row: dict[int, Constraint] = {}
-        self._row_of: dict[SequenceKey, int] = {}
+        self._by_slot: dict[int, Constraint] = {}
+        self._slot_of: dict[SequenceKey, int] = {}
         self._last: StepMasks | None = None
 
     def __len__(self) -> int:
-        return len(self._by_row)
+        return len(self._by_slot)
 
-    def enter(self, admission: Admission, key: SequenceKey, grammar: Grammar | None) -> None:
+    def enter(self, entry: SlotEntry, key: SequenceKey, grammar: Grammar | None) -> None:
         """A sequence moves into a row, with the answer that it has. Its grammar counts from now on, if it has one, and
         no longer that of whoever was in the row."""
-        self._by_row.pop(admission.row, None)
+        self._by_slot.pop(entry.slot, None)
         self.end(key)
         if grammar is None:
             return
         assert self._grammars is not None
-        self._by_row[admission.row] = Constraint(
+        self._by_slot[entry.slot] = Constraint(
             key,
             grammar,
-            admission.row,
-            unread=admission.token_ids[admission.prompt_len :].tolist(),
-            stop_token_ids=tuple(t for t in admission.stop_token_ids if t < self._grammars.vocab_size),
-            min_tokens=admission.params.min_tokens,
+            entry.slot,
+            unread=entry.token_ids[entry.prompt_len :].tolist(),
+            stop_token_ids=tuple(t for t in entry.stop_token_ids if t < self._grammars.vocab_size),
+            min_tokens=entry.params.min_tokens,
         )
-        self._row_of[key] = admission.row
+        self._slot_of[key] = entry.slot
 
     def end(self, key: SequenceKey) -> Constraint | None:
         """A sequence has ended, or moves; the constraint that it had."""
-        row = self._row_of.pop(key, None)
-        found = None if row is None else self._by_row.get(row)
+        slot = self._slot_of.pop(key, None)
+        found = None if slot is None else self._by_slot.get(slot)
         if found is None or found.key != key:  # somebody else is there by now
             return None
-        del self._by_row[found.row]
-        if not self._by_row:
+        del self._by_slot[found.slot]
+        if not self._by_slot:
             self._last = None
         return found
 
     def masks(self, plan: StepPlan) -> StepMasks | None:
         """What the plan's rows need, if any of those that draw is under a constraint."""
-        rows = [row for row in plan.rows[plan.samples].tolist() if row in self._by_row]
-        if not rows:
+        slots = [slot for slot in plan.slots[plan.samples].tolist() if slot in self._by_slot]
+        if not slots:
             return None
-        constraints = [self._by_row[row] for row in rows]
-        self._last = StepMasks(np.array(rows, np.int64), constraints, self._fill, self._last)
+        constraints = [self._by_slot[slot] for slot in slots]
+        self._last = StepMasks(np.array(slots, np.int64), constraints, self._fill, self._last)
         return self._last
 
     # ---- on the thread that draws

@@ -207,11 +207,11 @@ class EngineCore:
         """Rows have changed hands: those under a grammar get their constraints."""
         if not self._constrained and not len(self._constraints):
             return
-        for admission in plan.admissions:
-            sequence = self._scheduler.rows.sequences[admission.row]
+        for entry in plan.slot_entries:
+            sequence = self._scheduler.slots.sequences[entry.slot]
             assert sequence is not None
             request_id = sequence.request.request_id
-            self._constraints.enter(admission, (request_id, sequence.index), self._constrained.get(request_id))
+            self._constraints.enter(entry, (request_id, sequence.index), self._constrained.get(request_id))
 
     def _apply(self, result: StepResult) -> list[SequenceEvent]:
         return self._without_ended(self._scheduler.apply(result))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headrace.types import SequenceEvent
 
 
-class News:
+class EventQueue:
     """Events on their way to one reader. Used on the event loop only; its one reader is woken once for many events.
 
     `read_now`, if it is set, is asked first while the reader waits: it may take what has come without waking anybody,

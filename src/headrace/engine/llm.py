@@ -16,7 +16,7 @@ from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
-from headrace.engine.offline_order import beginnings_first, level, starting_order
+from headrace.engine.offline_order import prefixes_first, starting_order, target_concurrency
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,
@@ -151,7 +151,7 @@ class LLM:
         def ask(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
             return ask_embedding(str(next(self._ids)), prompt, pooling, normalize=normalize, priority=priorities[index])
 
-        order = beginnings_first(items)
+        order = prefixes_first(items)
         tokenized = self._tokenized([items[i] for i in order], is_chat=False)
         return self._collect(order, tokenized, ask, use_tqdm=use_tqdm)
 
@@ -178,7 +178,7 @@ class LLM:
             return ask_score(str(next(self._ids)), pair, priority=priorities[index])
 
         pairs = self._reader.read_pairs(heads, tails)
-        order = beginnings_first(heads)
+        order = prefixes_first(heads)
         return self._collect(order, (pairs[i] for i in order), ask, use_tqdm=use_tqdm)
 
     @checks_arguments(RequestError)
@@ -248,7 +248,9 @@ class LLM:
 
         order = starting_order(prompts, params)
         tokenized = self._tokenized([prompts[i] for i in order], is_chat=is_chat)
-        return self._collect(order, tokenized, ask, num_running=level(params, self.settings), use_tqdm=use_tqdm)
+        return self._collect(
+            order, tokenized, ask, num_running=target_concurrency(params, self.settings), use_tqdm=use_tqdm
+        )
 
     def _collect(
         self,

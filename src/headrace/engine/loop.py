@@ -52,7 +52,7 @@ class EngineLoop:
         self._num_together = 0  # requests since the engine was idle last
         self._first_step: tuple[float, int] | None = None  # since then, until it is done: when, and of how many tokens
         self._token_s: float | None = None  # of a prompt's token, in the last first step
-        self._has_news = threading.Condition()
+        self._has_events = threading.Condition()
         self._is_stopping = False
         self._failure: BaseException | None = None
 
@@ -96,9 +96,9 @@ class EngineLoop:
 
     def stop(self) -> None:
         """End `run` after the step in flight. What is unfinished stays so."""
-        with self._has_news:
+        with self._has_events:
             self._is_stopping = True
-            self._has_news.notify()
+            self._has_events.notify()
 
     def run(self) -> None:
         """Turn until stopped or broken; `failure` tells which."""
@@ -118,10 +118,10 @@ class EngineLoop:
     def _send(self, command: Command, num_tokens: int = 0) -> None:
         if self._failure is not None:
             raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
-        with self._has_news:
+        with self._has_events:
             self._inbox.append(command)
             self._num_new_tokens += num_tokens
-            self._has_news.notify()
+            self._has_events.notify()
 
     def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
         self._num_together += 1
@@ -135,10 +135,10 @@ class EngineLoop:
         return []
 
     def _wait_for_work(self) -> bool:
-        with self._has_news:
+        with self._has_events:
             if not (self.has_work or self._is_stopping):
                 while not (self._inbox or self._is_stopping):
-                    self._has_news.wait()
+                    self._has_events.wait()
                 if self._num_together != 1:
                     self._wait_for_others()
                 self._num_together = 0
@@ -152,7 +152,7 @@ class EngineLoop:
             left = started + self._worth_waiting(num_tokens) - monotonic()
             if left <= 0.0 or num_tokens >= self._core.max_step_tokens:
                 return
-            self._has_news.wait(min(left, self._gather_s))
+            self._has_events.wait(min(left, self._gather_s))
 
     def _worth_waiting(self, num_tokens: int) -> float:
         """Seconds, for prompts of so many tokens."""

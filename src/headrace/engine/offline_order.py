@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from headrace.engine.prompts import Prompt, beginning
+from headrace.engine.prompts import Prompt, prefix
 from headrace.engine.settings import Settings
 from headrace.types import SamplingParams
 
@@ -15,27 +15,27 @@ def starting_order(prompts: Sequence[Prompt], params: Sequence[SamplingParams]) 
     among equals, prompts that begin alike side by side, so that what they share is read and kept once."""
     limits = [math.inf if each.max_tokens is None else each.max_tokens for each in params]
     try:
-        return sorted(range(len(params)), key=lambda index: (-limits[index], *beginning(prompts[index])))
+        return sorted(range(len(params)), key=lambda index: (-limits[index], *prefix(prompts[index])))
     except (TypeError, ValueError):  # what is no prompt cannot be compared; reading it says what is wrong
         return sorted(range(len(params)), key=lambda index: -limits[index])
 
 
-def beginnings_first(prompts: Sequence[Prompt]) -> list[int]:
+def prefixes_first(prompts: Sequence[Prompt]) -> list[int]:
     """The order in which to read prompts: those that begin alike side by side."""
     return starting_order(prompts, [SamplingParams()] * len(prompts))
 
 
-def level(params: Sequence[SamplingParams], settings: Settings) -> int | None:
+def target_concurrency(params: Sequence[SamplingParams], settings: Settings) -> int | None:
     """How many sequences to run at once, if their answers become as long as they may."""
     limits = [
         min(each.max_tokens or settings.max_model_len, settings.max_model_len)
         for each in params
         for _ in range(each.num_sequences)
     ]
-    return level_of(sum(limits), max(limits, default=0), settings)
+    return target_concurrency_of(sum(limits), max(limits, default=0), settings)
 
 
-def level_of(num_tokens: int, longest: int, settings: Settings) -> int | None:
+def target_concurrency_of(num_tokens: int, longest: int, settings: Settings) -> int | None:
     """How many sequences to run at once so that answers of so many tokens in all last as long as the longest of them
     and no row idles before.
 

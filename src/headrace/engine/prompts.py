@@ -65,7 +65,7 @@ def template_options(
     return named | dict(more or {})
 
 
-def beginning(prompt: Prompt) -> tuple[str, Sequence[int]]:
+def prefix(prompt: Prompt) -> tuple[str, Sequence[int]]:
     """A key by which prompts that begin alike stand side by side. One token of every few is enough, and much faster to
     compare: what prompts share is kept in blocks."""
     if isinstance(prompt, str):

@@ -71,10 +71,10 @@ class StepLayout:
     """
 
     positions: Tensor  # [T] int64, position of each token in its sequence
-    slots: Tensor  # [T] int64, block * block_size + offset: where the token's key and value go
+    slot_mapping: Tensor  # [T] int64, block * block_size + offset: where the token's key and value go
     query_starts: Tensor  # [S + 1] int32
     context_lens: Tensor  # [S] int32; on a GPU 0 for a place that nobody has
-    rows: Tensor  # [S] int32, which row of block_tables is sequence s's
+    slots: Tensor  # [S] int32, the slot of each sequence: its row of block_tables
     block_tables: Tensor  # [num_rows, max_blocks] int32, the device's own table, neither copied nor gathered
     max_query_len: int
     max_context_len: int
@@ -88,9 +88,9 @@ class StepLayout:
 
     def __post_init__(self) -> None:
         # Kernels read raw memory: a wrong type would be garbage, not an error.
-        for tensor in (self.positions, self.slots):
+        for tensor in (self.positions, self.slot_mapping):
             assert tensor.dtype == torch.int64 and tensor.is_contiguous()
-        for tensor in (self.query_starts, self.context_lens, self.rows, self.block_tables):
+        for tensor in (self.query_starts, self.context_lens, self.slots, self.block_tables):
             assert tensor.dtype == torch.int32 and tensor.is_contiguous()
 
     @property

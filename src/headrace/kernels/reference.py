@@ -171,7 +171,7 @@ def rope_and_store(
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
     angles = cos_sin.index_select(0, layout.positions).unsqueeze(1)  # [T, 1, D]
-    blocks, offsets = layout.slots // cache.block_size, layout.slots % cache.block_size
+    blocks, offsets = layout.slot_mapping // cache.block_size, layout.slot_mapping % cache.block_size
     k = _rotate(k, angles)
     _store(cache.keys, blocks, offsets, k)
     _store(cache.values, blocks, offsets, v)
@@ -207,7 +207,7 @@ def paged_attention(
     or, if the window does not slide but jumps, p // window * window..p."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
-    for seq, (row, context_len) in enumerate(zip(layout.rows.tolist(), layout.context_lens.tolist(), strict=True)):
+    for seq, (row, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
         tokens = slice(starts[seq], starts[seq + 1])
         blocks = layout.block_tables[row, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)

@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md: `python -m headrace.monitor.page` prints it."""
+"""Prints the metrics table of docs/metrics.md: `python -m headrace.monitor.page`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def metrics_table() -> str:
 def _row(series: Series) -> str:
     suffix = "_total" if series.kind == "counter" else ""
     labels = f" by {', '.join(f'`{label}`' for label in series.labels)}" if series.labels else ""
-    twins = ", ".join(
-        f"`{twin.name}{suffix}`" + ("" if twin.constant is None else f" (always {twin.constant:g})")
-        for twin in series.twins
+    aliases = ", ".join(
+        f"`{alias.name}{suffix}`" + ("" if alias.constant is None else f" (always {alias.constant:g})")
+        for alias in series.aliases
     )
-    return f"| `{series.name}{suffix}`{labels} | {series.kind} | {series.help} | {twins} | {series.alert} |"
+    return f"| `{series.name}{suffix}`{labels} | {series.kind} | {series.help} | {aliases} | {series.alert} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The numbers behind the series, and how a scrape shows them: once under each name, from the same storage."""
+"""Stores the values of all metrics, and exports each one under its own name and its aliases."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from headrace.histogram import Histogram, HistogramCounts
-from headrace.monitor.series import Series, Twin, token_bounds
+from headrace.monitor.series import Alias, Series, token_bounds
 
 Labels = tuple[str, ...]
 
 OTHER = "other"
-MAX_LABEL_VALUES = 200  # samples of one series; more would be somebody's input, and count as `other`
+MAX_LABEL_VALUES = 200  # per series; further label values come from user input and are counted as `other`
 
 
 class Store(Collector):
-    """Owns all values. Everything but counting into a histogram takes the lock."""
+    """Owns all values. Everything takes the lock, except counting into a histogram."""
 
     def __init__(self, series: Sequence[Series], base_labels: Mapping[str, str], max_model_len: int) -> None:
         self._series = series
@@ -34,7 +34,7 @@ class Store(Collector):
         }
 
     def histogram(self, series: Series) -> Histogram:
-        """To count into, on one thread."""
+        """The histogram to count into, from one thread only."""
         return self._histograms[series.name]
 
     def set(self, series: Series, value: float, *labels: str) -> None:
@@ -56,7 +56,7 @@ class Store(Collector):
             histogram.total += added.total
 
     def clear(self, *series: Series) -> None:
-        """They have no value now: a scrape does not show them."""
+        """Remove their values: a scrape no longer exports them."""
         with self._lock:
             for one in series:
                 self._values[one.name].clear()
@@ -66,33 +66,33 @@ class Store(Collector):
             values = {name: dict(of_series) for name, of_series in self._values.items()}
             counts = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
         for series in self._series:
-            for twin in (series.as_twin, *series.twins):
-                metric = Metric(twin.name, _help(series, twin), series.kind)
-                base = {label: self._base_labels[label] for label in twin.base_labels}
+            for alias in (series.as_alias, *series.aliases):
+                metric = Metric(alias.name, _help(series, alias), series.kind)
+                base = {label: self._base_labels[label] for label in alias.base_labels}
                 if series.kind == "histogram":
                     bounds = self._histograms[series.name].bounds
-                    _show_counts(metric, base, bounds, counts[series.name], twin.bounds or bounds)
+                    _show_counts(metric, base, bounds, counts[series.name], alias.bounds or bounds)
                 else:
-                    _show_values(metric, base, series, twin, values[series.name])
+                    _show_values(metric, base, series, alias, values[series.name])
                 yield metric
 
 
-def _help(series: Series, twin: Twin) -> str:
-    return series.help if twin.name == series.name else f"{series.help} As {series.name}."
+def _help(series: Series, alias: Alias) -> str:
+    return series.help if alias.name == series.name else f"{series.help} Alias of {series.name}."
 
 
 def _show_values(
-    metric: Metric, base: dict[str, str], series: Series, twin: Twin, values: Mapping[Labels, float]
+    metric: Metric, base: dict[str, str], series: Series, alias: Alias, values: Mapping[Labels, float]
 ) -> None:
-    name = f"{twin.name}_total" if series.kind == "counter" else twin.name
-    names = [twin.labels.get(label, label) for label in series.labels]
+    name = f"{alias.name}_total" if series.kind == "counter" else alias.name
+    names = [alias.labels.get(label, label) for label in series.labels]
     for labels, value in values.items():
         shown: Iterable[str] = labels
-        if twin.values is not None:
-            if any(label not in twin.values for label in labels):
+        if alias.values is not None:
+            if any(label not in alias.values for label in labels):
                 continue
-            shown = [twin.values[label] for label in labels]
-        number = value if twin.constant is None else twin.constant
+            shown = [alias.values[label] for label in labels]
+        number = value if alias.constant is None else alias.constant
         metric.add_sample(name, base | dict(zip(names, shown, strict=True)), number)
 
 
@@ -103,7 +103,7 @@ def _show_counts(
     counts: HistogramCounts,
     shown_bounds: tuple[float, ...],
 ) -> None:
-    up_to = dict(zip(bounds, accumulate(counts.counts), strict=False))  # the last count is of what is above all
+    up_to = dict(zip(bounds, accumulate(counts.counts), strict=False))  # the last count is for values above every bound
     for bound in shown_bounds:
         metric.add_sample(f"{metric.name}_bucket", base | {"le": _le(bound)}, up_to[bound])
     metric.add_sample(f"{metric.name}_bucket", base | {"le": "+Inf"}, counts.num_values)

@@ -13,11 +13,11 @@ from headrace.kernels import ops
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.cpu_threads import use_threads
-from headrace.runner.prompt_logprobs import PromptLogprobsRows
+from headrace.runner.prompt_logprobs import PromptLogprobsSlots
 from headrace.runner.reads import lay_out
 from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
-from headrace.runner.slots import DeviceRows
+from headrace.runner.slots import DeviceSlots
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
 
@@ -29,11 +29,11 @@ class TorchRunner:
         spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
-        self._rows = DeviceRows(
-            num_rows=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
+        self._slots = DeviceSlots(
+            num_slots=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
-        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._rows.tokens)
-        self._prompt_logprobs = PromptLogprobsRows(shape.max_num_seqs)
+        self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._slots.tokens)
+        self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
         self._caches = [
             ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
             for _ in range(spec.num_layers)
@@ -53,45 +53,45 @@ class TorchRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
         self._take_in(plan)
-        rows, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
-        if not len(rows):
+        slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
+        if not len(slots):
             return StepResult(plan.step, *_NOTHING)
-        computed = self._compute(plan, rows, num_tokens, samples)
-        drawing = rows[samples]
+        computed = self._compute(plan, slots, num_tokens, samples)
+        drawing = slots[samples]
         if not len(drawing):
             return _result(plan.step, None, None, computed)
         logits = self._decoder.logits(computed.ends)
         placed = None if masks is None else PlacedMasks.of(masks, drawing.numpy(), self._device)
-        sampled = self._sampler.sample(logits, drawing, self._rows.lens[drawing], masks=placed)
-        self._rows.append(drawing, sampled.tokens, sampled.finished)
+        sampled = self._sampler.sample(logits, drawing, self._slots.lens[drawing], masks=placed)
+        self._slots.append(drawing, sampled.tokens, sampled.finished)
         return _result(plan.step, drawing, sampled, computed)
 
-    def _compute(self, plan: StepPlan, rows: Tensor, num_tokens: Tensor, samples: Tensor) -> Computed:
+    def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> Computed:
         """What the model makes of the tokens that are drawn from, and of prompts of which something is asked."""
-        positions = self._rows.computed[rows].numpy()
-        token_ids, layout = self._rows.layout(rows, num_tokens)
+        positions = self._slots.computed[slots].numpy()
+        token_ids, layout = self._slots.layout(slots, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
-        spans = self._prompt_logprobs.spans(rows.numpy(), num_tokens.numpy(), positions)
-        reads = lay_out(plan.reads, rows.numpy(), num_tokens.numpy()) if plan.reads else None
-        self._rows.advance(rows, num_tokens)
+        spans = self._prompt_logprobs.spans(slots.numpy(), num_tokens.numpy(), positions)
+        reads = lay_out(plan.reads, slots.numpy(), num_tokens.numpy()) if plan.reads else None
+        self._slots.advance(slots, num_tokens)
         if not spans and reads is None:
             kept = ends if len(ends) else None
             return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
         return compute_with_prompts(
-            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, reads, self._rows.tokens
+            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, reads, self._slots.tokens
         )
 
     def _take_in(self, plan: StepPlan) -> None:
-        self._rows.write(plan)
-        for admission in plan.admissions:
-            self._prompt_logprobs.admit(admission)
+        self._slots.write(plan)
+        for entry in plan.slot_entries:
+            self._prompt_logprobs.admit(entry)
             self._sampler.admit(
-                admission.row,
-                admission.params,
-                seed=admission.seed,
-                prompt_len=admission.prompt_len,
-                end_len=admission.end_len,
-                stop_token_ids=admission.stop_token_ids,
+                entry.slot,
+                entry.params,
+                seed=entry.seed,
+                prompt_len=entry.prompt_len,
+                end_len=entry.end_len,
+                stop_token_ids=entry.stop_token_ids,
             )
         if plan.copies:
             sources, targets = torch.tensor(plan.copies, device=self._device).unbind(1)
@@ -99,21 +99,21 @@ class TorchRunner:
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
         """Rows that ended in a step the scheduler had not seen when it planned this one need nothing more."""
-        goes_on = ~self._rows.is_finished.numpy()[plan.rows]
+        goes_on = ~self._slots.is_finished.numpy()[plan.slots]
         if goes_on.all():
-            return plan.rows, plan.num_tokens, plan.samples
-        return plan.rows[goes_on], plan.num_tokens[goes_on], plan.samples[goes_on]
+            return plan.slots, plan.num_tokens, plan.samples
+        return plan.slots[goes_on], plan.num_tokens[goes_on], plan.samples[goes_on]
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, rows: Tensor | None, sampled: Sampled | None, computed: Computed) -> StepResult:
-    if rows is None or sampled is None:
+def _result(step: int, slots: Tensor | None, sampled: Sampled | None, computed: Computed) -> StepResult:
+    if slots is None or sampled is None:
         return StepResult(step, *_NOTHING, prompt_logprobs=computed.prompt_logprobs(), readings=computed.readings())
     return StepResult(
         step=step,
-        rows=rows.numpy(),
+        slots=slots.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),

@@ -21,30 +21,30 @@ class FakeRunner:
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
         self.num_steps += 1
-        for admission in plan.admissions:
-            self._len[admission.row] = len(admission.token_ids)
-            self._end[admission.row] = admission.end_len
-            self._seed[admission.row] = admission.seed & 0xFFFFFFFFFFFFFFFF
-            self._stops.pop(admission.row, None)
-            if admission.stop_token_ids:
-                self._stops[admission.row] = frozenset(admission.stop_token_ids)
-        rows = plan.rows[plan.samples]
-        tokens = self._next_tokens(rows)
+        for entry in plan.slot_entries:
+            self._len[entry.slot] = len(entry.token_ids)
+            self._end[entry.slot] = entry.end_len
+            self._seed[entry.slot] = entry.seed & 0xFFFFFFFFFFFFFFFF
+            self._stops.pop(entry.slot, None)
+            if entry.stop_token_ids:
+                self._stops[entry.slot] = frozenset(entry.stop_token_ids)
+        slots = plan.slots[plan.samples]
+        tokens = self._next_tokens(slots)
         if masks is not None:
-            self._keep_to(masks, rows, tokens)
-        self._len[rows] += 1
-        finished = np.where(self._len[rows] >= self._end[rows], FULL, GOES_ON).astype(np.uint8)
-        for position, row in enumerate(rows.tolist()) if self._stops else ():
-            if tokens[position] in self._stops.get(row, ()):
+            self._keep_to(masks, slots, tokens)
+        self._len[slots] += 1
+        finished = np.where(self._len[slots] >= self._end[slots], FULL, GOES_ON).astype(np.uint8)
+        for position, slot in enumerate(slots.tolist()) if self._stops else ():
+            if tokens[position] in self._stops.get(slot, ()):
                 finished[position] = STOPPED
-        return StepResult(plan.step, rows, tokens, finished, readings=tuple(map(_reading, plan.reads)))
+        return StepResult(plan.step, slots, tokens, finished, readings=tuple(map(_reading, plan.reads)))
 
-    def _keep_to(self, masks: Masks, rows: IntArray, tokens: IntArray) -> None:
+    def _keep_to(self, masks: Masks, slots: IntArray, tokens: IntArray) -> None:
         """Where a token is forbidden, one that is not takes its place."""
-        place_of = {row: place for place, row in enumerate(rows.tolist())}
-        for row, line in zip(masks.rows.tolist(), masks.bits(), strict=True):
+        place_of = {slot: place for place, slot in enumerate(slots.tolist())}
+        for slot, line in zip(masks.slots.tolist(), masks.bits(), strict=True):
             allowed = np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))
-            place = place_of[row]
+            place = place_of[slot]
             tokens[place] = allowed[tokens[place] % len(allowed)] if len(allowed) else 0
 
     def collect(self, ticket: StepResult) -> StepResult:
@@ -53,8 +53,8 @@ class FakeRunner:
     def close(self) -> None:
         pass
 
-    def _next_tokens(self, rows: IntArray) -> IntArray:
-        mixed = self._seed[rows] + self._len[rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    def _next_tokens(self, slots: IntArray) -> IntArray:
+        mixed = self._seed[slots] + self._len[slots].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(31)
         tokens: IntArray = (mixed % np.uint64(self.vocab_size)).astype(np.int64)
@@ -64,4 +64,4 @@ class FakeRunner:
 def _reading(read: Read) -> Reading:
     """A hidden state of [1], and as the log-probability of a token its negative."""
     values = np.array([read.num_tokens]) if read.targets is None else -read.targets
-    return Reading(read.row, read.is_last, values.astype(np.float32))
+    return Reading(read.slot, read.is_last, values.astype(np.float32))

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.models.decoder import Decoder
 from headrace.sampling.columns import sent
 from headrace.sampling.logprobs import Scores, scores
-from headrace.steps import Admission, IntArray, StepPromptLogprobs
+from headrace.steps import IntArray, SlotEntry, StepPromptLogprobs
 
 _NOT_ASKED = -1
 _LOGITS_AT_ONCE = 1 << 23  # as float32 and their log-probabilities, some 100 MB
@@ -22,7 +22,7 @@ _LOGITS_AT_ONCE = 1 << 23  # as float32 and their log-probabilities, some 100 MB
 class Span:
     """The part of one row's prompt that a step foretells."""
 
-    row: int
+    slot: int
     start: int  # position of the first token that is foretold
     num_tokens: int
     first_token: int  # where in the step the token before it stands
@@ -52,36 +52,36 @@ class Pending:
         for span in self.spans:
             part = slice(begin, begin + span.num_tokens)
             parts.append(
-                StepPromptLogprobs(span.row, span.start, chosen[part], ranks[part], top_ids[part], top_values[part])
+                StepPromptLogprobs(span.slot, span.start, chosen[part], ranks[part], top_ids[part], top_values[part])
             )
             begin = part.stop
         return tuple(parts)
 
 
-class PromptLogprobsRows:
+class PromptLogprobsSlots:
     """Knows, on the host, which rows want the log-probabilities of their prompts."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_top = np.full(num_rows, _NOT_ASKED, np.int64)
         self._prompt_lens = np.zeros(num_rows, np.int64)
 
-    def admit(self, admission: Admission) -> None:
-        asked = admission.num_prompt_logprobs
-        self._num_top[admission.row] = _NOT_ASKED if asked is None else asked
-        self._prompt_lens[admission.row] = admission.prompt_len
+    def admit(self, entry: SlotEntry) -> None:
+        asked = entry.num_prompt_logprobs
+        self._num_top[entry.slot] = _NOT_ASKED if asked is None else asked
+        self._prompt_lens[entry.slot] = entry.prompt_len
 
-    def spans(self, rows: IntArray, num_tokens: IntArray, positions: IntArray) -> tuple[Span, ...]:
+    def spans(self, slots: IntArray, num_tokens: IntArray, positions: IntArray) -> tuple[Span, ...]:
         """What a step foretells that computes `num_tokens` of each row, from `positions` on."""
-        asking = np.flatnonzero(self._num_top[rows] != _NOT_ASKED)
+        asking = np.flatnonzero(self._num_top[slots] != _NOT_ASKED)
         if not len(asking):
             return ()
         first_tokens = np.cumsum(num_tokens) - num_tokens
         spans = []
         for place in asking.tolist():
-            row, start = int(rows[place]), int(positions[place]) + 1
-            num = min(int(num_tokens[place]), int(self._prompt_lens[row]) - start)
+            slot, start = int(slots[place]), int(positions[place]) + 1
+            num = min(int(num_tokens[place]), int(self._prompt_lens[slot]) - start)
             if num > 0:
-                spans.append(Span(row, start, num, int(first_tokens[place]), int(self._num_top[row])))
+                spans.append(Span(slot, start, num, int(first_tokens[place]), int(self._num_top[slot])))
         return tuple(spans)
 
 
@@ -97,15 +97,15 @@ def kept_tokens(num_tokens: int, ends: IntArray, spans: Sequence[Span]) -> Kept:
 
 def foretell(decoder: Decoder, hidden: Tensor, kept: Kept, spans: tuple[Span, ...], tokens: Tensor) -> Pending:
     """`hidden` [K, H] are the kept tokens', `tokens` [num_rows, max_len] the rows' own."""
-    rows = np.repeat([span.row for span in spans], [span.num_tokens for span in spans])
+    slots = np.repeat([span.slot for span in spans], [span.num_tokens for span in spans])
     positions = np.concatenate([np.arange(span.start, span.start + span.num_tokens) for span in spans])
-    index = sent(np.stack([kept.span_tokens, rows, positions]), hidden.device)
+    index = sent(np.stack([kept.span_tokens, slots, positions]), hidden.device)
     num_top = max(span.num_top for span in spans)
     at_once = max(1, _LOGITS_AT_ONCE // decoder.spec.vocab_size)
     parts = []
-    for places, part_rows, part_positions in zip(*(line.split(at_once) for line in index), strict=True):
+    for places, part_slots, part_positions in zip(*(line.split(at_once) for line in index), strict=True):
         logits = decoder.logits(hidden[places]).float()
-        parts.append(scores(logits, tokens[part_rows, part_positions].long(), num_top=num_top))
+        parts.append(scores(logits, tokens[part_slots, part_positions].long(), num_top=num_top))
     return Pending(spans, _joined(parts))
 
 

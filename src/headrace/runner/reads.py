@@ -43,15 +43,15 @@ class PendingReads:
         found: list[npt.NDArray[np.float32]] = list(self.values.pooled.numpy().copy())
         ends = np.cumsum([read.num_tokens for read in self.layout.reads[len(found) :]])
         found += np.split(self.values.logprobs.numpy().copy(), ends[:-1]) if len(ends) else []
-        return tuple(Reading(r.row, r.is_last, part) for r, part in zip(self.layout.reads, found, strict=True))
+        return tuple(Reading(r.slot, r.is_last, part) for r, part in zip(self.layout.reads, found, strict=True))
 
 
-def lay_out(reads: tuple[Read, ...], rows: IntArray, num_tokens: IntArray) -> StepReads:
+def lay_out(reads: tuple[Read, ...], slots: IntArray, num_tokens: IntArray) -> StepReads:
     """Where the tokens of reads lie in a step that computes `num_tokens` of each of `rows`."""
-    starts = dict(zip(rows.tolist(), (np.cumsum(num_tokens) - num_tokens).tolist(), strict=True))
+    starts = dict(zip(slots.tolist(), (np.cumsum(num_tokens) - num_tokens).tolist(), strict=True))
     pooled = [read for read in reads if read.targets is None]
     scored = [read for read in reads if read.targets is not None]
-    firsts = [starts[read.row] + read.first for read in (*pooled, *scored)]
+    firsts = [starts[read.slot] + read.first for read in (*pooled, *scored)]
     spans = [np.arange(first, first + r.num_tokens) for first, r in zip(firsts, (*pooled, *scored), strict=True)]
     targets = [read.targets for read in scored if read.targets is not None]
     return StepReads(

@@ -25,7 +25,7 @@ def _on_its_way(tensor: Tensor) -> Tensor:
 
 def step_logprobs(asked: SampledLogprobs) -> StepLogprobs:
     return StepLogprobs(
-        rows=asked.rows.cpu().numpy(),
+        slots=asked.slots.cpu().numpy(),
         chosen=asked.chosen.float().cpu().numpy(),
         ranks=asked.ranks.cpu().numpy(),
         top_ids=asked.top_ids.cpu().numpy(),

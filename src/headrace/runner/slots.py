@@ -9,67 +9,67 @@ from headrace.kernels.layout import StepLayout
 from headrace.steps import StepPlan, TableWrites
 
 
-class DeviceRows:
+class DeviceSlots:
     """Owns the row columns that every model needs; the sampler owns those of sampling."""
 
-    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
         # Untouched memory costs nothing on the CPU, so tokens has the full width from the start.
-        self.tokens = torch.empty(num_rows, max_model_len, dtype=torch.int32, device=device)
-        self.lens = torch.zeros(num_rows, dtype=torch.int64, device=device)  # tokens in `tokens`
-        self.computed = torch.zeros(num_rows, dtype=torch.int64, device=device)  # leading ones that are in the cache
-        self.block_tables = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
-        self.is_finished = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self.tokens = torch.empty(num_slots, max_model_len, dtype=torch.int32, device=device)
+        self.lens = torch.zeros(num_slots, dtype=torch.int64, device=device)  # tokens in `tokens`
+        self.computed = torch.zeros(num_slots, dtype=torch.int64, device=device)  # leading ones that are in the cache
+        self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=device)
+        self.is_finished = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def write(self, plan: StepPlan) -> None:
         """Take in the plan's changes."""
-        for admission in plan.admissions:
-            row, num_tokens = admission.row, len(admission.token_ids)
-            self.tokens[row, :num_tokens] = torch.from_numpy(admission.token_ids)
-            self.lens[row] = num_tokens
-            self.computed[row] = admission.num_computed
-            self.is_finished[row] = False
+        for entry in plan.slot_entries:
+            slot, num_tokens = entry.slot, len(entry.token_ids)
+            self.tokens[slot, :num_tokens] = torch.from_numpy(entry.token_ids)
+            self.lens[slot] = num_tokens
+            self.computed[slot] = entry.num_computed
+            self.is_finished[slot] = False
         if plan.table_writes is not None:
             self._write_tables(plan.table_writes)
 
     def _write_tables(self, writes: TableWrites) -> None:
         device = self.block_tables.device
-        rows, indexes = torch.from_numpy(writes.rows).to(device), torch.from_numpy(writes.indexes).to(device)
-        self.block_tables[rows, indexes] = torch.from_numpy(writes.blocks).to(device, torch.int32)
+        slots, indexes = torch.from_numpy(writes.slots).to(device), torch.from_numpy(writes.indexes).to(device)
+        self.block_tables[slots, indexes] = torch.from_numpy(writes.blocks).to(device, torch.int32)
 
-    def layout(self, rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
+    def layout(self, slots: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
         """The token ids [T] of a step that computes `num_tokens` of each of `rows`, and where they lie."""
-        starts = self.computed[rows]
-        if int(num_tokens.sum()) == len(rows):  # one token each
-            token_rows, positions = rows, starts
+        starts = self.computed[slots]
+        if int(num_tokens.sum()) == len(slots):  # one token each
+            token_slots, positions = slots, starts
         else:
-            token_rows = torch.repeat_interleave(rows, num_tokens)
-            first_of_row = torch.repeat_interleave(starts - (num_tokens.cumsum(0) - num_tokens), num_tokens)
-            positions = first_of_row + torch.arange(len(token_rows), device=rows.device)
-        blocks = self.block_tables[token_rows, positions // self._block_size].long()
-        query_starts = torch.zeros(len(rows) + 1, dtype=torch.int32, device=rows.device)
+            token_slots = torch.repeat_interleave(slots, num_tokens)
+            first_of_slot = torch.repeat_interleave(starts - (num_tokens.cumsum(0) - num_tokens), num_tokens)
+            positions = first_of_slot + torch.arange(len(token_slots), device=slots.device)
+        blocks = self.block_tables[token_slots, positions // self._block_size].long()
+        query_starts = torch.zeros(len(slots) + 1, dtype=torch.int32, device=slots.device)
         query_starts[1:] = num_tokens.cumsum(0)
         context_lens = (starts + num_tokens).int()
         layout = StepLayout(
             positions=positions,
-            slots=blocks * self._block_size + positions % self._block_size,
+            slot_mapping=blocks * self._block_size + positions % self._block_size,
             query_starts=query_starts,
             context_lens=context_lens,
-            rows=rows.int(),
+            slots=slots.int(),
             block_tables=self.block_tables,
             max_query_len=int(num_tokens.max()),
             max_context_len=int(context_lens.max()),
         )
-        return self.tokens[token_rows, positions], layout
+        return self.tokens[token_slots, positions], layout
 
-    def advance(self, rows: Tensor, num_tokens: Tensor) -> None:
-        self.computed[rows] += num_tokens
+    def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
+        self.computed[slots] += num_tokens
 
-    def append(self, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
+    def append(self, slots: Tensor, tokens: Tensor, finished: Tensor) -> None:
         """The drawn tokens become the rows' last; a row that is finished stands still from now on."""
-        lens = self.lens[rows]
+        lens = self.lens[slots]
         last = self.tokens.shape[1] - 1
-        self.tokens[rows, lens.clamp(max=last)] = tokens.int()
-        self.lens[rows] = lens + 1
-        self.is_finished[rows] = finished != 0
+        self.tokens[slots, lens.clamp(max=last)] = tokens.int()
+        self.lens[slots] = lens + 1
+        self.is_finished[slots] = finished != 0

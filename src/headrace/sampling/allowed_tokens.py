@@ -29,7 +29,7 @@ class AllowedTokens:
         if batch.logits.is_cuda:
             from headrace.kernels.gpu.allowed import keep_allowed
 
-            keep_allowed(batch.logits, users, batch.rows, batch.columns["allowed_tokens"])
+            keep_allowed(batch.logits, users, batch.slots, batch.columns["allowed_tokens"])
         else:
             self.apply_plainly(batch, users)
 

@@ -50,5 +50,5 @@ def _last_tokens(batch: Batch, users: Tensor) -> Tensor:
     back = torch.arange(1 - MAX_BAD_WORD_LEN, 0, device=users.device)
     positions = batch.lens[users, None] + back
     is_answer = positions >= batch.column("prompt_len", users)[:, None]
-    tokens = batch.tokens[batch.rows[users, None], positions.clamp(min=0)]
+    tokens = batch.tokens[batch.slots[users, None], positions.clamp(min=0)]
     return torch.where(is_answer, tokens, _BEFORE_ANSWER)

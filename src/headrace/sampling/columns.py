@@ -20,10 +20,10 @@ class Columns:
     """Owns the columns of all features. `tensors` are the device's; rare columns are there once a row has used them."""
 
     def __init__(
-        self, columns: Sequence[Column], *, max_rows: int, device: torch.device, shares_memory: bool | None = None
+        self, columns: Sequence[Column], *, num_slots: int, device: torch.device, shares_memory: bool | None = None
     ) -> None:
         self._columns = {column.name: column for column in columns}
-        self._max_rows = max_rows
+        self._num_slots = num_slots
         self._device = device
         self._shares_memory = device.type == "cpu" if shares_memory is None else shares_memory
         self._host: dict[str, npt.NDArray[Any]] = {}
@@ -37,30 +37,30 @@ class Columns:
     def host(self, name: str) -> npt.NDArray[Any]:
         return self._host[name]
 
-    def write(self, row: int, settings: Mapping[str, Any]) -> None:
+    def write(self, slot: int, settings: Mapping[str, Any]) -> None:
         """Gives a row these settings, and the default wherever they have none."""
         for name, column in self._columns.items():
             if name in settings:
                 if name not in self._host:
                     self._allocate(column)
-                self._host[name][row] = settings[name]
-                self._set[name].add(row)
-            elif row in self._set[name]:
-                self._host[name][row] = column.default
-                self._set[name].discard(row)
+                self._host[name][slot] = settings[name]
+                self._set[name].add(slot)
+            elif slot in self._set[name]:
+                self._host[name][slot] = column.default
+                self._set[name].discard(slot)
             else:
                 continue
-            self._changed.setdefault(name, set()).add(row)
+            self._changed.setdefault(name, set()).add(slot)
 
     def send(self) -> None:
         """Brings what was written to the device."""
         for name, changed in self._changed.items() if not self._shares_memory else ():
-            rows = np.fromiter(changed, np.int64)
-            self.tensors[name].index_copy_(0, sent(rows, self._device), sent(self._host[name][rows], self._device))
+            slots = np.fromiter(changed, np.int64)
+            self.tensors[name].index_copy_(0, sent(slots, self._device), sent(self._host[name][slots], self._device))
         self._changed.clear()
 
     def _allocate(self, column: Column) -> None:
-        values = _filled(column, self._max_rows)
+        values = _filled(column, self._num_slots)
         self._host[column.name] = values
         self.tensors[column.name] = torch.from_numpy(values if self._shares_memory else values.copy()).to(self._device)
 
@@ -71,6 +71,6 @@ def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _filled(column: Column, max_rows: int) -> npt.NDArray[Any]:
-    shape = (max_rows,) if column.width is None else (max_rows, column.width)
+def _filled(column: Column, num_slots: int) -> npt.NDArray[Any]:
+    shape = (num_slots,) if column.width is None else (num_slots, column.width)
     return np.full(shape, column.default, dtype=column.dtype)

@@ -54,7 +54,7 @@ class Batch:
     """The rows of one step that draw a token."""
 
     logits: Tensor  # [R, V]
-    rows: Tensor  # [R] int64
+    slots: Tensor  # [R] int64
     lens: Tensor  # [R] int64, tokens each sequence has before the one to be drawn
     columns: Mapping[str, Tensor]  # [max_rows] or [max_rows, width] each
     tokens: Tensor | None = None  # [max_rows, max_len] int32, of all rows; past its length a row's may be anything
@@ -63,7 +63,7 @@ class Batch:
 
     def column(self, name: str, users: Tensor) -> Tensor:
         """The settings of those rows that stand at `users` [Q] in the batch: [Q] or [Q, width]."""
-        return self.columns[name][self.rows[users]]
+        return self.columns[name][self.slots[users]]
 
 
 class Feature(Protocol):

@@ -27,12 +27,12 @@ class PlacedMasks:
     bits: Tensor  # [Q, words] int32
 
     @classmethod
-    def of(cls, masks: Masks, rows: IntArray, device: torch.device) -> PlacedMasks:
+    def of(cls, masks: Masks, slots: IntArray, device: torch.device) -> PlacedMasks:
         """For the rows that draw, in their order; waits until the masks are known. Rows that ended are left out."""
-        order = np.argsort(rows, kind="stable")
-        found = np.minimum(np.searchsorted(rows, masks.rows, sorter=order), len(rows) - 1)
+        order = np.argsort(slots, kind="stable")
+        found = np.minimum(np.searchsorted(slots, masks.slots, sorter=order), len(slots) - 1)
         places = order[found]
-        is_here = rows[places] == masks.rows
+        is_here = slots[places] == masks.slots
         bits = masks.bits()
         if not is_here.all():
             places, bits = places[is_here], bits[is_here]

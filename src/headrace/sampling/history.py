@@ -40,5 +40,5 @@ def _read(batch: Batch, users: Tensor, starts: Tensor, width: int) -> History:
     positions = starts + torch.arange(max(1, width), device=users.device)
     is_token = positions < batch.lens[users, None]
     positions = torch.where(is_token, positions, starts).clamp(max=batch.tokens.shape[1] - 1)
-    tokens = batch.tokens[batch.rows[users, None], positions].long().masked_fill(~is_token[:, :1], 0)
+    tokens = batch.tokens[batch.slots[users, None], positions].long().masked_fill(~is_token[:, :1], 0)
     return History(users[:, None] * vocab_size + tokens, is_token)

@@ -15,7 +15,7 @@ from headrace.sampling.feature import Batch, Column, Terms
 class SampledLogprobs:
     """For those Q rows of a batch that asked. One that asked for fewer than n finds them at the front of its line."""
 
-    rows: Tensor  # [Q] int64, row numbers as the sampler was given them
+    slots: Tensor  # [Q] int64, row numbers as the sampler was given them
     chosen: Tensor  # [Q] float32, of the drawn token
     ranks: Tensor  # [Q] int64, of the drawn token; 1 is the likeliest
     top_ids: Tensor  # [Q, n] int64, likeliest first, n the most that any of them asked for
@@ -61,9 +61,9 @@ class Logprobs:
 
     def capture(self, batch: Batch, users: Tensor, *, is_changed: bool) -> Tensor:
         """Before anything touches the logits: those of the users, [Q, V]. A copy, unless all stay as they are."""
-        return batch.logits if len(users) == len(batch.rows) and not is_changed else batch.logits[users]
+        return batch.logits if len(users) == len(batch.slots) and not is_changed else batch.logits[users]
 
-    def collect(self, captured: Tensor, rows: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
+    def collect(self, captured: Tensor, slots: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
         """After the draw. `rows` and `tokens` are those of the users, [Q]."""
         found = scores(captured, tokens, num_top=num_top)
-        return SampledLogprobs(rows, found.chosen, found.ranks, found.top_ids, found.top_values)
+        return SampledLogprobs(slots, found.chosen, found.ranks, found.top_ids, found.top_values)

@@ -20,11 +20,11 @@ def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple
     """
     is_valid = batch.logits.amax(dim=1).isfinite()  # a NaN is larger than anything
     logits = batch.logits.double().masked_fill(~is_valid[:, None], 0.0)
-    is_greedy = batch.columns["temperature"][batch.rows] == 0.0
+    is_greedy = batch.columns["temperature"][batch.slots] == 0.0
     best = logits.argmax(dim=1)
     for feature, users in filters:
         feature.apply(dataclasses.replace(batch, logits=logits), users)
-    drawn = _draw(logits, uniform(batch.columns["seed"][batch.rows], batch.lens))
+    drawn = _draw(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
     return torch.where(is_greedy, best, drawn).masked_fill(~is_valid, 0), is_valid
 
 

@@ -25,7 +25,7 @@ def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple
     from headrace.kernels.cpu import sample as kernel  # numba takes half a second to import
 
     columns = {name: batch.columns[name] for name in ("temperature", "min_p", "top_k", "top_p", "seed")}
-    return kernel.draw(batch.logits, batch.rows, batch.lens, **columns)
+    return kernel.draw(batch.logits, batch.slots, batch.lens, **columns)
 
 
 def _draw_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
@@ -34,12 +34,12 @@ def _draw_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
     from headrace.kernels.gpu.sample import draw as draw_on_gpu
 
     columns = batch.columns
-    tokens = torch.empty_like(batch.rows)
-    flags = torch.empty_like(batch.rows, dtype=torch.uint8)
+    tokens = torch.empty_like(batch.slots)
+    flags = torch.empty_like(batch.slots, dtype=torch.uint8)
     filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
     draw_on_gpu(
         batch.logits,
-        batch.rows,
+        batch.slots,
         batch.lens,
         columns["temperature"],
         columns["seed"],

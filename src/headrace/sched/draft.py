@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.kv import BlockCopy
-from headrace.steps import Admission, IntArray, Read, StepPlan, TableWrites
+from headrace.steps import IntArray, Read, SlotEntry, StepPlan, TableWrites
 
-_NO_ROWS: IntArray = np.empty(0, np.int64)
+_NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
 class PlanDraft:
@@ -18,25 +18,25 @@ class PlanDraft:
         self.budget = budget  # tokens that still fit
         self.has_preempted = False
         self.written: set[int] = set()  # blocks of prompts in this step: copies come before it, so none from these
-        self._steady = _NO_ROWS
-        self._rows: list[int] = []
+        self._steady = _NO_SLOTS
+        self._slots: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
         self._reads: list[Read] = []
-        self._admissions: list[Admission] = []
+        self._slot_entries: list[SlotEntry] = []
         self._copies: list[BlockCopy] = []
         self._table_writes: list[tuple[IntArray, IntArray, IntArray]] = []
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._steady) and not self._rows
+        return not len(self._steady) and not self._slots
 
-    def compute_steady(self, rows: IntArray) -> None:
-        self._steady = rows
-        self.budget -= len(rows)
+    def compute_steady(self, slots: IntArray) -> None:
+        self._steady = slots
+        self.budget -= len(slots)
 
-    def compute(self, row: int, num_tokens: int, *, samples: bool) -> None:
-        self._rows.append(row)
+    def compute(self, slot: int, num_tokens: int, *, samples: bool) -> None:
+        self._slots.append(slot)
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
         self.budget -= num_tokens
@@ -44,31 +44,31 @@ class PlanDraft:
     def read(self, read: Read) -> None:
         self._reads.append(read)
 
-    def admit(self, admission: Admission, blocks: list[int], copy: BlockCopy | None) -> None:
-        self._admissions.append(admission)
+    def admit(self, entry: SlotEntry, blocks: list[int], copy: BlockCopy | None) -> None:
+        self._slot_entries.append(entry)
         num_blocks = len(blocks)
-        rows = np.full(num_blocks, admission.row, np.int64)
-        self.write_tables(rows, np.arange(num_blocks, dtype=np.int64), np.array(blocks, np.int64))
+        slots = np.full(num_blocks, entry.slot, np.int64)
+        self.write_tables(slots, np.arange(num_blocks, dtype=np.int64), np.array(blocks, np.int64))
         if copy is not None:
             self._copies.append(copy)
 
-    def write_tables(self, rows: IntArray, indexes: IntArray, blocks: IntArray) -> None:
-        self._table_writes.append((rows, indexes, blocks))
+    def write_tables(self, slots: IntArray, indexes: IntArray, blocks: IntArray) -> None:
+        self._table_writes.append((slots, indexes, blocks))
 
     def finish(self, last: StepPlan | None) -> StepPlan:
         return StepPlan(
             step=self.step,
-            rows=self._joined(self._steady, self._rows),
+            slots=self._joined(self._steady, self._slots),
             num_tokens=self._joined(np.ones(len(self._steady), np.int64), self._num_tokens),
             samples=np.concatenate([np.ones(len(self._steady), np.bool_), np.array(self._samples, np.bool_)]),
             num_batched_tokens=len(self._steady) + sum(self._num_tokens),
-            admissions=tuple(self._admissions),
+            slot_entries=tuple(self._slot_entries),
             table_writes=TableWrites(*map(np.concatenate, zip(*self._table_writes, strict=True)))
             if self._table_writes
             else None,
             copies=tuple(self._copies),
             reads=tuple(self._reads),
-            is_steady=not self._rows and last is not None and last.rows is self._steady,
+            is_steady=not self._slots and last is not None and last.slots is self._steady,
         )
 
     @staticmethod

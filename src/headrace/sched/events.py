@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.sched.sequence import Sequence, State
-from headrace.sched.slots import RowTable
+from headrace.sched.slots import SlotTable
 from headrace.steps import BoolArray, StepPromptLogprobs, StepResult
 from headrace.types import FinishReason, SequenceEvent, TokenIds, TokenLogprobs
 
@@ -16,10 +16,10 @@ Values = npt.NDArray[np.float64]
 class EventWriter:
     """Reads the rows, keeps in each sequence how much of it was delivered."""
 
-    def __init__(self, rows: RowTable) -> None:
-        self._rows = rows
+    def __init__(self, slots: SlotTable) -> None:
+        self._slots = slots
 
-    def news(self, sequence: Sequence) -> SequenceEvent:
+    def events(self, sequence: Sequence) -> SequenceEvent:
         return self._event(sequence, None, None)
 
     def last(self, sequence: Sequence, reason: FinishReason, error: str | None) -> SequenceEvent:
@@ -29,15 +29,15 @@ class EventWriter:
         """Keep the log-probabilities of rows that asked, until their next event."""
         entries = result.logprobs
         assert entries is not None
-        token_of = dict(zip(result.rows[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
-        for position, row in enumerate(entries.rows.tolist()):
-            sequence = self._rows.sequences[row]
-            if row not in token_of or sequence is None or sequence.logprobs is None:
+        token_of = dict(zip(result.slots[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
+        for position, slot in enumerate(entries.slots.tolist()):
+            sequence = self._slots.sequences[slot]
+            if slot not in token_of or sequence is None or sequence.logprobs is None:
                 continue
             num_top = sequence.request.params.logprobs or 0
             sequence.logprobs.append(
                 TokenLogprobs(
-                    token_id=token_of[row],
+                    token_id=token_of[slot],
                     logprob=float(entries.chosen[position]),
                     rank=int(entries.ranks[position]),
                     top_token_ids=tuple(entries.top_ids[position, :num_top].tolist()),
@@ -46,7 +46,7 @@ class EventWriter:
             )
 
     def take_prompt_logprobs(self, part: StepPromptLogprobs) -> None:
-        sequence = self._rows.sequences[part.row]
+        sequence = self._slots.sequences[part.slot]
         assert sequence is not None and sequence.prompt_logprobs is not None
         assert len(sequence.prompt_logprobs) == part.start, "a part of a prompt is missing"
         num_top = sequence.request.params.prompt_logprobs or 0
@@ -64,7 +64,7 @@ class EventWriter:
 
     def take_back_last(self, sequence: Sequence) -> None:
         """The last token was not drawn from anything: it never was."""
-        self._rows.known[sequence.row] -= 1
+        self._slots.known[sequence.slot] -= 1
         if sequence.logprobs:
             sequence.logprobs.pop()
 
@@ -95,7 +95,7 @@ class EventWriter:
 
     def _answer(self, sequence: Sequence) -> TokenIds:
         if sequence.state is State.RUNNING:
-            return self._rows.known_tokens(sequence.row)[sequence.prompt_len :]
+            return self._slots.known_tokens(sequence.slot)[sequence.prompt_len :]
         return sequence.token_ids[sequence.prompt_len :]
 
 

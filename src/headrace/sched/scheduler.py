@@ -23,10 +23,10 @@ from headrace.sched.forecast import Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.sequence import Sequence, State
-from headrace.sched.slots import RowTable
+from headrace.sched.slots import SlotTable
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
 from headrace.sched.token_gaps import TokenGaps
-from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, Admission, IntArray, Read, Reading, StepPlan, StepResult
+from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED, IntArray, Read, Reading, SlotEntry, StepPlan, StepResult
 from headrace.types import FinishReason, Request, SequenceEvent
 
 # Of the cache, that may be promised beyond it: to compute so little again costs less than a few rows alone, later.
@@ -49,7 +49,7 @@ class Scheduler:
             block_size=limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
-        self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
+        self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be set lower, for a while
         self._capacity = Capacity(self.tables, limits.capacity_policy)
         self._forecast = Forecast()
@@ -58,7 +58,7 @@ class Scheduler:
         self._next_forks: list[Sequence] = []  # siblings whose prompt is computed in the last planned step
         self._lagging: list[Sequence] = []  # running, with prompt tokens left to compute
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
-        self._events = EventWriter(self.rows)
+        self._events = EventWriter(self.slots)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
@@ -83,7 +83,7 @@ class Scheduler:
         pool = self.tables.pool
         return replace(
             self._stats,
-            num_running=self.rows.num_running,
+            num_running=self.slots.num_running,
             num_waiting=self._num_waiting,
             num_blocks_held=pool.num_held,
             num_blocks_idle=pool.num_idle,
@@ -98,13 +98,13 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
         sequences: list[Sequence] = []
         for index, seed in enumerate(seeds):
-            leader = sequences[0] if sequences else None
-            sequences.append(self._new_sequence(request, index, seed, stop_token_ids, leader))
-        leader = sequences[0]
-        leader.siblings = sequences[1:]
+            parent = sequences[0] if sequences else None
+            sequences.append(self._new_sequence(request, index, seed, stop_token_ids, parent))
+        parent = sequences[0]
+        parent.siblings = sequences[1:]
         self._requests[request.request_id] = list(sequences)
         self._num_waiting += len(sequences)
-        self._queue.push(leader)
+        self._queue.push(parent)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         """End a request, or one of its sequences, at once. Unknown or finished ones are left in peace."""
@@ -116,7 +116,7 @@ class Scheduler:
         return events
 
     def _new_sequence(
-        self, request: Request, index: int, seed: int, stop_token_ids: tuple[int, ...], leader: Sequence | None
+        self, request: Request, index: int, seed: int, stop_token_ids: tuple[int, ...], parent: Sequence | None
     ) -> Sequence:
         self._num_arrived += 1
         return Sequence(
@@ -127,9 +127,9 @@ class Scheduler:
             end_len=self.limits.end_len(request),
             stop_token_ids=stop_token_ids,
             token_ids=request.prompt_token_ids,
-            leader=leader,
+            parent=parent,
             logprobs=[] if request.params.uses_logprobs else None,
-            prompt_logprobs=None if request.params.prompt_logprobs is None or leader is not None else [None],
+            prompt_logprobs=None if request.params.prompt_logprobs is None or parent is not None else [None],
         )
 
     # ---- plan
@@ -156,35 +156,35 @@ class Scheduler:
         return plan
 
     def _compute_steady(self, draft: PlanDraft) -> None:
-        rows = self._with_room(draft)
-        if len(rows):
-            draft.compute_steady(rows)
-            self.rows.advance_steady(rows)
+        slots = self._with_room(draft)
+        if len(slots):
+            draft.compute_steady(slots)
+            self.slots.advance_steady(slots)
 
     def _with_room(self, draft: PlanDraft) -> IntArray:
         """The steady rows, each with a block for its next token; the youngest sequences give way if need be."""
-        rows, needy = self._steady_and_needy()
+        slots, needy = self._steady_and_needy()
         while len(needy) > self.tables.pool.num_available:
-            self._preempt(max(self.rows.running(), key=self._queue.order))
+            self._preempt(max(self.slots.running(), key=self._queue.order))
             draft.has_preempted = True
-            rows, needy = self._steady_and_needy()
+            slots, needy = self._steady_and_needy()
         if len(needy):
             blocks = self.tables.pool.take(len(needy))
-            for row, block in zip(needy.tolist(), blocks, strict=True):
-                self._table_of(row).blocks.append(block)
-            indexes = self.rows.capacity[needy] // self.limits.block_size
+            for slot, block in zip(needy.tolist(), blocks, strict=True):
+                self._table_of(slot).blocks.append(block)
+            indexes = self.slots.capacity[needy] // self.limits.block_size
             draft.write_tables(needy, indexes, np.array(blocks, np.int64))
-            self.rows.capacity[needy] += self.limits.block_size
+            self.slots.capacity[needy] += self.limits.block_size
             self._capacity.grew(len(needy))
-        return rows
+        return slots
 
     def _steady_and_needy(self) -> tuple[IntArray, IntArray]:
-        rows = self.rows.steady()
-        return rows, rows[self.rows.total[rows] > self.rows.capacity[rows]]
+        slots = self.slots.steady()
+        return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
 
-    def _table_of(self, row: int) -> BlockTable:
-        sequence = self.rows.sequences[row]
-        assert sequence is not None and sequence.table is not None, f"row {row} has no owner"
+    def _table_of(self, slot: int) -> BlockTable:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None and sequence.table is not None, f"row {slot} has no owner"
         return sequence.table
 
     def _compute_lagging(self, draft: PlanDraft) -> None:
@@ -193,17 +193,17 @@ class Scheduler:
 
     def _compute_part(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """As much of a sequence's uncomputed tokens as the budget allows; whether that was all of them."""
-        row, rows = sequence.row, self.rows
-        num_tokens = min(int(rows.total[row] - rows.computed[row]), draft.budget)
+        slot, slots = sequence.slot, self.slots
+        num_tokens = min(int(slots.total[slot] - slots.computed[slot]), draft.budget)
         if num_tokens == 0:
             return False
         assert sequence.table is not None
-        start = int(rows.computed[row])
+        start = int(slots.computed[slot])
         draft.written.update(sequence.table.blocks[start // self.limits.block_size :])
-        is_complete = rows.advance(row, num_tokens)
-        draft.compute(row, num_tokens, samples=is_complete and sequence.request.readout is None)
+        is_complete = slots.advance(slot, num_tokens)
+        draft.compute(slot, num_tokens, samples=is_complete and sequence.request.readout is None)
         self._read_part(sequence, start, num_tokens, draft)
-        self.tables.publish(sequence.table, sequence.token_ids, int(rows.computed[row]))
+        self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
         if is_complete and sequence.siblings:
             self._next_forks.extend(sequence.siblings)
             sequence.siblings = []
@@ -218,14 +218,14 @@ class Scheduler:
         first = max(start, first_read)
         if first < end:
             targets = None if readout.targets is None else readout.targets[first - first_read : end - first_read]
-            draft.read(Read(sequence.row, first - start, end - first, targets, is_last=end == prompt_len))
+            draft.read(Read(sequence.slot, first - start, end - first, targets, is_last=end == prompt_len))
 
     # ---- admission
 
     def _admit(self, draft: PlanDraft) -> None:
         if self._num_startable() < min(self.limits.admit_at_once, self._num_waiting):
             return
-        is_closed = self.limits.capacity_policy == "static_batch" and self.rows.num_running > 0
+        is_closed = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
             if is_closed and not self._forks:  # siblings belong to the batch of their leader
@@ -242,7 +242,7 @@ class Scheduler:
                 self._lagging.append(sequence)
 
     def _num_startable(self) -> int:
-        return min(self.rows.num_free, self.max_running - self.rows.num_running)
+        return min(self.slots.num_free, self.max_running - self.slots.num_running)
 
     def _next_waiting(self) -> Sequence | None:
         while self._forks and self._forks[0].state is not State.WAITING:
@@ -262,7 +262,7 @@ class Scheduler:
         copies_block = writes_shared and self.tables.pool.count(hit.blocks[-1]) > 0
         demand = self._capacity.demand(sequence, hit, copies_block=copies_block)
         if not (
-            self._capacity.admits(demand, is_first=self.rows.num_running == 0) and self._fits_later(sequence, demand)
+            self._capacity.admits(demand, is_first=self.slots.num_running == 0) and self._fits_later(sequence, demand)
         ):
             self._blocked = (sequence, self.tables.pool.num_drops)
             return False
@@ -275,26 +275,26 @@ class Scheduler:
             sequence.prompt_logprobs = [None]  # from the beginning, also after a preemption
         self._capacity.opened(sequence, table)
         self._count_start(sequence, num_cached)
-        row = self.rows.occupy(
+        slot = self.slots.occupy(
             sequence,
             step=draft.step,
             num_computed=num_cached,
             capacity=len(table.blocks) * self.limits.block_size,
         )
-        sequence.row = row
-        self._token_gaps.enter(row, sequence.last_token_at)
-        draft.admit(self._admission(sequence, num_cached), table.blocks, copy)
+        sequence.slot = slot
+        self._token_gaps.enter(slot, sequence.last_token_at)
+        draft.admit(self._slot_entry(sequence, num_cached), table.blocks, copy)
         return True
 
     def _fits_later(self, sequence: Sequence, demand: BlockDemand) -> bool:
         """Whether the cache will hold all that runs to its end, or nearly, as far as that is known; what it will not
         hold would be preempted and computed again."""
-        if self.rows.num_running == 0 or self._capacity.fits_to_the_end(demand):
+        if self.slots.num_running == 0 or self._capacity.fits_to_the_end(demand):
             return True
         block_size, pool = self.limits.block_size, self.tables.pool
         num_held = (pool.num_held + demand.num_now) * block_size
         most = pool.num_blocks * block_size * (1.0 + OVERCOMMIT)
-        return self._forecast.peak_tokens(self.rows, sequence, num_held=num_held) <= most
+        return self._forecast.peak_tokens(self.slots, sequence, num_held=num_held) <= most
 
     def _may_cut(self, draft: PlanDraft) -> bool:
         """A prompt that does not fit is cut only if the step would otherwise be small: whole ones are cheaper."""
@@ -303,12 +303,12 @@ class Scheduler:
 
     def _fork_source(self, sequence: Sequence, draft: PlanDraft) -> BlockTable | None:
         """The leader's blocks, if it still runs and neither has come back from a preemption with an answer."""
-        leader = sequence.leader
-        if leader is None or leader.state is not State.RUNNING or sequence.has_answer or leader.has_answer:
+        parent = sequence.parent
+        if parent is None or parent.state is not State.RUNNING or sequence.has_answer or parent.has_answer:
             return None
-        if self.rows.computed[leader.row] < sequence.prompt_len:
+        if self.slots.computed[parent.slot] < sequence.prompt_len:
             return None
-        table = self._table_of(leader.row)
+        table = self._table_of(parent.slot)
         last_block = table.blocks[self.tables.num_blocks_for(sequence.prompt_len) - 1]
         return None if last_block in draft.written else table
 
@@ -327,9 +327,9 @@ class Scheduler:
             return self.tables.find_prefix(token_ids[:-1], salt)
         return hit
 
-    def _admission(self, sequence: Sequence, num_computed: int) -> Admission:
-        return Admission(
-            row=sequence.row,
+    def _slot_entry(self, sequence: Sequence, num_computed: int) -> SlotEntry:
+        return SlotEntry(
+            slot=sequence.slot,
             token_ids=sequence.token_ids,
             num_computed=num_computed,
             prompt_len=sequence.prompt_len,
@@ -346,9 +346,9 @@ class Scheduler:
         """Back to the queue with all tokens known so far; what was in flight is drawn again, the same."""
         self._stats.num_preemptions += 1
         sequence.num_preemptions += 1
-        sequence.last_token_at = self._token_gaps.last_at(sequence.row)
-        sequence.token_ids = self.rows.known_tokens(sequence.row).copy()
-        self._leave_row(sequence)
+        sequence.last_token_at = self._token_gaps.last_at(sequence.slot)
+        sequence.token_ids = self.slots.known_tokens(sequence.slot).copy()
+        self._leave_slot(sequence)
         sequence.readings = []
         sequence.state = State.WAITING
         self._num_waiting += 1
@@ -356,10 +356,10 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> SequenceEvent:
         if sequence.state is State.RUNNING:
-            sequence.last_token_at = self._token_gaps.last_at(sequence.row)
+            sequence.last_token_at = self._token_gaps.last_at(sequence.slot)
         event = self._events.last(sequence, reason, error)
         if sequence.state is State.RUNNING:
-            self._leave_row(sequence)
+            self._leave_slot(sequence)
         else:
             self._num_waiting -= 1
         self._release_siblings(sequence)
@@ -375,17 +375,17 @@ class Scheduler:
         self._forks.extend(s for s in sequence.siblings if s.state is State.WAITING)
         sequence.siblings = []
 
-    def _leave_row(self, sequence: Sequence) -> None:
+    def _leave_slot(self, sequence: Sequence) -> None:
         """Give back row and blocks. Steps in flight may still write there; whoever comes next computes later."""
-        row, rows, table = sequence.row, self.rows, sequence.table
+        slot, slots, table = sequence.slot, self.slots, sequence.table
         assert table is not None
-        num_computed = min(int(rows.computed[row]), int(rows.known[row]) - 1)
-        self.tables.publish(table, rows.known_tokens(row), num_computed)
+        num_computed = min(int(slots.computed[slot]), int(slots.known[slot]) - 1)
+        self.tables.publish(table, slots.known_tokens(slot), num_computed)
         self._capacity.closing(sequence, table)
         self.tables.close(table)
         sequence.table = None
-        rows.vacate(row)
-        sequence.row = -1
+        slots.vacate(slot)
+        sequence.slot = -1
         if sequence in self._lagging:
             self._lagging.remove(sequence)
 
@@ -393,41 +393,41 @@ class Scheduler:
 
     def apply(self, result: StepResult) -> list[SequenceEvent]:
         """Take in what a step drew; news for those who listen, and the ends."""
-        is_own = self.rows.since[result.rows] <= result.step
-        rows, tokens, finished = result.rows[is_own], result.tokens[is_own], result.finished[is_own]
-        self.rows.record(rows, tokens)
-        self._stats.num_generated_tokens += len(rows)
-        self._note_times(rows)
+        is_own = self.slots.since[result.slots] <= result.step
+        slots, tokens, finished = result.slots[is_own], result.tokens[is_own], result.finished[is_own]
+        self.slots.record(slots, tokens)
+        self._stats.num_generated_tokens += len(slots)
+        self._note_times(slots)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
         for part in result.prompt_logprobs:
-            if self.rows.since[part.row] <= result.step:
+            if self.slots.since[part.slot] <= result.step:
                 self._events.take_prompt_logprobs(part)
-        is_over = (finished != GOES_ON) | (self.rows.known[rows] >= self.rows.end[rows])
+        is_over = (finished != GOES_ON) | (self.slots.known[slots] >= self.slots.end[slots])
         events = []
-        for position in np.flatnonzero(is_over | self.rows.is_watched[rows]).tolist():
-            sequence = self.rows.sequences[rows[position]]
+        for position in np.flatnonzero(is_over | self.slots.is_watched[slots]).tolist():
+            sequence = self.slots.sequences[slots[position]]
             assert sequence is not None
             if is_over[position]:
                 events.append(self._end(sequence, int(finished[position])))
             else:
-                events.append(self._events.news(sequence))
+                events.append(self._events.events(sequence))
                 if not sequence.request.watched:  # only its first token was news
-                    self.rows.is_watched[sequence.row] = False
+                    self.slots.is_watched[sequence.slot] = False
         for reading in result.readings:
-            if self.rows.since[reading.row] <= result.step:
+            if self.slots.since[reading.slot] <= result.step:
                 events += self._take_reading(reading)
         return events
 
-    def _note_times(self, rows: IntArray) -> None:
+    def _note_times(self, slots: IntArray) -> None:
         now = self._clock()
-        for row in self._token_gaps.take(rows, now).tolist():
-            sequence = self.rows.sequences[row]
+        for slot in self._token_gaps.take(slots, now).tolist():
+            sequence = self.slots.sequences[slot]
             assert sequence is not None
             sequence.first_token_at = now
 
     def _take_reading(self, reading: Reading) -> list[SequenceEvent]:
-        sequence = self.rows.sequences[reading.row]
+        sequence = self.slots.sequences[reading.slot]
         assert sequence is not None
         if not np.isfinite(reading.values).all():
             self._stats.num_finished += 1
@@ -439,7 +439,7 @@ class Scheduler:
         self._stats.num_finished += 1
         if not sequence.is_exact:
             self._forecast.learn(
-                int(self.rows.known[sequence.row]) - sequence.prompt_len, sequence.end_len - sequence.prompt_len
+                int(self.slots.known[sequence.slot]) - sequence.prompt_len, sequence.end_len - sequence.prompt_len
             )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
@@ -455,7 +455,7 @@ class Scheduler:
         self._batch_tokens.observe(plan.num_batched_tokens)
         stats.most_blocks_held = max(stats.most_blocks_held, num_held)
         stats.sum_blocks_held += num_held
-        stats.sum_unused_slots += self.rows.num_unused_slots()
+        stats.sum_unused_slots += self.slots.num_unused_positions()
 
     def _count_start(self, sequence: Sequence, num_cached: int) -> None:
         stats = self._stats
@@ -464,7 +464,7 @@ class Scheduler:
             return
         sequence.started_at = self._clock()
         sequence.num_cached_tokens = num_cached
-        if sequence.leader is None:  # a request's prompt counts once
+        if sequence.parent is None:  # a request's prompt counts once
             stats.num_prompt_tokens += sequence.prompt_len
             stats.num_prefix_queried_tokens += sequence.prompt_len
             stats.num_prefix_hit_tokens += num_cached

@@ -27,10 +27,10 @@ class Sequence:
     end_len: int
     stop_token_ids: tuple[int, ...]
     token_ids: TokenIds  # all known tokens when it last left a row; the prompt at first
-    leader: Sequence | None = None  # the sibling whose prompt blocks it shares
+    parent: Sequence | None = None  # the sibling whose prompt blocks it shares
     siblings: list[Sequence] = field(default_factory=list)
     state: State = State.WAITING
-    row: int = -1
+    slot: int = -1
     table: BlockTable | None = None
     started_at: float | None = None  # when it first got a row
     first_token_at: float | None = None
@@ -51,7 +51,7 @@ class Sequence:
         return SequenceTiming(self.started_at, self.first_token_at, self.last_token_at, self.num_preemptions)
 
     @property
-    def is_next_token_news(self) -> bool:
+    def delivers_next_token(self) -> bool:
         """Whether somebody wants to hear of its next token at once."""
         return self.request.watched or (self.request.announced and self.num_delivered == 0)
 

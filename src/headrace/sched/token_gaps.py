@@ -13,7 +13,7 @@ from headrace.steps import IntArray
 
 Gaps = npt.NDArray[np.float64]
 
-_NO_ROWS: IntArray = np.empty(0, np.int64)
+_NO_SLOTS: IntArray = np.empty(0, np.int64)
 _BOUNDS = np.array(TOKEN_GAP_BOUNDS)
 
 
@@ -23,40 +23,40 @@ class TokenGaps:
     As long as steps bring tokens of the same rows, all gaps of a step are the same and are counted together.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_slots: int) -> None:
         self.histogram = Histogram(TOKEN_GAP_BOUNDS)
-        self._last_at = np.full(num_rows, np.nan)
-        self._rows = _NO_ROWS
+        self._last_at = np.full(num_slots, np.nan)
+        self._slots = _NO_SLOTS
         self._now = 0.0
 
-    def take(self, rows: IntArray, now: float) -> IntArray:
+    def take(self, slots: IntArray, now: float) -> IntArray:
         """A step brought a token of each of these rows; those of them whose first it is."""
-        if len(rows) == len(self._rows) and (rows == self._rows).all():
-            self.histogram.observe_many(now - self._now, len(rows))
+        if len(slots) == len(self._slots) and (slots == self._slots).all():
+            self.histogram.observe_many(now - self._now, len(slots))
             self._now = now
-            return _NO_ROWS
+            return _NO_SLOTS
         self._settle()
-        gaps = now - self._last_at[rows]
+        gaps = now - self._last_at[slots]
         is_first = np.isnan(gaps)
         self._observe(gaps[~is_first] if is_first.any() else gaps)
-        self._rows, self._now = rows, now
-        return rows[is_first]
+        self._slots, self._now = slots, now
+        return slots[is_first]
 
-    def enter(self, row: int, last_at: float | None) -> None:
+    def enter(self, slot: int, last_at: float | None) -> None:
         """A sequence moves in, with a token from before a preemption or without one."""
         self._settle()
-        self._last_at[row] = np.nan if last_at is None else last_at
+        self._last_at[slot] = np.nan if last_at is None else last_at
 
-    def last_at(self, row: int) -> float | None:
+    def last_at(self, slot: int) -> float | None:
         """When the row's last token came."""
         self._settle()
-        last_at = float(self._last_at[row])
+        last_at = float(self._last_at[slot])
         return None if np.isnan(last_at) else last_at
 
     def _settle(self) -> None:
-        if len(self._rows):
-            self._last_at[self._rows] = self._now
-            self._rows = _NO_ROWS
+        if len(self._slots):
+            self._last_at[self._slots] = self._now
+            self._slots = _NO_SLOTS
 
     def _observe(self, gaps: Gaps) -> None:
         if not len(gaps):

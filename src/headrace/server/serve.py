@@ -1,4 +1,4 @@
-"""From settings to a running server, and to its exit code: the one place where its parts are put together."""
+"""Runs a server: builds its parts from the settings, serves, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.server.http.gate import Gate
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import Admission, AdmissionLimits
+from headrace.server.request_queue import QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 
 
 def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
-    """Until a signal. What can be refused is refused before the model is loaded."""
+    """Serve until a signal. Bad settings are refused before the model is loaded."""
     keys = Keys(options, tell=tell)
     check_tls(options)
     _warn(options, keys, tell)
@@ -38,7 +38,7 @@ async def _run(
     try:
         server = Server(engine, options, keys, model_name=options.served_model_name or config.model, tell=tell)
         server.tell_settings()
-        listener.listen(BACKLOG)  # whoever reads the next line may connect at once
+        listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         tell(f"serving {server.services.model_name} on {address_of(listener, options)}")
         return await server.lifecycle.run(listener)
     finally:
@@ -46,7 +46,7 @@ async def _run(
 
 
 class Server:
-    """The parts of one server, each owned here and known to the others by what it needs of them."""
+    """Owns the parts of one server and connects them."""
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, tell: Tell) -> None:
         settings = engine.settings
@@ -55,7 +55,7 @@ class Server:
         self._tell = tell
         self.state = ServerState(lambda: engine.phase)
         self.metrics = ServerMetrics(model_name, settings)
-        self.admission = Admission(options, AdmissionLimits.of(options, settings), state=self.state)
+        self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
         )
@@ -63,7 +63,7 @@ class Server:
         self.services = Services(
             engine=engine,
             options=options,
-            admission=self.admission,
+            queue=self.queue,
             metrics=self.metrics,
             model_name=model_name,
             state=self.state,
@@ -84,10 +84,10 @@ class Server:
         self.services.control = self.lifecycle
 
     def tell_settings(self) -> None:
-        """Each automatic value with its reason."""
+        """Print each automatic value with its reason."""
         for choice in self._engine.settings.choices:
             self._tell(f"{choice.name} = {choice.value} ({choice.reason})")
-        limits = self.admission.limits
+        limits = self.queue.limits
         if self._options.max_num_queued_reqs is None:
             self._tell(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
         if self._options.max_num_queued_tokens is None:
@@ -100,9 +100,9 @@ class Server:
 
 def _warn(options: ServerOptions, keys: Keys, tell: Tell) -> None:
     if not keys.are_required and not _is_loopback(options.host):
-        tell(f"warning: everybody who can reach {options.host} may use this server; --api-key-file asks for keys")
+        tell(f"warning: everybody who can reach {options.host} can use this server; set --api-key-file to require keys")
     if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
-        tell("warning: keys and texts travel unencrypted; use --ssl-certfile, or a proxy that speaks TLS")
+        tell("warning: keys and texts are sent unencrypted; use --ssl-certfile, or a TLS proxy")
 
 
 def _is_loopback(host: str) -> bool:

@@ -30,9 +30,9 @@ class Inbox:
         """All events up to the last one's of these requests, of one sequence each."""
         events: list[SequenceEvent] = []
         while {event.request_id for event in events if event.finish_reason} < set(request_ids):
-            news = self.next()
-            assert news, "the engine has failed"
-            events += news
+            batch = self.next()
+            assert batch, "the engine has failed"
+            events += batch
         return events
 
 

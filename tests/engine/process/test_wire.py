@@ -145,7 +145,7 @@ commands = st.one_of(
     st.just(wire.ForgetPrefixes()),
     st.just(wire.Close()),
 )
-news = st.one_of(
+messages = st.one_of(
     st.builds(wire.Stage, texts),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
@@ -188,7 +188,7 @@ def test_a_request_arrives_as_it_was_sent(request: Request) -> None:
 def test_steps_arrive_as_they_were_sent(steps: list[list[SequenceEvent]], counters: EngineStats | None) -> None:
     writer, reader = wire.StepWriter(), wire.StepReader()
     for sent in steps:
-        step = wire.decode_news(wire.encode(writer.step(sent, counters)))
+        step = wire.decode_message(wire.encode(writer.step(sent, counters)))
         assert isinstance(step, wire.Step)
         assert_same(sent, reader.events(step))
         assert_same(counters, step.stats)
@@ -199,9 +199,9 @@ def test_commands_arrive_as_they_were_sent(command: wire.Command) -> None:
     assert_same(command, wire.decode_command(wire.encode(command)))
 
 
-@given(news)
-def test_news_arrive_as_they_were_sent(message: wire.News) -> None:
-    assert_same(message, wire.decode_news(wire.encode(message)))
+@given(messages)
+def test_messages_arrive_as_they_were_sent(message: wire.EngineMessage) -> None:
+    assert_same(message, wire.decode_message(wire.encode(message)))
 
 
 def test_infinite_log_probabilities_arrive() -> None:

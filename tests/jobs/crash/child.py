@@ -27,7 +27,7 @@ from headrace.jobs.run.current_engine import SPARE_SEQUENCES
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.runner.fake import FakeRunner
-from headrace.steps import Admission, StepPlan, StepResult
+from headrace.steps import SlotEntry, StepPlan, StepResult
 from headrace.text import Tokenizer
 from tests.jobs.conftest import ASCII, starter
 
@@ -79,7 +79,7 @@ class OrderedRunner(FakeRunner):
 
     def submit(self, plan: StepPlan) -> StepResult:
         order = self._order
-        if order.poison and any(_text(admission) in order.poison for admission in plan.admissions):
+        if order.poison and any(_text(entry) in order.poison for entry in plan.slot_entries):
             if order.poison_kills:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("poison")
@@ -99,9 +99,9 @@ class OrderedRunner(FakeRunner):
         return super().submit(plan)
 
 
-def _text(admission: Admission) -> str:
+def _text(entry: SlotEntry) -> str:
     """Of its prompt: a preempted one has its answer so far behind it."""
-    return bytes(admission.token_ids[: admission.prompt_len].tolist()).decode()
+    return bytes(entry.token_ids[: entry.prompt_len].tolist()).decode()
 
 
 def run_order(order: Order, tokenizer: Tokenizer) -> int:

@@ -22,17 +22,17 @@ NOBODY = 40
 @given(st.integers(0, 40), st.lists(st.integers(2, 300), max_size=6))
 def test_a_step_keeps_its_tokens_and_nobody_has_the_rest(num_single: int, prompts: list[int]) -> None:
     num_tokens = np.array([1] * num_single + prompts, np.int64)
-    rows = np.random.default_rng(num_single).permutation(NOBODY + 10)[: len(num_tokens)]
-    rows[rows == NOBODY] = NOBODY + 10
+    slots = np.random.default_rng(num_single).permutation(NOBODY + 10)[: len(num_tokens)]
+    slots[slots == NOBODY] = NOBODY + 10
     shape = next(shape for shape in SHAPES if shape.num_tokens >= num_tokens.sum())
-    packed = shape.packed(rows, num_tokens, num_single, NOBODY)
-    token_rows, offsets, seq_rows, lens, starts, tiles = (a.numpy() for a in shape.unpacked(torch.from_numpy(packed)))
+    packed = shape.packed(slots, num_tokens, num_single, NOBODY)
+    token_slots, offsets, seq_slots, lens, starts, tiles = (a.numpy() for a in shape.unpacked(torch.from_numpy(packed)))
 
     num_padding = shape.num_tokens - num_tokens.sum()
-    assert token_rows.tolist() == [*np.repeat(rows, num_tokens), *[NOBODY] * num_padding]
+    assert token_slots.tolist() == [*np.repeat(slots, num_tokens), *[NOBODY] * num_padding]
     assert offsets.tolist() == [n for length in [*num_tokens, num_padding] for n in range(length)]
-    is_somebodys = (lens > 0) & (seq_rows != NOBODY)
-    assert seq_rows[is_somebodys].tolist() == rows.tolist() and lens[is_somebodys].tolist() == num_tokens.tolist()
+    is_somebodys = (lens > 0) & (seq_slots != NOBODY)
+    assert seq_slots[is_somebodys].tolist() == slots.tolist() and lens[is_somebodys].tolist() == num_tokens.tolist()
     assert (lens[:num_single] == 1).all() and not lens[num_single : shape.num_single].any()
     assert np.array_equal(np.diff(starts), lens) and starts[-1] == shape.num_tokens
 

@@ -8,24 +8,24 @@ from headrace.steps import TableWrites
 
 def mirror_of(tables: list[list[int]]) -> BlockTableMirror:
     mirror = BlockTableMirror(len(tables), 64)
-    for row, blocks in enumerate(tables):
-        mirror.write(writes(row, 0, blocks))
+    for slot, blocks in enumerate(tables):
+        mirror.write(writes(slot, 0, blocks))
     return mirror
 
 
-def writes(row: int, start: int, blocks: list[int]) -> TableWrites:
+def writes(slot: int, start: int, blocks: list[int]) -> TableWrites:
     indexes = np.arange(start, start + len(blocks))
-    return TableWrites(np.full(len(blocks), row), indexes, np.array(blocks))
+    return TableWrites(np.full(len(blocks), slot), indexes, np.array(blocks))
 
 
-def groups_of(mirror: BlockTableMirror, rows: list[int]) -> PrefixGroups | None:
-    return mirror.groups(np.array(rows), block_size=16, seqs_per_tile=8)
+def groups_of(mirror: BlockTableMirror, slots: list[int]) -> PrefixGroups | None:
+    return mirror.groups(np.array(slots), block_size=16, seqs_per_tile=8)
 
 
 def sharing(num_rows: int, num_shared: int, first: int = 1000) -> list[list[int]]:
     """Rows with a common beginning and two blocks of their own."""
     common = list(range(first, first + num_shared))
-    return [[*common, first + 500 + 2 * row, first + 501 + 2 * row] for row in range(num_rows)]
+    return [[*common, first + 500 + 2 * slot, first + 501 + 2 * slot] for slot in range(num_rows)]
 
 
 def test_rows_with_a_common_beginning_form_tiles_of_it() -> None:

@@ -58,10 +58,12 @@ class Rows:
 def test_a_step_in_the_form_of_a_graph_is_the_step_itself(tmp_path: Path) -> None:
     save_model(tmp_path)
     decoder = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.float32)
-    rows = np.array([2, 0, 6, 5, 1, 3, 7])  # three of one token, two prompts that go on, two that begin
+    slots = np.array([2, 0, 6, 5, 1, 3, 7])  # three of one token, two prompts that go on, two that begin
     num_tokens = np.array([1, 1, 1, 9, 2, 30, 17])
-    context_lens = np.array([10, 31, 7, 0, 0, 20, 3, 0, 0])[rows] + num_tokens
-    plan = StepPlan(step=0, rows=rows, num_tokens=num_tokens, samples=np.ones(len(rows), bool), num_batched_tokens=61)
+    context_lens = np.array([10, 31, 7, 0, 0, 20, 3, 0, 0])[slots] + num_tokens
+    plan = StepPlan(
+        step=0, slots=slots, num_tokens=num_tokens, samples=np.ones(len(slots), bool), num_batched_tokens=61
+    )
 
     eager = Rows(decoder)
     buffer = torch.zeros(4096, dtype=torch.int32)
@@ -71,7 +73,7 @@ def test_a_step_in_the_form_of_a_graph_is_the_step_itself(tmp_path: Path) -> Non
 
     graphed = Rows(decoder)
     shape = next(shape for shape in prompt_shapes(256, NUM_ROWS - 1, MAX_LEN) if shape.num_tokens >= num_tokens.sum())
-    packed = torch.from_numpy(shape.packed(rows, num_tokens, 3, NOBODY)).int()
+    packed = torch.from_numpy(shape.packed(slots, num_tokens, 3, NOBODY)).int()
     layout, token_ids = graphed.layouts.of_arrays(shape.unpacked(packed), shape.num_single, shape.num_tokens)
     found = decoder.hidden(token_ids, layout, graphed.caches)
 

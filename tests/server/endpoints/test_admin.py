@@ -113,7 +113,7 @@ def test_a_drain_finishes_what_runs_however_often_it_is_asked_for(engine: AsyncE
     async def body(made: Running) -> None:
         hold(engine, 0)
         running = asyncio.create_task(made.complete())
-        await until(lambda: made.server.admission.num_waiting == 1)
+        await until(lambda: made.server.queue.num_waiting == 1)
         answers = await asyncio.gather(*(ask(made, "/admin/drain", **ROOT) for _ in range(3)))
         assert [answer.status_code for answer in answers] == [202, 202, 202]
         assert answers[0].json() == {"status": "draining", "num_in_flight": 1}

@@ -213,13 +213,13 @@ def test_priorities_are_for_servers_that_follow_them(tiny_directory: Any) -> Non
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_return(server: Server) -> None:
-    server.admission.is_full = True
+    server.queue.is_full = True
     try:
         answer = server.post(CHAT, BODIES[CHAT])
         for path, body in {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}.items():
             assert server.error(path, body, status=503)["code"] == "queue_full"
     finally:
-        server.admission.is_full = False
+        server.queue.is_full = False
     assert answer.status_code == 503 and answer.headers["retry-after"] == "7"
     assert answer.json()["error"]["code"] == "queue_full"
     assert server.metrics.refusals[-1] == "queue_full"

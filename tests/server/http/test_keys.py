@@ -107,7 +107,7 @@ def test_a_broken_file_neither_opens_nor_closes_a_running_server(tmp_path: Path,
     path.write_text(text)
     keys.reload()
     assert keys.are_required and names(keys, "key") == ["line-1"]
-    assert told[-1].startswith("the keys stay as they were")
+    assert told[-1].startswith("keeping the old keys")
 
 
 @pytest.mark.parametrize(
@@ -134,5 +134,5 @@ def test_an_empty_key_is_refused_rather_than_open_to_all() -> None:
 
 
 def test_the_admin_key_must_be_its_own() -> None:
-    with pytest.raises(ConfigError, match="also the key of a client"):
+    with pytest.raises(ConfigError, match="also a client's key"):
         make_keys(api_key="same", admin_key="same")

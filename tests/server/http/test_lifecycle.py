@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, most_connections, open_listener
+from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, max_connections, open_listener
 from headrace.server.options import ServerOptions
 from tests.server.live import Live, read_answer, run, until
 
@@ -141,7 +141,7 @@ def test_an_engine_that_has_given_up_ends_the_server_with_one(monkeypatch: pytes
         async with Live() as live:
             live.lifecycle._has_given_up = lambda: True
             assert await live.exit == 1
-            assert live.told[0] == "the engine has stopped for good; the server ends"
+            assert live.told[0] == "the engine could not be restarted; the server ends"
 
     run(body)
 
@@ -170,7 +170,7 @@ def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
             assert (await live.get(X_Api_Key="old")).status == 200
             path.write_text("new")
             send(signal.SIGHUP)
-            await until(lambda: live.told == ["read 1 keys again"])
+            await until(lambda: live.told == ["reloaded 1 keys"])
             assert (await live.get(X_Api_Key="old")).status == 401
             assert (await live.get(X_Api_Key="new")).status == 200
 
@@ -203,13 +203,13 @@ def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
             open_listener(ServerOptions(port=taken.getsockname()[1]))
 
 
-def test_the_most_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_limit_leaves_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
-    assert most_connections() == 1024 - SPARE_FILES
+    assert max_connections() == 1024 - SPARE_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert most_connections() == 1 << 20
+    assert max_connections() == 1 << 20
 
 
 # ---- TLS

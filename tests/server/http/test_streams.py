@@ -158,14 +158,14 @@ def test_a_client_that_leaves_a_stream_aborts_its_request(
         wire.read_until(b"x")
     wire.close()
     slow.wait_until(lambda: pretender.client.aborted == [pretender.client.requests[0].request_id])
-    slow.wait_until(lambda: slow.admission.num_open == 0 and slow.metrics.reasons == ["abort"])
+    slow.wait_until(lambda: slow.queue.num_open == 0 and slow.metrics.reasons == ["abort"])
     assert slow.get("/load").json() == {"server_load": 0}
 
 
 def test_a_client_that_leaves_before_a_whole_answer_aborts_it_too(slow: Server, pretender: Pretender) -> None:
     wire = begin(slow, pretender, stream=False)
     wire.close()
-    slow.wait_until(lambda: len(pretender.client.aborted) == 1 and slow.admission.num_open == 0)
+    slow.wait_until(lambda: len(pretender.client.aborted) == 1 and slow.queue.num_open == 0)
 
 
 def test_the_real_engine_gives_back_the_blocks_of_those_who_left(server: Server) -> None:
@@ -174,7 +174,7 @@ def test_the_real_engine_gives_back_the_blocks_of_those_who_left(server: Server)
     for wire in wires:
         wire.read_until(b"data: ")
         wire.close()
-    server.wait_until(lambda: server.is_idle and server.admission.num_open == 0)
+    server.wait_until(lambda: server.is_idle and server.queue.num_open == 0)
 
 
 def test_a_slow_reader_gets_all_and_holds_up_nobody(slow: Server, pretender: Pretender) -> None:
@@ -266,7 +266,7 @@ def test_the_death_of_the_engine_ends_every_stream_and_refuses_new_requests(slow
     assert b"503 Service Unavailable" in waiting.read_until(HEAD_END)
     answer = slow.post(TEXT, {"prompt": "hi"})
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_dead"
-    assert slow.admission.num_open == 0
+    assert slow.queue.num_open == 0
 
 
 def test_a_deadline_ends_a_request(pretender: Pretender) -> None:
@@ -280,7 +280,7 @@ def test_two_requests_with_one_id_do_not_meet(slow: Server, pretender: Pretender
     begin(slow, pretender, request_id="same")
     error = slow.error(CHAT, {"messages": [{"role": "user", "content": "x"}], "request_id": "same"})
     assert error["param"] == "request_id"
-    assert slow.admission.num_open == 1
+    assert slow.queue.num_open == 1
 
 
 def test_a_fault_of_ours_is_a_500_without_details_and_harms_no_other(
@@ -338,7 +338,7 @@ def test_only_streams_and_stop_strings_are_watched_token_by_token(slow: Server, 
 
 def test_a_whole_answer_leaves_the_queue_with_its_first_token(slow: Server, pretender: Pretender) -> None:
     wire = begin(slow, pretender, TEXT, stream=False)
-    (reservation,) = slow.admission.reservations
+    (reservation,) = slow.queue.reservations
     assert not reservation.is_started
     pretender.client.say("a")
     slow.wait_until(lambda: reservation.is_started)
@@ -362,7 +362,7 @@ def test_the_salt_of_a_key_is_around_the_clients_own() -> None:
 
 def test_the_reservation_is_made_before_and_corrected_after_tokenizing(slow: Server, pretender: Pretender) -> None:
     wire = begin(slow, pretender, TEXT, prompt="12345")
-    (reservation,) = slow.admission.reservations
+    (reservation,) = slow.queue.reservations
     assert reservation.num_tokens == 5 and not reservation.is_started
     pretender.client.say("x")
     wire.read_until(b"x")

@@ -187,7 +187,7 @@ class EngineProcess:
         events: list[SequenceEvent] = []
         for frame in frames:
             self.signs = self.signs._replace(num_frames=self.signs.num_frames + 1)
-            match wire.decode_news(frame):
+            match wire.decode_message(frame):
                 case wire.Step() as step:
                     events += self._reader.events(step)
                     self._stats = step.stats or self._stats

@@ -95,7 +95,7 @@ class Pulse(_Message, frozen=True):
 
 
 Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | Close
-News: TypeAlias = Stage | Ready | Failed | Step | Pulse
+EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Pulse
 
 
 def _plain(value: Any) -> Any:
@@ -116,14 +116,14 @@ def _array(kind: type[Any], sent: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _command_decoder = msgspec.msgpack.Decoder(Command, dec_hook=_array)
-_news_decoder = msgspec.msgpack.Decoder(News, dec_hook=_array)
+_message_decoder = msgspec.msgpack.Decoder(EngineMessage, dec_hook=_array)
 _REQUEST_FIELDS = get_type_hints(Request) | {"params": dict[str, Any]}
 _request_decoder = msgspec.msgpack.Decoder(
     msgspec.defstruct("SentRequest", [*_REQUEST_FIELDS.items()]), dec_hook=_array
 )
 
 
-def encode(message: Command | News) -> bytes:
+def encode(message: Command | EngineMessage) -> bytes:
     return _encoder.encode(message)
 
 
@@ -132,9 +132,9 @@ def decode_command(frame: bytes) -> Command:
     return command
 
 
-def decode_news(frame: bytes) -> News:
-    news: News = _news_decoder.decode(frame)
-    return news
+def decode_message(frame: bytes) -> EngineMessage:
+    message: EngineMessage = _message_decoder.decode(frame)
+    return message
 
 
 def submission(request: Request) -> Submit:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineStats
-from headrace.engine.offline_order import level_of
+from headrace.engine.offline_order import target_concurrency_of
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
@@ -53,11 +53,11 @@ class CurrentEngine:
             except EngineDeadError:
                 pass  # it ended with its engine, whose last word is on its way
 
-    def level(self, left: WorkLeft) -> None:
+    def set_target_concurrency(self, left: WorkLeft) -> None:
         """All that is left is known: run no more at once than keeps the device busy until the longest answer ends."""
         longest = max(left.longest_waiting, left.longest_running)
         num_tokens = left.num_decode_tokens + left.num_running_decode_tokens
-        if (num_seqs := level_of(round(num_tokens), round(longest), self.engine.settings)) is not None:
+        if (num_seqs := target_concurrency_of(round(num_tokens), round(longest), self.engine.settings)) is not None:
             self.engine.client.limit_running(num_seqs)
 
     def bury(self, death: EngineDeadError) -> LostEngine:

@@ -212,7 +212,7 @@ class JobRun:
             case InputEnded(num_lines):
                 self._bulletin.num_expected = num_lines
                 self._planner.end_input()
-                self._current.level(self._planner.left())
+                self._current.set_target_concurrency(self._planner.left())
 
     def _take_prepared(self, items: Items) -> None:
         planner, outcomes, suspects = self._planner, self._outcomes, self._recovery.suspects
@@ -284,7 +284,7 @@ class JobRun:
                     raise self._recovery.cannot_start(error) from None
                 delay_s = self._recovery.start_delay_s(num_failures)
         if self._planner.has_ended:
-            self._current.level(self._planner.left())
+            self._current.set_target_concurrency(self._planner.left())
 
     def _wait(self, seconds: float) -> bool:
         """False: the job is to stop, so there is nothing to wait for."""

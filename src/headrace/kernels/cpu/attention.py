@@ -74,7 +74,7 @@ def paged_attention(
         out,
         layout.query_starts,
         layout.context_lens,
-        layout.rows,
+        layout.slots,
         layout.block_tables,
         layout.block_tables.stride(0),
         layout.num_seqs,

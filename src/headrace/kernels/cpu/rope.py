@@ -49,7 +49,7 @@ def rope_and_store(
     _rope_and_store(
         qkv,
         layout.positions,
-        layout.slots,
+        layout.slot_mapping,
         cos_sin,
         cache.keys,
         cache.values,
@@ -70,7 +70,7 @@ def rope_and_store(
 @kernel(
     qkv="pointer",
     positions="pointer",
-    slots="pointer",
+    slot_mapping="pointer",
     cos_sin="pointer",
     keys="pointer",
     values="pointer",
@@ -94,7 +94,7 @@ def _rope_and_store(pointer: Pointer) -> None:
             k = after(q, num_heads * head_dim)
             v = after(k, num_kv_heads * head_dim)
             angles = after(floats(a.cos_sin), int64s(a.positions)[token] * head_dim)
-            slot = int64s(a.slots)[token]
+            slot = int64s(a.slot_mapping)[token]
             block, offset = slot // a.block_size, slot % a.block_size
             for head in range(num_heads):
                 if a.q_norm != 0:

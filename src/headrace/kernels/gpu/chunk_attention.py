@@ -43,7 +43,7 @@ def chunk_attention(
         cache.keys,
         cache.values,
         layout.block_tables,
-        layout.rows,
+        layout.slots,
         layout.context_lens,
         layout.query_starts,
         layout.tiles,

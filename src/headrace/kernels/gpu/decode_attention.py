@@ -63,7 +63,7 @@ def decode_attention(
         cache.keys,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
         layout.block_tables,
-        layout.rows,
+        layout.slots,
         layout.context_lens,
         layout.context_lens if shared is None else shared.lens,
         out,

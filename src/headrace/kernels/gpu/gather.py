@@ -24,7 +24,7 @@ def gather_contexts(
         cache.keys,
         cache.values,
         layout.block_tables,
-        layout.rows[gathering.first_seq :],
+        layout.slots[gathering.first_seq :],
         gathering.starts,
         keys,
         values,

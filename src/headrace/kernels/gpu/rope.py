@@ -26,7 +26,7 @@ def rope_and_store(
         _rope_and_store[(num_tokens, num_kv_heads)](
             qkv,
             layout.positions,
-            layout.slots,
+            layout.slot_mapping,
             cos_sin,
             cache.keys,
             cache.values,
@@ -70,7 +70,7 @@ def _rotated(
 def _rope_and_store(
     qkv,
     positions,
-    slots,
+    slot_mapping,
     cos_sin,
     keys,
     values,
@@ -103,7 +103,7 @@ def _rope_and_store(
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
     # The place of this token and head in the cache: [block, head, offset, dim].
-    slot = tl.load(slots + token)
+    slot = tl.load(slot_mapping + token)
     place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
     key = line + (NUM_HEADS + head) * HEAD_DIM
     first, second, inside = _rotated(key, k_norm, cos, sin, dims, eps, 1, 1, HEAD_DIM, HAS_K_NORM)

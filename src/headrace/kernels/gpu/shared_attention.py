@@ -65,7 +65,7 @@ def shared_attention(
         cache.keys,
         cache.values,
         layout.block_tables,
-        layout.rows,
+        layout.slots,
         shared.tile_seqs,
         shared.tile_lens,
         partial,

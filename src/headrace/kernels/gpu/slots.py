@@ -22,7 +22,7 @@ def prepare_decode(
     block_size: int,
     token_ids: Tensor,  # [B] int32, out
     positions: Tensor,  # [B] int64, out
-    slots: Tensor,  # [B] int64, out
+    slot_mapping: Tensor,  # [B] int64, out
     context_lens: Tensor,  # [B] int32, out
 ) -> None:
     """The next token of each row and where its key and value go."""
@@ -34,7 +34,7 @@ def prepare_decode(
         block_tables,
         token_ids,
         positions,
-        slots,
+        slot_mapping,
         context_lens,
         num_rows,
         tokens.stride(0),
@@ -53,7 +53,7 @@ def _prepare(
     block_tables,
     token_ids,
     positions,
-    slots,
+    slot_mapping,
     context_lens,
     num_rows,
     token_stride,
@@ -68,7 +68,7 @@ def _prepare(
     block = tl.load(block_tables + row * table_stride + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     tl.store(token_ids + place, tl.load(tokens + row * token_stride + position, mask=inside, other=0), mask=inside)
     tl.store(positions + place, position, mask=inside)
-    tl.store(slots + place, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
+    tl.store(slot_mapping + place, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
     tl.store(context_lens + place, (position + 1).to(tl.int32), mask=inside)
 
 

@@ -49,14 +49,14 @@ class DecodeInputs:
     def __init__(self, size: int, device: torch.device) -> None:
         self.token_ids = torch.zeros(size, dtype=torch.int32, device=device)
         self.positions = torch.zeros(size, dtype=torch.int64, device=device)
-        self.slots = torch.zeros(size, dtype=torch.int64, device=device)
+        self.slot_mapping = torch.zeros(size, dtype=torch.int64, device=device)
         self.context_lens = torch.ones(size, dtype=torch.int32, device=device)
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def first(self, size: int) -> DecodeInputs:
         part = object.__new__(DecodeInputs)
         part.token_ids, part.positions = self.token_ids[:size], self.positions[:size]
-        part.slots, part.context_lens = self.slots[:size], self.context_lens[:size]
+        part.slot_mapping, part.context_lens = self.slot_mapping[:size], self.context_lens[:size]
         part.query_starts = self.query_starts[: size + 1]
         return part
 

@@ -48,10 +48,10 @@ def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops
     starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
     layout = StepLayout(
         positions=places % decoder.max_len,  # a step may have more tokens, of several prompts
-        slots=places,
+        slot_mapping=places,
         query_starts=starts,
         context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
-        rows=torch.zeros(1, dtype=torch.int32, device=device),
+        slots=torch.zeros(1, dtype=torch.int32, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         max_query_len=num_tokens,
         max_context_len=num_tokens,

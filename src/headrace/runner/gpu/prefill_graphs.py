@@ -47,34 +47,34 @@ class PromptShape:
         sequence the row and how many tokens it has; where each begins; and the tiles."""
         return (self.num_tokens,) * 2 + (self.num_seqs,) * 2 + (self.num_seqs + 1, 2 * self.num_tiles)
 
-    def packed(self, rows: IntArray, num_tokens: IntArray, num_single: int, padding_row: int) -> IntArray:
+    def packed(self, slots: IntArray, num_tokens: IntArray, num_single: int, padding_slot: int) -> IntArray:
         """These numbers for a step whose first `num_single` rows have one token each, one array after the other, each
         aligned to 16 bytes as kernels are compiled for."""
-        num_prompts = len(rows) - num_single
+        num_prompts = len(slots) - num_single
         lens = np.zeros(self.num_seqs, np.int64)
         lens[:num_single] = 1
         lens[self.num_single : self.num_single + num_prompts] = num_tokens[num_single:]
         lens[-1] = self.num_tokens - num_tokens.sum()
-        seq_rows = np.full(self.num_seqs, padding_row, np.int64)
-        seq_rows[:num_single] = rows[:num_single]
-        seq_rows[self.num_single : self.num_single + num_prompts] = rows[num_single:]
+        seq_slots = np.full(self.num_seqs, padding_slot, np.int64)
+        seq_slots[:num_single] = slots[:num_single]
+        seq_slots[self.num_single : self.num_single + num_prompts] = slots[num_single:]
         starts = np.concatenate([[0], np.cumsum(lens)])
         offsets = np.arange(self.num_tokens) - np.repeat(starts[:-1], lens)
         tiles = np.tile([self.num_seqs - 1, self.num_tokens], (self.num_tiles, 1))  # past the last token of nobody's
         filled = tiles_of(lens, self.num_single)[0]
         tiles[: len(filled)] = filled
-        arrays = (np.repeat(seq_rows, lens), offsets, seq_rows, lens, starts, tiles.reshape(-1))
+        arrays = (np.repeat(seq_slots, lens), offsets, seq_slots, lens, starts, tiles.reshape(-1))
         return np.concatenate([np.pad(array, (0, -len(array) % _ALIGNED)) for array in arrays])
 
     def unpacked(self, numbers: Tensor) -> list[Tensor]:
         parts = numbers.split([count + -count % _ALIGNED for count in self.counts])
         return [part[:count] for part, count in zip(parts, self.counts, strict=True)]
 
-    def of_nobody(self, padding_row: int) -> IntArray:
+    def of_nobody(self, padding_slot: int) -> IntArray:
         """Such numbers without a sequence that is anybody's, and none of them long."""
         num_prompts = min(_MOST_PROMPTS, self.num_tokens)
         lens = np.full(num_prompts, self.num_tokens // num_prompts)
-        return self.packed(np.full(num_prompts, padding_row), lens, 0, padding_row)
+        return self.packed(np.full(num_prompts, padding_slot), lens, 0, padding_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ class PromptGraphs:
         self._hidden = torch.zeros((most, spec.hidden_size), dtype=dtype, device=device)
         self._graphs: list[PromptGraph] = []
 
-    def capture(self, pool: Any, padding_row: int) -> None:
+    def capture(self, pool: Any, padding_slot: int) -> None:
         """The largest first, so that the others fit into its memory."""
         for shape in reversed(self._shapes):
-            numbers = torch.from_numpy(shape.of_nobody(padding_row)).to(self._hidden.device, torch.int32)
+            numbers = torch.from_numpy(shape.of_nobody(padding_slot)).to(self._hidden.device, torch.int32)
             hidden = self._hidden[: shape.num_tokens]
             if not self._graphs:
                 self._forward(shape, shape.unpacked(numbers))  # compiles kernels

@@ -29,24 +29,24 @@ class BlockTableMirror:
         self._num_blocks = np.zeros(num_rows, np.int64)
 
     def write(self, writes: TableWrites) -> None:
-        self._tables[writes.rows, writes.indexes] = writes.blocks
-        starts = writes.rows[writes.indexes == 0]
+        self._tables[writes.slots, writes.indexes] = writes.blocks
+        starts = writes.slots[writes.indexes == 0]
         self._num_blocks[starts] = 0  # a new owner
-        np.maximum.at(self._num_blocks, writes.rows, writes.indexes + 1)
+        np.maximum.at(self._num_blocks, writes.slots, writes.indexes + 1)
 
-    def groups(self, rows: IntArray, *, block_size: int, seqs_per_tile: int) -> PrefixGroups | None:
+    def groups(self, slots: IntArray, *, block_size: int, seqs_per_tile: int) -> PrefixGroups | None:
         """Rows that share their first block, each such set with the blocks that all of it has in common."""
-        firsts = self._tables[rows, 0]
+        firsts = self._tables[slots, 0]
         order = np.argsort(firsts, kind="stable")
         borders = np.flatnonzero(np.diff(firsts[order], prepend=-1, append=-1))
-        lens = np.zeros(len(rows), np.int64)
+        lens = np.zeros(len(slots), np.int64)
         tiles: list[IntArray] = []  # each [SEQS]
         tile_lens: list[int] = []
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             if end - begin < MIN_SEQS:
                 continue
             members = order[begin:end]
-            num_blocks = self._num_common(rows[members])
+            num_blocks = self._num_common(slots[members])
             if num_blocks < MIN_BLOCKS:
                 continue
             lens[members] = num_blocks * block_size
@@ -59,10 +59,10 @@ class BlockTableMirror:
             return None
         return PrefixGroups(lens, np.stack(tiles), np.array(tile_lens, np.int64))
 
-    def _num_common(self, rows: IntArray) -> int:
-        num_own = int(self._num_blocks[rows].min()) - 1  # the last block is being written
+    def _num_common(self, slots: IntArray) -> int:
+        num_own = int(self._num_blocks[slots].min()) - 1  # the last block is being written
         if num_own < MIN_BLOCKS:
             return 0
-        tables = self._tables[rows, :num_own]
+        tables = self._tables[slots, :num_own]
         is_common = (tables == tables[0]).all(axis=0)
         return num_own if is_common.all() else int(is_common.argmin())

@@ -55,16 +55,16 @@ class StepLayouts:
     def of_arrays(self, arrays: list[Tensor], num_single: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
         """Where the tokens of a step lie, and which they are: from the row of each token and its place among the row's
         new ones; of each sequence the row and how many tokens it has; where each begins; and the tiles."""
-        token_rows, offsets, rows, num_tokens, starts, tiles = arrays
-        token_rows_long = token_rows.long()
-        positions = self._computed[token_rows_long] + offsets
-        blocks = self._block_tables[token_rows_long, positions // self._shape.block_size].long()
+        token_slots, offsets, slots, num_tokens, starts, tiles = arrays
+        token_slots_long = token_slots.long()
+        positions = self._computed[token_slots_long] + offsets
+        blocks = self._block_tables[token_slots_long, positions // self._shape.block_size].long()
         layout = StepLayout(
             positions=positions,
-            slots=blocks * self._shape.block_size + positions % self._shape.block_size,
+            slot_mapping=blocks * self._shape.block_size + positions % self._shape.block_size,
             query_starts=starts,
-            context_lens=torch.where(num_tokens > 0, self._computed[rows.long()] + num_tokens, 0).int(),
-            rows=rows,
+            context_lens=torch.where(num_tokens > 0, self._computed[slots.long()] + num_tokens, 0).int(),
+            slots=slots,
             block_tables=self._block_tables,
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
@@ -72,15 +72,15 @@ class StepLayouts:
             splits=self._splits(max(1, num_single)),
             tiles=tiles.view(-1, 2),
         )
-        return layout, self._tokens[token_rows_long, positions]
+        return layout, self._tokens[token_slots_long, positions]
 
     def of_step(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[StepLayout, Tensor]:
         """The same of a plan, with all that speeds up its attention."""
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
-        token_rows = np.repeat(plan.rows, plan.num_tokens)
-        offsets = np.arange(len(token_rows)) - np.repeat(starts[:-1], plan.num_tokens)
+        token_slots = np.repeat(plan.slots, plan.num_tokens)
+        offsets = np.arange(len(token_slots)) - np.repeat(starts[:-1], plan.num_tokens)
         tiles, num_fresh_tiles = tiles_of(plan.num_tokens, parts.num_single, parts.num_fresh)
-        arrays = (token_rows, offsets, plan.rows, plan.num_tokens, starts, tiles)
+        arrays = (token_slots, offsets, plan.slots, plan.num_tokens, starts, tiles)
         places = [upload.put(array) for array in arrays]
         groups = parts.groups
         shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
@@ -103,7 +103,7 @@ class StepLayouts:
 
     def _gatherings(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[Gathering, ...]:
         """Of the prompts that go on."""
-        spec, older = self._spec, slice(parts.num_single, len(plan.rows) - parts.num_fresh)
+        spec, older = self._spec, slice(parts.num_single, len(plan.slots) - parts.num_fresh)
         context_lens = parts.context_lens[older]
         if not self._gathers or not gathering_pays(
             plan.num_tokens[older],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams
-from headrace.engine.event_queue import News
+from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
 from headrace.server.endpoints.generation import cache_salt, deadline
@@ -16,7 +16,7 @@ from headrace.server.services import Reservation, Services
 from headrace.types import CompletionOutput, Request, SamplingParams
 
 
-class Relay(News):
+class Relay(EventQueue):
     """Passes an end on to the stream of the turn that is running."""
 
     __slots__ = ("_current",)
@@ -28,12 +28,12 @@ class Relay(News):
     def opened(self, stream: AnswerStream) -> None:
         self._current = stream
         if self._ending is not None:
-            stream.news.end(self._ending)
+            stream.event_queue.end(self._ending)
 
     def end(self, error: Exception) -> None:
         super().end(error)
         if self._current is not None:
-            self._current.news.end(error)
+            self._current.event_queue.end(error)
 
 
 async def search_beams(

@@ -40,7 +40,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     use = read_tool_use(request, services)
     limit = _limit(request)
     params = _params(request, services, limit, use)
-    with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+    with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
         prompt = await _tokenize(request, services, use, num_characters=len(body))
         max_model_len = services.engine.settings.max_model_len
@@ -171,7 +171,7 @@ class ChatReply:
         options = self._request.stream_options
         includes_usage = options is not None and bool(options.include_usage)
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
-        with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
+        with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 

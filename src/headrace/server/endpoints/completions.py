@@ -41,7 +41,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     prompts = as_prompts(request.prompt)
     limit = _limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
-    with services.admission.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
+    with services.queue.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
         tokenized = await tokenize(
             services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
@@ -214,7 +214,7 @@ class CompletionReply:
         options = self._request.stream_options
         includes_usage = options is not None and bool(options.include_usage)
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
-        with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
+        with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)
             await events.end(writer.chunks.usage(writer.usage().to_dict()) if includes_usage else b"")
 

@@ -110,7 +110,7 @@ async def running(
     deadline_s = deadline(services, exchange, arrived)
     reason = "error"
     try:
-        with exchange.watched_by(stream.news, deadline_s=deadline_s):
+        with exchange.watched_by(stream.event_queue, deadline_s=deadline_s):
             async with _turn(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
                     yield stream

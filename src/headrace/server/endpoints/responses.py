@@ -42,7 +42,7 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
     params = _params(request, services, limit)
     messages = as_messages(request)
-    with services.admission.reserve(1, num_body_bytes=len(body)) as reservation:
+    with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
         params = await services.engine.compiled(params)
         prompt = await tokenize_chat(
             services.engine.reader, messages, num_characters=len(body), variables=request.chat_template_kwargs
@@ -169,7 +169,7 @@ class ResponseReply:
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
         writer = ResponseEvents(self)
-        with EventStream(exchange, stream.news, self._services.options.sse_keep_alive_interval_s) as events:
+        with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
 
             async def fail(error: ApiError) -> None:
                 await events.end(writer.failed(error), done=b"")

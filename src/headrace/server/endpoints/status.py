@@ -40,7 +40,7 @@ async def metrics(services: Services, exchange: Exchange) -> None:
     while services.num_restarts < engine.num_restarts:
         services.num_restarts += 1
         services.metrics.restarted()
-    services.metrics.oldest_wait(services.admission.oldest_wait_s)
+    services.metrics.oldest_wait(services.queue.oldest_wait_s)
     services.metrics.observe(engine.stats if engine.phase == "ready" else None)
     accept = (exchange.header(b"accept") or b"").decode("latin-1")
     body, content_type = await asyncio.to_thread(services.metrics.render, accept)

@@ -19,7 +19,7 @@ async def tokenize_text(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(TokenizeRequest, body)
     check_model(services, request.model)
-    with services.admission.reserve(1, num_body_bytes=len(body)):
+    with services.queue.reserve(1, num_body_bytes=len(body)):
         tokens = await _tokens(services, request, num_characters=len(body))
     reply: dict[str, Any] = {
         "count": len(tokens),
@@ -66,7 +66,7 @@ async def detokenize(services: Services, exchange: Exchange) -> None:
     for token in request.tokens:
         if not 0 <= token < 2**31:
             raise bad_request(f"token id {token} is outside the vocabulary", "tokens")
-    with services.admission.reserve(1, num_body_bytes=len(body)):
+    with services.queue.reserve(1, num_body_bytes=len(body)):
         text = await beside(lambda: tokenizer.decode(request.tokens, False), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"prompt": text}))
 
