@@ -12,6 +12,8 @@ from headrace import LLM, BeamSearchParams, SamplingParams
 from headrace.errors import RequestError
 from tests.engine.tiny import EOS, SHAPE, save_model
 
+pytestmark = pytest.mark.parity
+
 PROMPTS = [[5, 9, 33, 7], list(range(1, 40)), [200]]
 
 

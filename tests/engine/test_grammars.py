@@ -225,6 +225,7 @@ def test_without_a_tokenizer_it_is_refused() -> None:
         Grammars(None, vocab_size=100).compile(StructuredOutputs(regex="a"))
 
 
+@pytest.mark.processes
 def test_engines_that_need_no_grammar_do_not_load_llguidance() -> None:
     code = "import sys, headrace.engine.core, headrace.engine.llm; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

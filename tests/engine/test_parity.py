@@ -11,18 +11,12 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
-from tests.engine.tiny import FAMILIES, SHAPE, greedy, save_model
+from tests.engine.tiny import FAMILIES, LIKE_OTHERS, SHAPE, greedy, save_model
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))  # never drawn, but who knows: it may be preempted
-
-# Put together of what the others have, one by one; their logits are held against transformers' in any case.
-LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
-    "cohere2",
-    "gemma",
-    "mixtral",
-}
+pytestmark = pytest.mark.parity
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.errors import RequestError
-from tests.engine.tiny import FAMILIES, SHAPE, save_model
+from tests.engine.tiny import FAMILIES, LIKE_OTHERS, SHAPE, save_model
+
+pytestmark = pytest.mark.parity
 
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_gpu_blocks_override": 60, "block_size": 8}
 
@@ -49,7 +51,9 @@ def logprobs(model: PreTrainedModel, prompt: list[int], continuation: list[int])
     return after.gather(1, torch.tensor(continuation)[:, None])[:, 0].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in FAMILIES]
+)
 def test_embeddings_and_scores_equal_transformers_through_chunks_and_prefix_hits(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, family)
     prompts = prompts_that_begin_alike()

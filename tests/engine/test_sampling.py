@@ -21,6 +21,8 @@ from headrace import LLM, SamplingParams
 from headrace.errors import RequestError
 from tests.engine.tiny import SHAPE, save_model
 
+pytestmark = pytest.mark.parity
+
 NUM_TOKENS = 24
 NEVER_DRAWN = (10**6,)  # but who knows: such answers may be preempted
 TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112, "max_num_seqs": 6}

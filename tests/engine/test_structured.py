@@ -228,7 +228,8 @@ def test_a_stream_follows_its_grammar_and_a_bad_one_is_refused(tiny_directory: P
 
     texts, message = asyncio.run(scenario())
     assert re.fullmatch("[a-z]{9}", texts[-1])
-    assert len(texts) >= 9 and all(texts[-1].startswith(text) for text in texts)
+    assert texts == sorted(texts, key=len)  # a reader that is late gets several tokens at once
+    assert all(texts[-1].startswith(text) for text in texts)
     assert "unclosed group" in message
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from headrace.text.tool_grammar import tools_grammar
 from tests.engine.json_schemas import SCHEMAS, fits, record
 
 pytestmark = pytest.mark.embedded
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Iterator[LLM]:
-    with LLM(max_model_len=512) as engine:
-        yield engine
 
 
 def ask(llm: LLM, question: str, **params: Any) -> str:

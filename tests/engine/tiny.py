@@ -136,6 +136,13 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
 }
+# Put together of what the others have, one by one: left to the slow tests of the whole engine. The logits of all
+# families are compared with those of transformers by default.
+LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
+    "cohere2",
+    "gemma",
+    "mixtral",
+}
 MIXTURES = ("llama4", "mixtral", "qwen3_moe")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -22,6 +22,16 @@ def _no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ops._kernels.cache_clear()
 
 
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    """With one thread, kernels run without a team."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.processes
 def test_importing_the_operations_does_not_import_numba() -> None:
     code = "import sys, headrace.kernels.ops; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -46,6 +56,7 @@ def test_without_numba_the_twins_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ops.warm_up(torch.device("cpu"), torch.float32)
 
 
+@pytest.mark.usefixtures("_two_threads")
 def test_kernels_run_on_threads_of_their_own_where_torch_has_no_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_openmp_entry", lambda: None)
     launch._team.cache_clear()

@@ -50,6 +50,8 @@ from headrace.models import RopeSpec, load_decoder, open_checkpoint
 from tests.models.test_gguf import SMALL, interleave, logits, write
 from tests.models.test_parity import is_gain
 
+pytestmark = pytest.mark.parity
+
 Array = np.ndarray
 EPS = 1e-6
 DIVISORS = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + 0.5 * i for i in range(6)]}

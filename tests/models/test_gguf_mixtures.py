@@ -28,6 +28,8 @@ from headrace.models.weights import gguf_tensors
 from tests.models.test_gguf import LLAMA3_ROPE, SMALL, Types, interleave, logits, rope_divisors, write
 from tests.models.test_parity import is_gain
 
+pytestmark = pytest.mark.parity
+
 Tensors = dict[str, np.ndarray]
 FOUR_LAYERS = SMALL | {"num_hidden_layers": 4, "head_dim": 16}
 # One layer does not rotate, every other one has experts.

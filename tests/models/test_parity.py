@@ -18,6 +18,8 @@ from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
 
+pytestmark = pytest.mark.parity
+
 VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 24, 6
 MODEL_FILE = "model.safetensors"
 TEXT_LENS = (50, 37, 5)  # of rows 0, 1 and 2

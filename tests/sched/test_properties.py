@@ -12,6 +12,8 @@ from headrace.sched import SchedulerLimits
 from headrace.types import Readout
 from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
 
+pytestmark = pytest.mark.properties
+
 MAX_REQUESTS = 12
 MAX_IN_FLIGHT = 6
 

@@ -24,6 +24,8 @@ from headrace.server.request_queue import QueueLimits, RequestQueue
 from tests.server.live import PATIENCE, Live, run, until
 from tests.server.test_serve import Running, with_server
 
+pytestmark = pytest.mark.processes
+
 NUM_CONNECTIONS = 1000
 
 

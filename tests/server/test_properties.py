@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.server.serving import Server
 
+pytestmark = pytest.mark.properties
+
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -120,7 +122,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return path, {**good[path], **noise}
 
 
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=120)
 @given(requests())
 @example((CHAT, {"messages": [{"role": "user", "content": "\x00"}], "max_tokens": 1}))
 @example((TEXT, {"prompt": "x", "logit_bias": {"²": 1}, "max_tokens": 1}))

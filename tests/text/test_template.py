@@ -231,10 +231,8 @@ def test_builtins_and_modules_are_not_there(source: str) -> None:
     ],
 )
 def test_a_template_cannot_work_without_end(template: str, bound: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(RequestError, match=bound):
+    with pytest.raises(RequestError, match=bound):  # without a bound, none of them ends in a test's time
         ChatTemplate(template).render(CHAT)
-    assert time.monotonic() - started < 5
 
 
 def test_a_template_knows_what_it_reads_from_outside() -> None:

@@ -21,6 +21,8 @@ from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, make_lines
 from tests.jobs.crash.torture import torture
 
+pytestmark = pytest.mark.crash
+
 PUBLISHING = STEPS[STEPS.index("input-ended") :]
 
 

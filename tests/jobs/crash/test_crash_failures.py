@@ -15,6 +15,8 @@ from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, final_rows, make_lines
 from tests.jobs.crash.torture import torture
 
+pytestmark = pytest.mark.crash
+
 
 @pytest.fixture(scope="module")
 def forge() -> Iterator[Forge]:

@@ -19,6 +19,8 @@ from tests.jobs.crash.child import Order
 from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import committed_rows
 
+pytestmark = pytest.mark.crash
+
 NUM_ROWS = 40
 ROWS = [{"number": str(number), "text": f"row {number},\n{'x' * (number % 7)}"} for number in range(NUM_ROWS)]
 

@@ -22,6 +22,8 @@ from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.text import Tokenizer
 
+pytestmark = pytest.mark.processes
+
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
 
 

@@ -467,7 +467,7 @@ def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
 def test_after_a_lost_process_the_engine_has_one_of_its_own(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.jobs.run.run_job import run_job as run_module
+    from headrace.jobs.run import run_job as run_module
 
     started = []
     monkeypatch.setattr(run_module, "start_engine", lambda *a: started.append("thread") or start(*a))
