@@ -19,7 +19,7 @@ from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
 from headrace.jobs import crash_points
 from headrace.jobs.input import prepare_process
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.recovery import disk_full
 from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.run import deadline
@@ -121,7 +121,7 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         input=order.input,
         output=order.output,
         config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
-        template=RowTemplate.of(**order.template) if order.template is not None else None,
+        template=LineTemplate.of(**order.template) if order.template is not None else None,
         deadline=None if order.expires_at_step is None else "1d",
         **{"disk_wait_s": 0.0 if order.room_after is None else 1e6, **order.options},
     )
@@ -129,9 +129,9 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
     sys.setprofile(calls.count)
     try:
         start = _recording(starter(tokenizer), runner, order)
-        least_lines = 1 if order.prepares_apart else prepare_process.LEAST_LINES
+        least_lines = 1 if order.prepares_apart else prepare_process.MIN_LINES_FOR_PROCESS
         rules = RetryRules(first_delay_s=0.0)
-        code = run_job(job, start=start, rules=rules, least_lines_apart=least_lines, quiet=True).exit_code
+        code = run_job(job, start=start, rules=rules, min_lines_for_process=least_lines, quiet=True).exit_code
     except HeadraceError as error:
         code = 75 if isinstance(error, ResumableJobError) else 1
         _note(order, "error", f"{error}")
@@ -172,7 +172,7 @@ def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
 
 def _watch_preparer(order: Order) -> None:
     """Note that there was one."""
-    spawn = prepare_process._spawn
+    spawn = prepare_process.spawn
 
     def noted(theirs: Any) -> Any:
         process = spawn(theirs)
@@ -181,7 +181,7 @@ def _watch_preparer(order: Order) -> None:
             process.kill()
         return process
 
-    prepare_process._spawn = noted
+    prepare_process.spawn = noted
 
 
 def _note(order: Order, name: str, text: str) -> None:

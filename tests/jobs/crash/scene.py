@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from headrace.jobs.spec import job_directory
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest
-from headrace.jobs.store.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT, Order
 from tests.jobs.crash.forge import End, Forge
 
@@ -160,7 +160,7 @@ def committed_rows(output: Path) -> dict[int, bytes]:
     directory = job_directory(str(output))
     if not directory.exists() or read_manifest(directory) is None:
         return {}
-    rows = [(record.index, record.result) for record in survey(directory).records()]
+    rows = [(record.index, record.result) for record in view_job(directory).records()]
     assert len(rows) == len(dict(rows)), "a row is there twice"
     return dict(rows)
 

@@ -14,8 +14,8 @@ import pytest
 
 from headrace.jobs.crash_points import STEPS
 from headrace.jobs.spec import job_directory
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.status_file import read_status
-from headrace.jobs.store.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT
 from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, make_lines
@@ -84,7 +84,7 @@ def test_torn_tails_of_the_last_record_are_cut_and_done_again(scene: Scene) -> N
 def test_a_full_disk_stops_the_job_which_goes_on_when_there_is_room(scene: Scene) -> None:
     end = scene.run(max_file_bytes=9_000)
     assert end.code == 75
-    assert "make room, and the same command goes on" in (scene.order.notes / "error").read_text()
+    assert "make room, then run the same command again" in (scene.order.notes / "error").read_text()
     assert scene.committed, "what fitted is kept"
     scene.finish()
 
@@ -125,7 +125,7 @@ def test_a_second_process_on_a_job_is_refused_with_who_holds_it(forge: Forge, sc
     held = replace(scene.order, hold_at_step=5)
     pid = forge.start(held)
     wait_for(held.notes / "held")
-    assert survey(job_directory(scene.order.output)).state == "running"
+    assert view_job(job_directory(scene.order.output)).state == "running"
     second = replace(scene.order, options={"overwrite": True})  # not even with this
     assert forge.run(second).code == 1
     assert f"is running already: process {pid} on " in (second.notes / "error").read_text()
@@ -153,6 +153,6 @@ def test_a_process_that_has_lost_its_job_writes_nothing_more(forge: Forge, scene
 
 def test_a_killed_job_says_that_it_was_interrupted_and_loses_no_more_than_was_in_flight(scene: Scene) -> None:
     scene.run(kill_at_step=20)
-    found = survey(job_directory(scene.order.output))
+    found = view_job(job_directory(scene.order.output))
     assert (found.state, found.committed.num_done) == ("interrupted", len(scene.committed))
     assert 0 < scene.num_redone <= MAX_IN_FLIGHT

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from headrace.jobs.spec import job_directory
-from headrace.jobs.store.survey import survey
+from headrace.jobs.store.job_view import view_job
 from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, committed_rows, final_rows, make_lines
 from tests.jobs.crash.torture import torture
@@ -38,7 +38,7 @@ def test_a_row_that_kills_the_whole_process_is_found_by_running_the_same_command
     scene.finish()
     assert poison_rows(scene) == [row]
     assert 4 <= scene.ends["killed"] <= 12
-    trouble = survey(job_directory(scene.order.output)).as_json()["trouble"]
+    trouble = view_job(job_directory(scene.order.output)).as_json()["trouble"]
     assert trouble["deaths"]["process"] == scene.ends["killed"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
-from headrace.jobs.planning.answer_lengths import LEAST_FINISHED, PROBE, AnswerLengths
+from headrace.jobs.planning.answer_lengths import MIN_FINISHED, PROBE, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
 from headrace.jobs.planning.planner import PROBED, Planner, Window
 from headrace.sched import SchedulerLimits
@@ -124,14 +124,14 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
 
 @untimed
 @given(st.integers(1, 20), st.integers(1, 60), st.lists(st.integers(0, 3), max_size=120))
-def test_the_window_bounds_what_is_held(num_rows: int, num_tokens: int, tokens: list[int]) -> None:
-    plan, answered = planner(window=Window(num_rows, num_tokens)), 0
+def test_the_window_bounds_what_is_held(num_lines: int, num_tokens: int, tokens: list[int]) -> None:
+    plan, answered = planner(window=Window(num_lines, num_tokens)), 0
     for index, token in enumerate(tokens):
         while not plan.has_room:
             taken = plan.take()
             answered += 1 + len(plan.finished(taken.reply.index, None))
         plan.add(work(index, [token, token, token], temperature=float(index % 2)))
-        assert plan.num_held <= num_rows
+        assert plan.num_held <= num_lines
         assert plan.left().num_prompt_tokens <= num_tokens + 3
     plan.end_input()
     for index in take_all(plan):
@@ -222,10 +222,10 @@ def test_what_is_left_counts_shared_prompts_once() -> None:
         plan.add(work(index, [5, 5, 5, 5, index], max_tokens=10, ignore_eos=True, n=2))
     plan.end_input()
     left = plan.left()
-    assert (left.num_rows, left.num_prompt_tokens, left.num_decode_tokens, left.longest_waiting) == (4, 8, 80, 10)
+    assert (left.num_lines, left.num_prompt_tokens, left.num_decode_tokens, left.longest_waiting) == (4, 8, 80, 10)
     plan.take()
     left = plan.left()
-    assert (left.num_rows, left.num_running_tokens, left.num_running_decode_tokens) == (3, 5, 20)
+    assert (left.num_lines, left.num_running_tokens, left.num_running_decode_tokens) == (3, 5, 20)
     assert left.longest_running == 10
 
 
@@ -249,23 +249,25 @@ def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
 
 def test_lengths_are_the_limits_until_enough_have_finished() -> None:
     lengths = AnswerLengths()
-    kind = {"family": 1, "max_tokens": 100}
+    kind = {"prefix_group": 1, "max_tokens": 100}
     assert lengths.expected(**kind, limit=100) == 100
-    for _ in range(LEAST_FINISHED):
+    for _ in range(MIN_FINISHED):
         lengths.learn(25, **kind, limit=100)
     assert lengths.expected(**kind, limit=100) == 25
     assert lengths.expected(**kind, limit=12) == 12
-    assert lengths.expected(family=2, max_tokens=100, limit=100) == 25  # from others of the same limit
-    assert lengths.expected(family=2, max_tokens=50, limit=50) == 12.5  # from the share of theirs that others reached
+    assert lengths.expected(prefix_group=2, max_tokens=100, limit=100) == 25  # from others of the same limit
+    assert (
+        lengths.expected(prefix_group=2, max_tokens=50, limit=50) == 12.5
+    )  # from the share of theirs that others reached
 
 
 def test_a_family_of_which_hardly_any_end_is_taken_to_be_long() -> None:
     lengths = AnswerLengths()
-    for _ in range(LEAST_FINISHED):
-        lengths.learn(20, family=1, max_tokens=None, limit=1000)
+    for _ in range(MIN_FINISHED):
+        lengths.learn(20, prefix_group=1, max_tokens=None, limit=1000)
     for _ in range(PROBE):
-        lengths.start(family=2, max_tokens=None)
-    assert lengths.expected(family=2, max_tokens=None, limit=1000) == 1000
+        lengths.start(prefix_group=2, max_tokens=None)
+    assert lengths.expected(prefix_group=2, max_tokens=None, limit=1000) == 1000
 
 
 # Duplicates.
@@ -308,7 +310,7 @@ def test_an_answer_is_kept_for_lines_that_come_later() -> None:
     assert plan.finished(0, done) == []
     assert plan.add(work(1, [1, 2], temperature=0)) is done
     saved = plan.savings
-    assert (saved.num_rows, saved.num_prompt_tokens, saved.num_decode_tokens) == (1, 2, 5)
+    assert (saved.num_lines, saved.num_prompt_tokens, saved.num_decode_tokens) == (1, 2, 5)
 
 
 def test_a_failure_is_not_kept_and_saves_nothing() -> None:
@@ -318,21 +320,21 @@ def test_a_failure_is_not_kept_and_saves_nothing() -> None:
     plan.take()
     assert [line.reply.index for line in plan.finished(0, None)] == [1]
     assert plan.add(work(2, [1, 2], temperature=0)) is None
-    assert plan.savings.num_rows == 0
+    assert plan.savings.num_lines == 0
     assert plan.take().reply.index == 2
 
 
 def test_kept_answers_are_bounded_and_the_oldest_go_first() -> None:
     kept = Duplicates(max_kept_tokens=20)
     for index in range(10):
-        kept.lead(bytes([index]), index)
+        kept.add_original(bytes([index]), index)
         kept.finished(index, output(3))
         kept.kept_answer(b"\x00")  # used, so it stays
     assert kept.num_keys == 3
     assert kept.kept_answer(b"\x00") is not None and kept.kept_answer(b"\x01") is None
-    kept.lead(b"large", 99)
+    kept.add_original(b"large", 99)
     kept.finished(99, output(1000))
     assert kept.kept_answer(b"large") is None
-    kept.lead(b"detailed", 100)
+    kept.add_original(b"detailed", 100)
     kept.finished(100, output(1, logprobs=()))
     assert kept.kept_answer(b"detailed") is None

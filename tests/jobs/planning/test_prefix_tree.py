@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.planning.prefix_tree import LEAST_FAMILY, Leaf, arrange, shared_len
+from headrace.jobs.planning.prefix_tree import MIN_GROUP_PROMPTS, Leaf, order_by_prefix, shared_len
 
 untimed = settings(deadline=None)
 BLOCK = 2
@@ -24,7 +24,7 @@ def tokens_of(leaf: Leaf) -> list[int]:
 
 def ordered(leaves: list[Leaf], decode: object = 1.0) -> list[Leaf]:
     amount = decode if callable(decode) else lambda leaf: decode
-    return arrange(leaves, block_size=BLOCK, decode_tokens=amount).leaves
+    return order_by_prefix(leaves, block_size=BLOCK, decode_tokens=amount).leaves
 
 
 @untimed
@@ -50,7 +50,7 @@ def test_prompts_that_share_blocks_stand_together(given_prompts: list[list[int]]
 @untimed
 @given(prompts)
 def test_what_is_computed_is_each_shared_block_once(given_prompts: list[list[int]]) -> None:
-    made = arrange([leaf(tokens) for tokens in given_prompts], block_size=BLOCK, decode_tokens=lambda leaf: 1.0)
+    made = order_by_prefix([leaf(tokens) for tokens in given_prompts], block_size=BLOCK, decode_tokens=lambda leaf: 1.0)
     blocks, rest = set(), 0
     for tokens in given_prompts:
         full = len(tokens) // BLOCK * BLOCK
@@ -91,13 +91,13 @@ def test_the_group_that_runs_now_goes_on_first() -> None:
 
 
 def test_a_family_is_the_deepest_group_that_is_large_enough() -> None:
-    large = [leaf([1, 1, 2, 2, n]) for n in range(LEAST_FAMILY)]
-    small = [leaf([1, 1, 3, 3, n]) for n in range(LEAST_FAMILY - 1)]
+    large = [leaf([1, 1, 2, 2, n]) for n in range(MIN_GROUP_PROMPTS)]
+    small = [leaf([1, 1, 3, 3, n]) for n in range(MIN_GROUP_PROMPTS - 1)]
     alone = leaf([4, 4, 4])
     ordered([*large, *small, alone])
-    assert len({each.family for each in large}) == len({each.family for each in small}) == 1
-    assert len({large[0].family, small[0].family, alone.family}) == 3
-    assert alone.family == 0
+    assert len({each.prefix_group for each in large}) == len({each.prefix_group for each in small}) == 1
+    assert len({large[0].prefix_group, small[0].prefix_group, alone.prefix_group}) == 3
+    assert alone.prefix_group == 0
 
 
 def test_prompts_within_prompts_within_prompts_are_no_deep_recursion() -> None:

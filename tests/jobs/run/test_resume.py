@@ -19,7 +19,7 @@ from headrace.jobs.spec import JobSpec, job_directory
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.cancel import cancel, undo
 from headrace.jobs.store.clean import clean
-from headrace.jobs.store.survey import find_job, survey
+from headrace.jobs.store.job_view import find_job, view_job
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
 
@@ -74,7 +74,7 @@ def test_the_same_command_does_the_rest(write_lines: WriteLines, start: Start) -
     source = write_lines(*prompts(40))
     interrupt(source, start)
     assert not output_of(source).exists()
-    done = survey(job_directory(str(output_of(source)))).committed.num_done
+    done = view_job(job_directory(str(output_of(source)))).committed.num_done
     assert 0 < done < 40
     report = run(source, start)
     assert (report.exit_code, report.num_before, report.tally.num_done) == (0, done, 40 - done)
@@ -371,7 +371,7 @@ def test_a_running_job_is_cancelled_and_stays_so_until_undone(
     directory = job_directory(str(output_of(source)))
     report = run(source, functools.partial(start, runner=Breaking(20, cancels=directory)), grace_s=0)
     assert (report.exit_code, report.was_cancelled) == (4, True)
-    assert survey(directory).state == "cancelled"
+    assert view_job(directory).state == "cancelled"
     with pytest.raises(JobError, match="was cancelled; 'headrace cancel --undo"):
         run(source, never)
     undo(directory)
@@ -393,7 +393,7 @@ def test_a_stopped_job_is_marked_and_a_completed_one_is_not(write_lines: WriteLi
     interrupt(source, start)
     directory = find_job(str(output_of(source)))
     cancel(directory)
-    assert survey(directory).state == "cancelled"
+    assert view_job(directory).state == "cancelled"
     with pytest.raises(JobError, match="was cancelled"):
         run(source, never)
     undo(directory)

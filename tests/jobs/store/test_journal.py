@@ -194,11 +194,11 @@ def test_results_are_promised_after_a_sync_and_not_before(tmp_path: Path, monkey
     for index in range(GROUP_RESULTS - 1):
         journal.append(index, result_of(index))
     journal.flush()
-    assert (synced, journal.num_unpromised) == ([], GROUP_RESULTS - 1)
+    assert (synced, journal.num_unsynced) == ([], GROUP_RESULTS - 1)
     journal.append(GROUP_RESULTS, result_of(GROUP_RESULTS))
     journal.commit()
     (segment,) = tmp_path.glob("seg-*")
-    assert (synced[-1], journal.num_unpromised) == (segment.stat().st_size, 0)
+    assert (synced[-1], journal.num_unsynced) == (segment.stat().st_size, 0)
     journal.close()
 
 

@@ -8,7 +8,8 @@ from io import FileIO
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.spec import STANDARD_STREAM
+
+STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
 _LIBRARIES = {
     "s3": "s3fs",

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.formats.locations import STANDARD_STREAM
 
 
 class Results(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_FINISHED = 16  # answers, before their lengths say anything about others
-PROBE = 2 * LEAST_FINISHED  # answers of a family that are started early, to learn from
+MIN_FINISHED = 16  # answers, before their lengths say anything about others
+PROBE = 2 * MIN_FINISHED  # answers of a family that are started early, to learn from
 MAX_KINDS = 4096
 
 
@@ -22,7 +22,7 @@ class _Mean:
 
     @property
     def value(self) -> float | None:
-        return self.total / self.num_finished if self.num_finished >= LEAST_FINISHED else None
+        return self.total / self.num_finished if self.num_finished >= MIN_FINISHED else None
 
     @property
     def seems_long(self) -> bool:
@@ -43,20 +43,20 @@ class AnswerLengths:
     def num_learned(self) -> int:
         return self._share.num_finished
 
-    def has_started(self, *, family: int, max_tokens: int | None) -> bool:
-        return (family, max_tokens) in self._means
+    def has_started(self, *, prefix_group: int, max_tokens: int | None) -> bool:
+        return (prefix_group, max_tokens) in self._means
 
-    def start(self, *, family: int, max_tokens: int | None) -> None:
-        self._mean((family, max_tokens)).num_started += 1
+    def start(self, *, prefix_group: int, max_tokens: int | None) -> None:
+        self._mean((prefix_group, max_tokens)).num_started += 1
 
-    def learn(self, num_tokens: int, *, family: int, max_tokens: int | None, limit: int) -> None:
+    def learn(self, num_tokens: int, *, prefix_group: int, max_tokens: int | None, limit: int) -> None:
         self._share.add(num_tokens / max(1, limit))
-        self._mean((family, max_tokens)).add(num_tokens)
+        self._mean((prefix_group, max_tokens)).add(num_tokens)
         self._mean(max_tokens).add(num_tokens)
 
-    def expected(self, *, family: int, max_tokens: int | None, limit: int) -> float:
+    def expected(self, *, prefix_group: int, max_tokens: int | None, limit: int) -> float:
         """Tokens of one answer that cannot become longer than `limit`."""
-        own = self._means.get((family, max_tokens))
+        own = self._means.get((prefix_group, max_tokens))
         if own is not None and own.seems_long:
             return limit
         for mean in (own, self._means.get(max_tokens)):

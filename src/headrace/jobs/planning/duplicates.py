@@ -73,16 +73,16 @@ class Duplicates:
 
     def __init__(self, *, max_kept_tokens: int = KEPT_TOKENS) -> None:
         self._max_kept_tokens = max_kept_tokens
-        self._leaders: dict[bytes, int] = {}  # to their indexes
+        self._originals: dict[bytes, int] = {}  # to their indexes
         self._keys: dict[int, bytes] = {}  # of leaders
-        self._followers: dict[int, list[Work]] = {}
+        self._waiting: dict[int, list[Work]] = {}
         self._kept: OrderedDict[bytes, LineOutput] = OrderedDict()  # the least recently used first
         self._num_kept_tokens = 0
         self.num_waiting = 0  # followers
 
     @property
     def num_keys(self) -> int:
-        return len(self._leaders) + len(self._kept)
+        return len(self._originals) + len(self._kept)
 
     def kept_answer(self, key: bytes) -> LineOutput | None:
         output = self._kept.get(key)
@@ -90,17 +90,17 @@ class Duplicates:
             self._kept.move_to_end(key)
         return output
 
-    def follow(self, key: bytes, line: Work) -> bool:
+    def add_duplicate(self, key: bytes, line: Work) -> bool:
         """Let the line wait for the answer of the same request, if one is unfinished."""
-        leader = self._leaders.get(key)
-        if leader is None:
+        original = self._originals.get(key)
+        if original is None:
             return False
-        self._followers.setdefault(leader, []).append(line)
+        self._waiting.setdefault(original, []).append(line)
         self.num_waiting += 1
         return True
 
-    def lead(self, key: bytes, index: int) -> None:
-        self._leaders[key] = index
+    def add_original(self, key: bytes, index: int) -> None:
+        self._originals[key] = index
         self._keys[index] = key
 
     def finished(self, index: int, output: LineOutput | None) -> list[Work]:
@@ -108,12 +108,12 @@ class Duplicates:
         key = self._keys.pop(index, None)
         if key is None:
             return []
-        del self._leaders[key]
-        followers = self._followers.pop(index, [])
-        self.num_waiting -= len(followers)
+        del self._originals[key]
+        duplicates = self._waiting.pop(index, [])
+        self.num_waiting -= len(duplicates)
         if output is not None:
             self._keep(key, output)
-        return followers
+        return duplicates
 
     def _keep(self, key: bytes, output: LineOutput) -> None:
         num_tokens = _num_tokens(output)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
-from headrace.jobs.planning.answer_lengths import LEAST_FINISHED, PROBE, AnswerLengths
+from headrace.jobs.planning.answer_lengths import MIN_FINISHED, PROBE, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
-from headrace.jobs.planning.prefix_tree import TOKEN_BYTES, Leaf, arrange
+from headrace.jobs.planning.prefix_tree import TOKEN_BYTES, Leaf, order_by_prefix
 from headrace.sched import SchedulerLimits
 
 MARGIN = 1.25  # by so much longer than others, or closer to the end, before the tree's order is left
@@ -30,7 +30,7 @@ LEARNED_ANEW = 8  # plan again when so many times as many answers have finished
 class Window:
     """How much of the input is held, lines that wait for another's answer included."""
 
-    num_rows: int = 65_536  # some 1 kB each where prompts are short
+    num_lines: int = 65_536  # some 1 kB each where prompts are short
     num_tokens: int = 16_777_216
 
 
@@ -51,7 +51,7 @@ class Pending(Leaf, eq=False, gc=False, kw_only=True):
 class WorkLeft:
     """What was added and not taken, and what runs, as far as lengths are known."""
 
-    num_rows: int = 0
+    num_lines: int = 0
     num_prompt_tokens: float = 0.0  # to compute: what is shared counts once
     num_decode_tokens: float = 0.0
     num_running_tokens: int = 0  # of the prompts that were taken and are not answered
@@ -64,12 +64,12 @@ class WorkLeft:
 class Savings:
     """By duplicates: lines that were answered without being computed, and their tokens."""
 
-    num_rows: int = 0
+    num_lines: int = 0
     num_prompt_tokens: int = 0
     num_decode_tokens: int = 0
 
     def add(self, output: LineOutput) -> None:
-        self.num_rows += 1
+        self.num_lines += 1
         self.num_prompt_tokens += output.num_prompt_tokens
         self.num_decode_tokens += output.num_generated_tokens
 
@@ -78,7 +78,7 @@ class Savings:
 class _Sums:
     """Of what is planned and not taken."""
 
-    num_rows: int = 0
+    num_lines: int = 0
     num_tokens: int = 0
     decode: float = 0.0
     new_share: float = 1.0  # of prompt tokens, that no other prompt has computed
@@ -105,7 +105,7 @@ class Planner:
         self._chosen: Pending | None = None  # that `peek` has shown
         self._last: Pending | None = None
         self.has_ended = False
-        self._num_learned_when_old = LEAST_FINISHED
+        self._num_learned_when_old = MIN_FINISHED
         self.savings = Savings()
 
     # What comes in.
@@ -118,9 +118,9 @@ class Planner:
             if kept is not None:
                 self.savings.add(kept)
                 return kept
-            if self._duplicates.follow(key, line):
+            if self._duplicates.add_duplicate(key, line):
                 return None
-            self._duplicates.lead(key, line.reply.index)
+            self._duplicates.add_original(key, line.reply.index)
         self._arrived.append(self._pending(line))
         self._num_arrived_tokens += len(line.tokens) // TOKEN_BYTES
         return None
@@ -133,14 +133,14 @@ class Planner:
     @property
     def has_room(self) -> bool:
         """Whether more of the input may be read."""
-        num_rows = self.num_waiting + self._duplicates.num_waiting
+        num_lines = self.num_waiting + self._duplicates.num_waiting
         num_tokens = self._sums.num_tokens + self._num_arrived_tokens
-        return num_rows < self._window.num_rows and num_tokens < self._window.num_tokens
+        return num_lines < self._window.num_lines and num_tokens < self._window.num_tokens
 
     @property
     def num_waiting(self) -> int:
         """Lines to execute that were not taken."""
-        return self._sums.num_rows + len(self._arrived)
+        return self._sums.num_lines + len(self._arrived)
 
     @property
     def num_held(self) -> int:
@@ -163,7 +163,7 @@ class Planner:
         """The line that `take` would give."""
         chosen = self._chosen
         if chosen is None:
-            if not self._sums.num_rows and not self._arrived:
+            if not self._sums.num_lines and not self._arrived:
                 return None
             if self._is_plan_old:
                 self._plan()
@@ -178,14 +178,14 @@ class Planner:
         assert item is not None, "nothing is waiting"
         item.is_taken = True
         num_tokens, sums = len(item.tokens) // TOKEN_BYTES, self._sums
-        sums.num_rows -= 1
+        sums.num_lines -= 1
         sums.num_tokens -= num_tokens
         sums.decode = max(0.0, sums.decode - item.num_decode_tokens)
         self._num_taken += 1
         self._running[item.line.reply.index] = item
         self._num_running_tokens += num_tokens
         if not item.is_exact:
-            self._lengths.start(family=item.family, max_tokens=item.line.params.max_tokens)
+            self._lengths.start(prefix_group=item.prefix_group, max_tokens=item.line.params.max_tokens)
         self._last = item
         return item.line
 
@@ -197,15 +197,15 @@ class Planner:
             for answer in output.answers:
                 self._lengths.learn(
                     answer.num_tokens,
-                    family=item.family,
+                    prefix_group=item.prefix_group,
                     max_tokens=item.line.params.max_tokens,
                     limit=item.limit,
                 )
-        followers = self._duplicates.finished(index, output)
+        duplicates = self._duplicates.finished(index, output)
         if output is not None:
-            for _ in followers:
+            for _ in duplicates:
                 self.savings.add(output)
-        return followers
+        return duplicates
 
     def drop_waiting(self) -> None:
         """Forget what was not taken, and what follows it: the job is being stopped."""
@@ -222,7 +222,7 @@ class Planner:
         self._expected.clear()  # more is known by now
         sums, running, longest = self._sums, self._running.values(), self._longest()
         return WorkLeft(
-            num_rows=self.num_waiting,
+            num_lines=self.num_waiting,
             num_prompt_tokens=(sums.num_tokens + self._num_arrived_tokens) * sums.new_share,
             num_decode_tokens=sums.decode + self._arrived_decode_tokens(),
             num_running_tokens=self._num_running_tokens,
@@ -240,7 +240,7 @@ class Planner:
 
     @property
     def _is_plan_old(self) -> bool:
-        if self._arrived and len(self._arrived) >= self._sums.num_rows:
+        if self._arrived and len(self._arrived) >= self._sums.num_lines:
             return True
         return self._lengths.num_learned >= self._num_learned_when_old
 
@@ -250,16 +250,16 @@ class Planner:
         if self._last is not None:
             items.append(Leaf(self._last.tokens, self._last.salt, is_current=True))
         self._expected.clear()
-        arrangement = arrange(items, block_size=self._limits.block_size, decode_tokens=self._decode_tokens)
-        self._planned = deque(self._probes_first([leaf for leaf in arrangement.leaves if isinstance(leaf, Pending)]))
+        order = order_by_prefix(items, block_size=self._limits.block_size, decode_tokens=self._decode_tokens)
+        self._planned = deque(self._probes_first([leaf for leaf in order.leaves if isinstance(leaf, Pending)]))
         self._arrived = []
         self._num_arrived_tokens = 0
-        self._num_learned_when_old = max(LEAST_FINISHED, LEARNED_ANEW * self._lengths.num_learned)
+        self._num_learned_when_old = max(MIN_FINISHED, LEARNED_ANEW * self._lengths.num_learned)
         self._sums = _Sums(
-            num_rows=len(self._planned),
-            num_tokens=arrangement.num_prompt_tokens,
+            num_lines=len(self._planned),
+            num_tokens=order.num_prompt_tokens,
             decode=sum([item.num_decode_tokens for item in self._planned]),
-            new_share=arrangement.num_new_tokens / max(1, arrangement.num_prompt_tokens),
+            new_share=order.num_new_tokens / max(1, order.num_prompt_tokens),
         )
         if self.has_ended:
             self._by_length = [(-item.expected_len, place, item) for place, item in enumerate(self._planned)]
@@ -268,9 +268,9 @@ class Planner:
     def _probes_first(self, items: list[Pending]) -> list[Pending]:
         """A few of each large family of which none has started: a family of long answers must not be found out last."""
         new_kinds = {
-            (family, max_tokens)
-            for family, max_tokens, _ in self._expected
-            if family and not self._lengths.has_started(family=family, max_tokens=max_tokens)
+            (prefix_group, max_tokens)
+            for prefix_group, max_tokens, _ in self._expected
+            if prefix_group and not self._lengths.has_started(prefix_group=prefix_group, max_tokens=max_tokens)
         }
         if not new_kinds:
             return items
@@ -310,7 +310,7 @@ class Planner:
     def _num_at_once(self) -> float:
         """Sequences that run at once: as many as there are rows, or fewer if the cache cannot hold them."""
         sums, limits = self._sums, self._limits
-        mean_len = (sums.num_tokens * sums.new_share + sums.decode) / max(1, sums.num_rows)
+        mean_len = (sums.num_tokens * sums.new_share + sums.decode) / max(1, sums.num_lines)
         return max(1.0, min(limits.max_num_seqs, limits.num_blocks * limits.block_size / max(1.0, mean_len)))
 
     def _pending(self, line: Work) -> Pending:
@@ -331,11 +331,11 @@ class Planner:
         if item.is_exact:
             item.expected_len = float(item.limit)
         else:
-            kind = (item.family, params.max_tokens, item.limit)
+            kind = (item.prefix_group, params.max_tokens, item.limit)
             expected = self._expected.get(kind)
             if expected is None:
-                family, max_tokens, limit = kind
-                expected = self._lengths.expected(family=family, max_tokens=max_tokens, limit=limit)
+                prefix_group, max_tokens, limit = kind
+                expected = self._lengths.expected(prefix_group=prefix_group, max_tokens=max_tokens, limit=limit)
                 self._expected[kind] = expected
             item.expected_len = expected
         return item.expected_len * params.num_sequences
@@ -343,4 +343,4 @@ class Planner:
 
 def _kind(item: Pending) -> tuple[int, int | None]:
     """Answers of one kind are taken to become equally long."""
-    return item.family, item.line.params.max_tokens
+    return item.prefix_group, item.line.params.max_tokens

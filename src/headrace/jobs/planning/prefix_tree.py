@@ -21,7 +21,7 @@ from operator import attrgetter
 import msgspec
 
 TOKEN_BYTES = 4
-LEAST_FAMILY = 32  # prompts under a node, before their answers are counted apart from others
+MIN_GROUP_PROMPTS = 32  # prompts under a node, before their answers are counted apart from others
 
 
 class Leaf(msgspec.Struct, eq=False, gc=False):
@@ -30,7 +30,7 @@ class Leaf(msgspec.Struct, eq=False, gc=False):
     tokens: bytes  # of int32
     salt: str | None = None
     is_current: bool = False  # what runs now begins like this; it is not ordered itself
-    family: int = 0
+    prefix_group: int = 0
     num_new_tokens: float = 0.0  # to compute below its parent
     num_decode_tokens: float = 0.0
 
@@ -60,16 +60,16 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class PrefixOrder:
     leaves: list[Leaf]  # in the order of execution
     num_prompt_tokens: int
     num_new_tokens: int  # of them, if each beginning is computed once
 
 
-def arrange(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[[Leaf], float]) -> Arrangement:
+def order_by_prefix(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[[Leaf], float]) -> PrefixOrder:
     """`decode_tokens` says how much decoding a leaf brings; it is asked when the leaf knows its family."""
     if not leaves:
-        return Arrangement([], 0, 0)
+        return PrefixOrder([], 0, 0)
     root = _grow(_side_by_side(leaves), block_size)
     nodes = _with_families(root)
     for leaf in leaves:
@@ -78,7 +78,7 @@ def arrange(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[
         _sum_up(node)
     ordered = _depth_first(root)
     num_prompt_tokens = sum([len(leaf.tokens) for leaf in ordered]) // TOKEN_BYTES
-    return Arrangement(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
+    return PrefixOrder(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
 
 
 def _side_by_side(leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -138,15 +138,15 @@ def _with_families(root: _Node) -> list[_Node]:
     nodes: list[_Node] = []
     left = [(root, 0)]
     while left:
-        node, family = left.pop()
+        node, prefix_group = left.pop()
         nodes.append(node)
-        if node.depth and node.num_leaves >= LEAST_FAMILY and node.first is not None:
-            family = hash((node.first.salt, node.first.tokens[: node.depth * TOKEN_BYTES]))
+        if node.depth and node.num_leaves >= MIN_GROUP_PROMPTS and node.first is not None:
+            prefix_group = hash((node.first.salt, node.first.tokens[: node.depth * TOKEN_BYTES]))
         for child in node.children:
             if isinstance(child, Leaf):
-                child.family = family
+                child.prefix_group = prefix_group
             else:
-                left.append((child, family))
+                left.append((child, prefix_group))
     return nodes
 
 

@@ -21,7 +21,7 @@ from headrace.jobs.planning.duplicates import digest_of
 from headrace.jobs.recovery.memory_ladder import MemoryLadder, is_out_of_memory
 from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.recovery.suspects import Suspects
-from headrace.jobs.store.failure_log import Convicted, Died, Loss, Refused, Retried, Suspicion, TroubleLog
+from headrace.jobs.store.failure_log import Convicted, Died, FailureLog, Loss, Refused, Retried, Suspicion
 
 MAX_POISON_IN_A_ROW = 2  # rows, with none answered between them: more, and it is not the rows
 
@@ -48,7 +48,7 @@ class Recovery:
 
     def __init__(
         self,
-        log: TroubleLog,
+        log: FailureLog,
         config: EngineConfig,
         *,
         rules: RetryRules | None = None,

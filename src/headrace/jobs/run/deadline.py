@@ -92,7 +92,7 @@ def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
         lines_failed=0,
         lines_in_flight=0,
         lines_ready=0,
-        **directory.trouble_log().counts.status_fields,
+        **directory.failure_log().counts.status_fields,
     )
 
 

@@ -28,7 +28,7 @@ class Committed:
     def __init__(self) -> None:
         self._rows = bytearray()
         self._failed_later: dict[int, int] = {}  # answered rows whose later attempt ended in an error, and which
-        self.has_several = False  # results of one row
+        self.has_repeats = False  # results of one row
         self.num_done = 0
         self.num_errors = 0
         self.num_duplicates = 0
@@ -44,7 +44,7 @@ class Committed:
             self.num_errors += is_error
             rows[index] = attempt | (_IS_ERROR if is_error else 0)
             return True
-        self.has_several = True
+        self.has_repeats = True
         if attempt <= max(row & ~_IS_ERROR, self._failed_later.get(index, 0)):
             self.num_duplicates += 1
             return False
@@ -76,7 +76,7 @@ class Committed:
             for record, _ in segment.records():
                 if record is None:
                     continue
-                if not self.has_several or (self._counts(record) and seen.add(record.index)):
+                if not self.has_repeats or (self._counts(record) and seen.add(record.index)):
                     yield record
 
     def records_in_order(self, segments: Iterable[Segment]) -> Iterator[Record]:

@@ -24,9 +24,9 @@ from headrace.jobs.input.reply import EXPIRED
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.store.committed import MAX_ATTEMPT
 from headrace.jobs.store.done_ids import DoneIds
-from headrace.jobs.store.failure_log import TROUBLE_NAME, TroubleLog
+from headrace.jobs.store.failure_log import FAILURE_LOG_NAME, FailureLog
 from headrace.jobs.store.fingerprint import fingerprint_of, first_difference
-from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, rows_in_flight
+from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, lines_in_flight
 from headrace.jobs.store.journal import Journal
 from headrace.jobs.store.lock import JobLock
 from headrace.jobs.store.manifest import (
@@ -76,9 +76,9 @@ class JobDirectory:
         )
         self.seen_ids = replayed.ids.seen()
         self.redone = self._choose_rows()
-        self._errors_before = None if self.redone or self.journal.has_several else replayed.errors
+        self._errors_before = None if self.redone or self.journal.has_repeats else replayed.errors
         self.num_before = self.journal.num_done - len(self.redone)
-        self.lost_rows = self._find_lost_rows()
+        self.lost_lines = self._find_lost_rows()
         self.deadline = self._choose_deadline()
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest: Manifest | None = None  # once it has begun
@@ -139,16 +139,16 @@ class JobDirectory:
         earlier = self._earlier
         if earlier is None or earlier.state != "running":
             return []
-        rows = rows_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
+        rows = lines_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
         return [row for row in rows or () if not self.has_result(row)]
 
     @property
     def epoch(self) -> int:
         return self._epoch
 
-    def trouble_log(self) -> TroubleLog:
-        return TroubleLog(
-            self.path / TROUBLE_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
+    def failure_log(self) -> FailureLog:
+        return FailureLog(
+            self.path / FAILURE_LOG_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.jobs.input.id_filter import SeenIds
+from headrace.jobs.input.id_filter import IdFilter
 from headrace.jobs.input.openai_lines import DUPLICATE_ID, RESULT_START
 from headrace.jobs.store.record import Record
 
@@ -24,7 +24,7 @@ class DoneIds:
     """Told of each record as a journal is replayed. `seen` is asked for once, at the end."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._seen = SeenIds(directory=directory)
+        self._seen = IdFilter(directory=directory)
         self._ids: list[str] = []
         self._numbers: list[int] = []
         self._decode = msgspec.json.Decoder(_Result).decode
@@ -40,7 +40,7 @@ class DoneIds:
             if len(self._ids) >= AT_ONCE:
                 self._pass_on()
 
-    def seen(self) -> SeenIds:
+    def seen(self) -> IdFilter:
         self._pass_on()
         return self._seen
 

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.jobs.files import sync_data
 
-TROUBLE_NAME = "trouble.jsonl"
+FAILURE_LOG_NAME = "trouble.jsonl"
 
 # How an engine was lost: by an exception, with its device's context, or with the whole process of the job.
 Loss = Literal["engine", "device", "process"]
@@ -80,7 +80,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class TroubleCounts:
+class FailureCounts:
     retries: dict[str, int] = field(default_factory=dict)  # by cause
     deaths: dict[str, int] = field(default_factory=dict)  # by loss
     poison_rows: int = 0
@@ -97,7 +97,7 @@ class TroubleCounts:
         }
 
 
-class TroubleLog:
+class FailureLog:
     """Owned by the process that runs the job; `events` are those of this pass over the input, oldest first."""
 
     def __init__(self, path: Path | None, *, epoch: int = 1, first_epoch: int = 0, turn: int = 1) -> None:
@@ -127,7 +127,7 @@ class TroubleLog:
         self.num_retries.pop(row, None)
 
     @property
-    def counts(self) -> TroubleCounts:
+    def counts(self) -> FailureCounts:
         return self._counter.counts
 
     @property
@@ -164,14 +164,14 @@ class _Counter:
                 self._rungs.append(rung)
 
     @property
-    def counts(self) -> TroubleCounts:
-        return TroubleCounts(dict(self._retries), dict(self._deaths), self._num_poison, list(self._rungs))
+    def counts(self) -> FailureCounts:
+        return FailureCounts(dict(self._retries), dict(self._deaths), self._num_poison, list(self._rungs))
 
 
-def counts_of(directory: Path, *, first_epoch: int) -> TroubleCounts:
+def counts_of(directory: Path, *, first_epoch: int) -> FailureCounts:
     """Of all passes, for others to see."""
     counter = _Counter()
-    for line in read_lines(directory / TROUBLE_NAME):
+    for line in read_lines(directory / FAILURE_LOG_NAME):
         if line.epoch >= first_epoch:
             counter.add(line.event)
     return counter.counts

@@ -80,7 +80,7 @@ class InFlightFile:
             pass
 
 
-def rows_in_flight(path: Path, *, epoch: int) -> list[int] | None:
+def lines_in_flight(path: Path, *, epoch: int) -> list[int] | None:
     """When the process of that epoch ended; None: not known, or its machine ended too."""
     try:
         data = path.read_bytes()

@@ -97,12 +97,12 @@ class Journal:
         return self._committed.num_duplicates
 
     @property
-    def has_several(self) -> bool:
+    def has_repeats(self) -> bool:
         """Results of one row."""
-        return self._committed.has_several
+        return self._committed.has_repeats
 
     @property
-    def num_unpromised(self) -> int:
+    def num_unsynced(self) -> int:
         return len(self._gathered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
 
     @property
@@ -142,7 +142,7 @@ class Journal:
         self._check(self._syncer)
         if self._num_written - self._num_asked >= GROUP_RESULTS or self.seconds_to_flush == 0.0:
             self._ask(self._syncer)
-        if self.num_unpromised >= MAX_UNPROMISED:
+        if self.num_unsynced >= MAX_UNPROMISED:
             self.commit()
 
     @property
@@ -182,7 +182,7 @@ class Journal:
 
     def output_lines(self, *, in_order: bool) -> Iterator[bytes]:
         """The same without their indexes, for the output."""
-        if in_order or self.num_damaged or self._committed.has_several:
+        if in_order or self.num_damaged or self._committed.has_repeats:
             return (record.result for record in self.records(in_order=in_order))
         return chain.from_iterable(segment.results() for segment in self._segments)
 
@@ -274,7 +274,7 @@ class Journal:
         self._forget_promised()
         self._gathered = [entry for _, entries in self._unpromised for entry in entries] + self._gathered
         self._unpromised.clear()
-        self._committed.has_several = True
+        self._committed.has_repeats = True
         self._leave_segment()
         self._num_written = self._num_asked = 0
 

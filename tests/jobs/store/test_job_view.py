@@ -13,10 +13,10 @@ import pytest
 from headrace.engine.start import Engine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.store import survey as module
+from headrace.jobs.store import job_view as module
+from headrace.jobs.store.job_view import FRESH_SECONDS, view_job
 from headrace.jobs.store.lock import JobLock
 from headrace.jobs.store.status_file import STATUS_NAME, JobStatus, read_status, write_status
-from headrace.jobs.store.survey import FRESH_SECONDS, survey
 
 LINES: list[Any] = [{"prompt": f"line {number}", "max_tokens": 2} for number in range(20)] + [
     "no json",
@@ -33,7 +33,7 @@ def job(start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path
 
 
 def facts(job: JobSpec) -> dict[str, Any]:
-    return survey(job.directory).as_json()
+    return view_job(job.directory).as_json()
 
 
 def changed(job: JobSpec, **fields: Any) -> JobStatus:

@@ -28,7 +28,7 @@ ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped", "expired")  # all tha
 
 
 @dataclass(frozen=True)
-class Survey:
+class JobView:
     directory: Path
     manifest: Manifest
     holder: Holder | None
@@ -111,14 +111,14 @@ def find_job(name: str) -> Path:
     raise JobError(f"there is no job {name}; name the output of 'headrace run', or the .job directory beside it")
 
 
-def survey(directory: Path) -> Survey:
+def view_job(directory: Path) -> JobView:
     manifest = read_manifest(directory)
     if manifest is None:
         raise JobError(f"there is no job in {directory}")
     holder = holder_of(directory / "lock")
     epochs = range(manifest.first_epoch, manifest.epoch + 1)
     segments = find_segments(directory, epochs=epochs, sealed=manifest.sealed)
-    return Survey(directory, manifest, holder, segments, _last_status(directory / STATUS_NAME))
+    return JobView(directory, manifest, holder, segments, _last_status(directory / STATUS_NAME))
 
 
 def _last_status(path: Path) -> JobStatus | None:
