@@ -82,7 +82,7 @@ def test_a_journal_goes_on_when_there_is_room_again(
             with pytest.raises(NoRoomError, match="make room, then run the same command"):
                 journal.commit()
             journal.append(10 + attempt, result_of(10 + attempt))
-            assert journal.num_gathered_bytes >= sum(len(result_of(index)) for index in range(1, 4))
+            assert journal.num_buffered_bytes >= sum(len(result_of(index)) for index in range(1, 4))
     journal.append(20, result_of(20))
     journal.commit()
     expected = {index: result_of(index) for index in ([0] if has_segment else []) + [1, 2, 3, 10, 11, 12, 20]}
@@ -233,7 +233,7 @@ def test_waiting_and_giving_up_go_by_the_clock() -> None:
 
     class Results:
         seconds_to_flush = None
-        num_gathered_bytes = 5
+        num_buffered_bytes = 5
         num_flushes = 0
 
         def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:

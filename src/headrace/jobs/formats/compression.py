@@ -1,4 +1,4 @@
-"""gzip and zstd as streams. A file that was cut off is an error, never a short file."""
+"""gzip and zstd as streams. A truncated file is an error, never a short file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.locations import ByteReader
 from headrace.jobs.formats.writer import ByteWriter
 
-PACKED_BYTES = 16 * 1024  # read at once: what it unpacks to is held in memory
+PACKED_BYTES = 16 * 1024  # compressed bytes per read; their contents are held in memory
 GZIP_LEVEL, ZSTD_LEVEL = 6, 3
 
 
@@ -25,7 +25,7 @@ def unpacked(file: ByteReader, compression: Compression | None, name: str) -> By
 def packed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
     """Closing it ends the stream and closes the file."""
     if compression == "gz":
-        # Without a time of day in it: the same lines give the same bytes.
+        # No timestamp in the header: the same lines give the same bytes.
         return _PackedWriter(file, zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31))
     return (
         _PackedWriter(file, zstandard().ZstdCompressor(level=ZSTD_LEVEL).compressobj())
@@ -57,18 +57,18 @@ class _GzipReader:
 
 
 class _ZstdReader:
-    """zstandard's own reader takes the end of the file for the end of the data; this one looks."""
+    """Detects truncated files: zstandard's own reader takes the end of the file for the end of the data."""
 
     def __init__(self, file: ByteReader, name: str) -> None:
         self._file = file
         self._name = name
         self._zstandard = zstandard()
-        self._frame: Any = None  # one that has begun and not ended
+        self._frame: Any = None  # one that is not complete yet
         self._ready: deque[bytes] = deque()
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
-        """The next piece, which may be larger than asked for."""
+        """The next piece, which may be larger than `size`."""
         while not self._ready:
             data = self._file.read(PACKED_BYTES)
             if not data:

@@ -194,8 +194,8 @@ class JobDirectory:
         self.journal.flush()
 
     @property
-    def num_gathered_bytes(self) -> int:
-        return self.journal.num_gathered_bytes
+    def num_buffered_bytes(self) -> int:
+        return self.journal.num_buffered_bytes
 
     @property
     def seconds_to_flush(self) -> float | None:
@@ -207,8 +207,8 @@ class JobDirectory:
         return {
             "epoch": self._epoch,
             "journal_bytes": journal.num_bytes,
-            "error_lines": None if before is None else dict(before + errors - journal.gathered_errors()),
-            "lines_held": journal.num_gathered,
+            "error_lines": None if before is None else dict(before + errors - journal.buffered_errors()),
+            "lines_held": journal.num_buffered,
         }
 
     @property

@@ -27,7 +27,7 @@ from headrace.jobs.store.syncer import Syncer
 
 GROUP_RESULTS = 256
 GROUP_SECONDS = 0.05
-MAX_UNPROMISED = 16 * GROUP_RESULTS  # past this the writer waits for the disk
+MAX_UNSYNCED = 16 * GROUP_RESULTS  # past this the writer waits for the disk
 SEGMENT_BYTES = 1 << 30
 
 Watch = Callable[[Record], None]
@@ -46,15 +46,15 @@ class Journal:
         self._directory = directory
         self._committed = committed
         self._segments = segments
-        self._gathered: list[Entry] = []
-        self._unpromised: deque[tuple[int, list[Entry]]] = deque()  # that were written, and how many with those before
+        self._buffered: list[Entry] = []
+        self._unsynced: deque[tuple[int, list[Entry]]] = deque()  # that were written, and how many with those before
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
         self._size = 0
         self._num_written = 0  # in the current segment
-        self._num_asked = 0
-        self._asked_at = monotonic()
+        self._num_requested = 0
+        self._requested_at = monotonic()
         self._may_write: Callable[[], bool] = lambda: True
 
     @classmethod
@@ -103,21 +103,21 @@ class Journal:
 
     @property
     def num_unsynced(self) -> int:
-        return len(self._gathered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
+        return len(self._buffered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
 
     @property
-    def num_gathered(self) -> int:
+    def num_buffered(self) -> int:
         """Results that wait to be written."""
-        return len(self._gathered)
+        return len(self._buffered)
 
-    def gathered_errors(self) -> Counter[str]:
+    def buffered_errors(self) -> Counter[str]:
         """Those of them that are errors, by code."""
-        return Counter(error for _, _, error, _ in self._gathered if error is not None)
+        return Counter(error for _, _, error, _ in self._buffered if error is not None)
 
     @property
-    def num_gathered_bytes(self) -> int:
+    def num_buffered_bytes(self) -> int:
         """That wait to be written, about."""
-        return sum(len(entry[3]) + 40 for entry in self._gathered)
+        return sum(len(entry[3]) + 40 for entry in self._buffered)
 
     def is_done(self, index: int) -> bool:
         return self._committed.is_done(index)
@@ -129,42 +129,42 @@ class Journal:
         """False: the row has a result of this attempt already, which stays; the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
-        self._gathered.append((index, attempt, error, result))
+        self._buffered.append((index, attempt, error, result))
         crash_points.reach("appended")
         return True
 
     def flush(self) -> None:
         """Write what was gathered; have it synced when the group is large or old enough."""
-        if self._gathered:
-            self._write_gathered()
+        if self._buffered:
+            self._write_buffered()
         if self._syncer is None:
             return
         self._check(self._syncer)
-        if self._num_written - self._num_asked >= GROUP_RESULTS or self.seconds_to_flush == 0.0:
-            self._ask(self._syncer)
-        if self.num_unsynced >= MAX_UNPROMISED:
+        if self._num_written - self._num_requested >= GROUP_RESULTS or self.seconds_to_flush == 0.0:
+            self._request_sync(self._syncer)
+        if self.num_unsynced >= MAX_UNSYNCED:
             self.commit()
 
     @property
     def seconds_to_flush(self) -> float | None:
         """When `flush` should be called next; None: nothing waits for it."""
-        if not self._gathered and self._num_written == self._num_asked:
+        if not self._buffered and self._num_written == self._num_requested:
             return None
-        return max(0.0, self._asked_at + GROUP_SECONDS - monotonic())
+        return max(0.0, self._requested_at + GROUP_SECONDS - monotonic())
 
     def commit(self) -> None:
         """Flush, and wait for the disk: everything appended is promised."""
-        if self._gathered:
-            self._write_gathered()
+        if self._buffered:
+            self._write_buffered()
         if self._syncer is not None:
-            self._ask(self._syncer)
+            self._request_sync(self._syncer)
             self._syncer.wait()
             self._check(self._syncer)
         crash_points.reach("synced")
 
     def close(self) -> None:
         """Gathered results that were not flushed are dropped."""
-        self._gathered.clear()
+        self._buffered.clear()
         if self._syncer is not None:
             self._syncer.close()
             self._syncer = None
@@ -188,13 +188,13 @@ class Journal:
 
     # Writing.
 
-    def _write_gathered(self) -> None:
+    def _write_buffered(self) -> None:
         if not self._may_write():
             raise JobError(
                 f"another process has taken over the job in {self._directory}; this one (epoch {self.epoch}) stops "
-                f"without writing {len(self._gathered):,} results, which the other computes itself"
+                f"without writing {len(self._buffered):,} results, which the other computes itself"
             )
-        data = b"".join([encode(*entry) for entry in self._gathered])
+        data = b"".join([encode(*entry) for entry in self._buffered])
         try:
             if self._descriptor is None or self._size >= SEGMENT_BYTES:
                 self._start_segment()
@@ -203,10 +203,10 @@ class Journal:
             raise self._failure(error) from error
         self._size += len(data)
         self.num_bytes += len(data)
-        self._num_written += len(self._gathered)
-        self._unpromised.append((self._num_written, self._gathered))
-        self._gathered = []
-        self._forget_promised()
+        self._num_written += len(self._buffered)
+        self._unsynced.append((self._num_written, self._buffered))
+        self._buffered = []
+        self._forget_synced()
         crash_points.reach("written")
 
     def _write(self, data: bytes) -> None:
@@ -233,15 +233,15 @@ class Journal:
         crash_points.reach("segment-created")
         self._segments.append(Segment(path, self.epoch, self._number, None))
         self._descriptor, self._syncer = descriptor, Syncer(descriptor)
-        self._size = self._num_written = self._num_asked = 0
+        self._size = self._num_written = self._num_requested = 0
 
     def _end_segment(self) -> None:
         """The current segment is full: on the disk, and closed."""
         assert self._descriptor is not None and self._syncer is not None
-        self._ask(self._syncer)
+        self._request_sync(self._syncer)
         self._syncer.wait()
         self._check(self._syncer)
-        self._unpromised.clear()
+        self._unsynced.clear()
         self._leave_segment()
 
     def _leave_segment(self) -> None:
@@ -250,43 +250,43 @@ class Journal:
         os.close(self._descriptor)
         self._descriptor = self._syncer = None
 
-    def _forget_promised(self) -> None:
+    def _forget_synced(self) -> None:
         num_synced = self._syncer.num_synced if self._syncer is not None else 0
-        while self._unpromised and self._unpromised[0][0] <= num_synced:
-            self._unpromised.popleft()
+        while self._unsynced and self._unsynced[0][0] <= num_synced:
+            self._unsynced.popleft()
 
-    def _ask(self, syncer: Syncer) -> None:
-        self._num_asked = self._num_written
-        self._asked_at = monotonic()
-        syncer.ask(self._num_written)
+    def _request_sync(self, syncer: Syncer) -> None:
+        self._num_requested = self._num_written
+        self._requested_at = monotonic()
+        syncer.request(self._num_written)
 
     def _check(self, syncer: Syncer) -> None:
         failure = syncer.failure
         if failure is None:
             return
         if is_no_room(failure):
-            self._gather_unpromised()
+            self._rebuffer_unsynced()
         raise self._failure(failure) from failure
 
-    def _gather_unpromised(self) -> None:
+    def _rebuffer_unsynced(self) -> None:
         """Nobody knows what a failed sync has left of it: it is written again, to another segment. Where both copies
         are there, the first counts."""
-        self._forget_promised()
-        self._gathered = [entry for _, entries in self._unpromised for entry in entries] + self._gathered
-        self._unpromised.clear()
+        self._forget_synced()
+        self._buffered = [entry for _, entries in self._unsynced for entry in entries] + self._buffered
+        self._unsynced.clear()
         self._committed.has_repeats = True
         self._leave_segment()
-        self._num_written = self._num_asked = 0
+        self._num_written = self._num_requested = 0
 
     def _failure(self, error: OSError) -> JobError:
         """Half a line may have been written: it is cut off, so that what is there stays readable."""
         if not is_no_room(error):
-            self._gathered.clear()
+            self._buffered.clear()
         if self._descriptor is not None:
             try:
                 os.ftruncate(self._descriptor, self._size)
             except OSError:
-                self._gather_unpromised()  # and the next replay cuts it
+                self._rebuffer_unsynced()  # and the next replay cuts it
         return job_error(
             f"the job's journal in {self._directory} cannot be written: {error.strerror}; what was committed is kept",
             error,

@@ -21,7 +21,7 @@ class Syncer:
         self._thread = threading.Thread(target=self._run, name="headrace-sync", daemon=True)
         self._thread.start()
 
-    def ask(self, num_written: int) -> None:
+    def request(self, num_written: int) -> None:
         with self._changed:
             self._wanted = num_written
             self._changed.notify_all()
