@@ -53,9 +53,7 @@ def test_a_limit_counts_lines_that_are_not_blank(tmp_path: Path) -> None:
     assert [line.number for line in read(write(tmp_path, b"\n1\n\n2\n3\n"), limit=2)] == [2, 4]
 
 
-def test_a_too_long_line_is_marked_and_the_next_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_long_line_is_marked_and_the_next_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_LINE_BYTES", 10)
     monkeypatch.setattr(reader, "CHUNK_BYTES", 4)
     data = b"short\n" + b"x" * 50 + b"\nlast\n"

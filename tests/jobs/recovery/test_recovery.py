@@ -453,7 +453,7 @@ def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
     file.add([1, 2])
     file.close()
     with monkeypatch.context() as patch:
-        patch.setattr(in_flight_file, "_boot", lambda: b"another machine.")
+        patch.setattr(in_flight_file, "boot_id", lambda: b"another machine.")
         assert lines_in_flight(path, epoch=3) is None
     data = path.read_bytes()
     for place in (0, 5, 12, 30, 42):

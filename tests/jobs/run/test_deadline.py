@@ -118,7 +118,7 @@ def check_status(directory: Path, num_lines: int, report: JobReport) -> None:
     assert (status.state, status.lines_done, status.lines_total) == ("expired", num_lines, num_lines)
     assert (status.lines_failed, status.errors) == (report.tally.num_failed, dict(report.tally.errors))
     found = view_job(directory)
-    assert found.told == status
+    assert found.trusted_status == status
     (directory / "status.json").unlink()
     again = view_job(directory).as_json()
     assert again["counted"] == "journal"

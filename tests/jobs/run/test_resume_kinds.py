@@ -73,12 +73,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     [
         (
             {"template": LineTemplate.of(prompt="Tell {text}")},
-            "begun with prompt='Say {text}', now prompt='Tell {text}'",
+            "started with prompt='Say {text}', now prompt='Tell {text}'",
         ),
-        ({"template": LineTemplate.of(prompt="Say {text}", is_chat=True)}, "begun with chat=False, now chat=True"),
-        ({"template": LineTemplate.of(prompt="Say {text}", system="Now.")}, "begun with chat=False, now chat=True"),
-        ({"input_format": "tsv"}, "begun with input_format='csv', now input_format='tsv'"),
-        ({"template": None}, "begun with prompt='Say {text}', now prompt=nothing"),
+        ({"template": LineTemplate.of(prompt="Say {text}", is_chat=True)}, "started with chat=False, now chat=True"),
+        ({"template": LineTemplate.of(prompt="Say {text}", system="Now.")}, "started with chat=False, now chat=True"),
+        ({"input_format": "tsv"}, "started with input_format='csv', now input_format='tsv'"),
+        ({"template": None}, "started with prompt='Say {text}', now prompt=nothing"),
     ],
 )
 def test_rows_that_would_be_asked_otherwise_are_refused(
@@ -100,7 +100,7 @@ def test_rows_may_be_added_to_csv_and_none_may_be_edited(tmp_path: Path, start: 
     with output.open(newline="") as file:
         assert sorted(row["id"] for row in csv.DictReader(file)) == ["1", "2", "3"]
     source.write_text("id,text\n1,a\n2,B\n3,c\n")
-    with pytest.raises(JobError, match=r"the input is not what it was .*in.csv has changed between byte 0"):
+    with pytest.raises(JobError, match=r"the input has changed since .*in.csv has changed between byte 0"):
         run(source, output, never)
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_grow_may_not(tmp_path: Path, start: Start, name: str) -> No
     run(tmp_path / name, tmp_path / "out.jsonl", start)
     assert run(tmp_path / name, tmp_path / "out.jsonl", never).num_before == 3
     write(4)
-    with pytest.raises(JobError, match="the input is not what it was"):
+    with pytest.raises(JobError, match="the input has changed since"):
         run(tmp_path / name, tmp_path / "out.jsonl", never)
 
 
@@ -212,7 +212,7 @@ def test_a_publication_that_breaks_off_leaves_no_object(
 
     monkeypatch.chdir(tmp_path)
     source, output = write_lines({"text": "a"}, {"text": "b"}), f"local://{tmp_path}/{name}"
-    monkeypatch.setattr(publish, "_fill", broken)
+    monkeypatch.setattr(publish, "copy_results", broken)
     with pytest.raises(JobError, match="cannot be written: No space left on device; its results are safe in"):
         run(source, output, start, disk_wait_s=0.0)
     assert not (tmp_path / name).exists()

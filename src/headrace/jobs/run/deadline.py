@@ -68,7 +68,7 @@ def tell_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStat
         lines_in_flight=0,
         lines_ready=0,
         errors=dict(tally.errors),
-        **directory.marks(tally.errors),
+        **directory.journal_fields(tally.errors),
     )
     if directory.is_ours():
         StatusFile(path).write(status, now=True)

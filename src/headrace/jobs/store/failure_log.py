@@ -1,6 +1,6 @@
-"""What went wrong in a job and what was done about it: `trouble.jsonl`, appended to on failures and never else.
+"""The failure log of a job, `trouble.jsonl`: what failed and what was done about it. Appended only on failures.
 
-It decides nothing about results: those are in the journal. A record that is torn or cannot be written costs a count.
+It does not affect results, which are in the journal. A record that is torn or cannot be written only loses a count.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from headrace.jobs.files import sync_data
 
 FAILURE_LOG_NAME = "trouble.jsonl"
 
-# How an engine was lost: by an exception, with its device's context, or with the whole process of the job.
+# How an engine was lost: by an exception, with the context of its device, or with the whole process of the job.
 Loss = Literal["engine", "device", "process"]
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Rows that are to run with no others beside them."""
+    """Lines that run with no others beside them, to find out whether one of them kills the engine."""
 
     rows: list[int]
-    is_twin: bool = False  # the other half of a group that killed the engine; if that half does not, this one must
-    num_rows: int = 1  # when it began: those that are done leave it
-    evidence: int = 0  # against a row that was alone from the beginning
+    is_twin: bool = (
+        False  # second half of a group that killed the engine: if the first half does not, this one does
+    )
+    num_rows: int = 1  # when the trial started; lines that are done leave it
+    evidence: int = 0  # against a line that ran alone from the start of its trial
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    last: list[int] = []  # in flight at the last death, while no trial went on
-    trials: list[Trial] = []  # the last one is the next
+    last: list[int] = []  # lines in flight at the last death, if no trial was running
+    trials: list[Trial] = []  # a stack: the last one runs next
 
 
 class Retried(msgspec.Struct, frozen=True, tag_field="what", tag="retry"):
@@ -44,30 +46,30 @@ class Died(msgspec.Struct, frozen=True, tag_field="what", tag="death"):
     loss: Loss
     reason: str
     rows: list[int]  # in flight
-    num_done: int  # rows of the job
-    suspicion: Suspicion  # after it
-    num_idle: int = 0  # deaths in a row, this one included, without a row done or a suspicion narrowed
+    num_done: int  # lines of the job
+    suspicion: Suspicion  # after this death
+    num_idle: int = 0  # consecutive deaths, this one included, without progress: no line done, no suspicion narrowed
     epoch: int | None = None  # of the process that was lost
 
 
 class Convicted(msgspec.Struct, frozen=True, tag_field="what", tag="poison"):
     row: int
-    num_answered: int  # rows of the job, by then
+    num_answered: int  # lines of the job at that time
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="what", tag="poison-request"):
-    """What a convicted row asked for: another row that asks for the same is refused without a search."""
+    """The request of a line that kills the engine: later lines with the same request are refused without a search."""
 
     digest: str
 
 
 class Climbed(msgspec.Struct, frozen=True, tag_field="what", tag="memory"):
-    """A rung of the ladder for a device whose memory ran out."""
+    """A step of the memory ladder: the device ran out of memory, and the engine restarts with other settings."""
 
     rung: str
-    given: dict[str, Any]  # the user's settings; with others the ladder begins anew
-    settings: dict[str, Any]  # that take their place
-    num_done: int  # rows of the job, by then
+    given: dict[str, Any]  # the user's settings; if they change, the ladder starts over
+    settings: dict[str, Any]  # that replace them
+    num_done: int  # lines of the job at that time
 
 
 Event = Retried | Died | Convicted | Refused | Climbed
@@ -98,17 +100,17 @@ class FailureCounts:
 
 
 class FailureLog:
-    """Owned by the process that runs the job; `events` are those of this pass over the input, oldest first."""
+    """Owned by the process that runs the job. `events` are those of the current pass, oldest first."""
 
     def __init__(self, path: Path | None, *, epoch: int = 1, first_epoch: int = 0, turn: int = 1) -> None:
-        """Without a path everything is only remembered."""
+        """Without a path, events are kept in memory only."""
         self._path = path
         self._epoch = epoch
         self._turn = turn
         self._encoder = msgspec.json.Encoder()
         self._counter = _Counter()
-        self.events: list[Event] = []  # without retries, of which there may be many
-        self.num_retries: Counter[int] = Counter()  # by row
+        self.events: list[Event] = []  # without retries, which may be many
+        self.num_retries: Counter[int] = Counter()  # by line
         for line in read_lines(path) if path is not None else ():
             if line.epoch >= first_epoch and line.turn == turn:
                 self._take(line.event)
@@ -120,10 +122,10 @@ class FailureLog:
             try:
                 _append(self._path, data, is_synced=not isinstance(event, Retried))
             except OSError:
-                pass  # a disk that is full or broken is the journal's to tell
+                pass  # the journal reports a disk that is full or broken
 
     def forget_done(self, row: int) -> None:
-        """Its retries need not be counted any more."""
+        """Its retries are no longer counted."""
         self.num_retries.pop(row, None)
 
     @property
@@ -169,7 +171,7 @@ class _Counter:
 
 
 def counts_of(directory: Path, *, first_epoch: int) -> FailureCounts:
-    """Of all passes, for others to see."""
+    """Counts over all passes, for `job_view`."""
     counter = _Counter()
     for line in read_lines(directory / FAILURE_LOG_NAME):
         if line.epoch >= first_epoch:
@@ -178,7 +180,7 @@ def counts_of(directory: Path, *, first_epoch: int) -> FailureCounts:
 
 
 def read_lines(path: Path) -> list[_Line]:
-    """Whole ones."""
+    """All complete lines of the log."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -197,7 +199,7 @@ def _append(path: Path, data: bytes, *, is_synced: bool) -> None:
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data  # what a crash has torn stays alone in its line
+            data = b"\n" + data  # a record torn by a crash stays on a line of its own
         os.write(descriptor, data)
         if is_synced:
             sync_data(descriptor)

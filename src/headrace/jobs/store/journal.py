@@ -1,11 +1,11 @@
-"""The journal of a job: its results themselves, appended once each, and nothing beside them that could disagree.
+"""The journal of a job: the results themselves, each appended once. No index or counter beside it can disagree with it.
 
-    append ──▶ gathered ──▶ written: survives the process ──▶ promised: survives the machine
+    append ──▶ buffered ──▶ written: survives the process ──▶ synced: survives the machine
                       flush                         256 results or 50 ms
 
-Opening replays the segments, cuts a torn tail, and starts a segment of a new epoch. When the disk is full, what could
-not be written stays gathered, and what was written and not promised is gathered again: `flush` may be called until it
-works.
+Opening it replays the segments and cuts a torn tail; the first write starts a segment of the new epoch. On a full disk,
+results that could not be written stay buffered, and results that were written but not synced are buffered again:
+`flush` can be called until it succeeds.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from headrace.jobs.store.syncer import Syncer
 
 GROUP_RESULTS = 256
 GROUP_SECONDS = 0.05
-MAX_UNSYNCED = 16 * GROUP_RESULTS  # past this the writer waits for the disk
+MAX_UNSYNCED = 16 * GROUP_RESULTS  # past this, `flush` waits for the disk
 SEGMENT_BYTES = 1 << 30
 
 Watch = Callable[[Record], None]
-Entry = tuple[int, int, str | None, bytes]  # the arguments of `encode`, called for many at once
+Entry = tuple[int, int, str | None, bytes]  # the arguments of `encode`, which runs for a whole batch
 
 
 class Journal:
-    """Owned by the one process that holds the job's lock; used by one thread."""
+    """Owned by the process that holds the job's lock; used by one thread."""
 
     def __init__(
         self, directory: Path, *, epoch: int, committed: Committed, segments: list[Segment], num_damaged: int
     ) -> None:
         self.epoch = epoch
-        self.num_damaged = num_damaged  # lines that were skipped in replay; their rows are done again
+        self.num_damaged = num_damaged  # records that replay skipped; their lines are computed again
         self.num_bytes = sum(segment.end or 0 for segment in segments)
         self._directory = directory
         self._committed = committed
         self._segments = segments
         self._buffered: list[Entry] = []
-        self._unsynced: deque[tuple[int, list[Entry]]] = deque()  # that were written, and how many with those before
+        self._unsynced: deque[tuple[int, list[Entry]]] = (
+            deque()
+        )  # batches, each with `_num_written` after it
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
@@ -67,7 +69,7 @@ class Journal:
         sealed: Mapping[str, int] | None = None,
         watch: Watch | None = None,
     ) -> Journal:
-        """`sealed` has the sizes that segments had when a later epoch began; `watch` sees each record of them."""
+        """`sealed`: sizes of segments when a later epoch started. `watch` is called with each replayed record."""
         committed, segments, num_damaged = Committed(), [], 0
         for segment in find_segments(directory, epochs=range(first_epoch, epoch), sealed=sealed or {}):
             end, bad = _replay(segment, committed, watch)
@@ -76,12 +78,12 @@ class Journal:
         return cls(directory, epoch=epoch, committed=committed, segments=segments, num_damaged=num_damaged)
 
     def guard(self, may_write: Callable[[], bool]) -> None:
-        """Asked before each write: False once another process has taken the job over."""
+        """`may_write` is called before each write: False once another process has taken the job over."""
         self._may_write = may_write
 
     @property
     def sealed(self) -> dict[str, int]:
-        """The segments of earlier epochs and how much of each counts."""
+        """The segments of earlier epochs, and how many bytes of each count."""
         return {segment.name: segment.end or 0 for segment in self._segments if segment.epoch < self.epoch}
 
     @property
@@ -98,7 +100,7 @@ class Journal:
 
     @property
     def has_repeats(self) -> bool:
-        """Results of one row."""
+        """Whether some line has several results."""
         return self._committed.has_repeats
 
     @property
@@ -107,16 +109,16 @@ class Journal:
 
     @property
     def num_buffered(self) -> int:
-        """Results that wait to be written."""
+        """Results that are not written yet."""
         return len(self._buffered)
 
     def buffered_errors(self) -> Counter[str]:
-        """Those of them that are errors, by code."""
+        """Errors among the buffered results, by code."""
         return Counter(error for _, _, error, _ in self._buffered if error is not None)
 
     @property
     def num_buffered_bytes(self) -> int:
-        """That wait to be written, about."""
+        """Approximate size of the buffered results."""
         return sum(len(entry[3]) + 40 for entry in self._buffered)
 
     def is_done(self, index: int) -> bool:
@@ -126,7 +128,7 @@ class Journal:
         return self._committed.last_attempt(index)
 
     def append(self, index: int, result: bytes, attempt: int = 1, error: str | None = None) -> bool:
-        """False: the row has a result of this attempt already, which stays; the new one is counted and dropped."""
+        """False if the line already has a result of this attempt: the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
         self._buffered.append((index, attempt, error, result))
@@ -134,7 +136,7 @@ class Journal:
         return True
 
     def flush(self) -> None:
-        """Write what was gathered; have it synced when the group is large or old enough."""
+        """Write the buffered results. Request a sync once the group is large or old enough."""
         if self._buffered:
             self._write_buffered()
         if self._syncer is None:
@@ -147,13 +149,13 @@ class Journal:
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """When `flush` should be called next; None: nothing waits for it."""
+        """When `flush` must be called at the latest; None: nothing to flush."""
         if not self._buffered and self._num_written == self._num_requested:
             return None
         return max(0.0, self._requested_at + GROUP_SECONDS - monotonic())
 
     def commit(self) -> None:
-        """Flush, and wait for the disk: everything appended is promised."""
+        """Flush and wait for the disk: afterwards everything appended is synced."""
         if self._buffered:
             self._write_buffered()
         if self._syncer is not None:
@@ -163,7 +165,7 @@ class Journal:
         crash_points.reach("synced")
 
     def close(self) -> None:
-        """Gathered results that were not flushed are dropped."""
+        """Drops buffered results that were not flushed."""
         self._buffered.clear()
         if self._syncer is not None:
             self._syncer.close()
@@ -173,7 +175,7 @@ class Journal:
             self._descriptor = None
 
     def results(self) -> Iterator[tuple[int, bytes]]:
-        """What is committed, one result a row, in the order of commitment."""
+        """Committed results, one per line, in the order of commit."""
         return ((record.index, record.result) for record in self.records())
 
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
@@ -181,7 +183,7 @@ class Journal:
         return reading(self._segments)
 
     def output_lines(self, *, in_order: bool) -> Iterator[bytes]:
-        """The same without their indexes, for the output."""
+        """The same without indexes, for the output."""
         if in_order or self.num_damaged or self._committed.has_repeats:
             return (record.result for record in self.records(in_order=in_order))
         return chain.from_iterable(segment.results() for segment in self._segments)
@@ -236,7 +238,7 @@ class Journal:
         self._size = self._num_written = self._num_requested = 0
 
     def _end_segment(self) -> None:
-        """The current segment is full: on the disk, and closed."""
+        """Sync and close the current segment, which is full."""
         assert self._descriptor is not None and self._syncer is not None
         self._request_sync(self._syncer)
         self._syncer.wait()
@@ -269,8 +271,8 @@ class Journal:
         raise self._failure(failure) from failure
 
     def _rebuffer_unsynced(self) -> None:
-        """Nobody knows what a failed sync has left of it: it is written again, to another segment. Where both copies
-        are there, the first counts."""
+        """After a failed sync the contents on disk are unknown: write these results again, to another segment. If both
+        copies exist, the first counts."""
         self._forget_synced()
         self._buffered = [entry for _, entries in self._unsynced for entry in entries] + self._buffered
         self._unsynced.clear()
@@ -279,14 +281,14 @@ class Journal:
         self._num_written = self._num_requested = 0
 
     def _failure(self, error: OSError) -> JobError:
-        """Half a line may have been written: it is cut off, so that what is there stays readable."""
+        """Half a record may have been written: cut it off, so that the segment stays readable."""
         if not is_no_room(error):
             self._buffered.clear()
         if self._descriptor is not None:
             try:
                 os.ftruncate(self._descriptor, self._size)
             except OSError:
-                self._rebuffer_unsynced()  # and the next replay cuts it
+                self._rebuffer_unsynced()  # the next replay cuts it
         return job_error(
             f"the job's journal in {self._directory} cannot be written: {error.strerror}; what was committed is kept",
             error,
@@ -294,7 +296,7 @@ class Journal:
 
 
 def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tuple[int, int]:
-    """Where the last whole record ends, and how many damaged lines stand before it. What follows it is cut off."""
+    """Where the last complete record ends, and how many damaged records are before it. Cuts off what follows."""
     end = num_damaged = num_bad = 0
     for record, offset in segment.records():
         if record is None:
@@ -311,7 +313,7 @@ def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tupl
 
 
 def _cut(path: Path, end: int) -> None:
-    """Also makes the rest durable: it may have been written by a process that died before its sync."""
+    """Also syncs the rest, which may have been written by a process that died before its sync."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size > end:
