@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
-from headrace.jobs.planning.answer_lengths import MIN_FINISHED, PROBE, AnswerLengths
+from headrace.jobs.planning.answer_lengths import MIN_FINISHED, NUM_PROBES, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
-from headrace.jobs.planning.planner import PROBED, Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.probes import MIN_PROBED
+from headrace.jobs.planning.workload import Window
 from headrace.sched import SchedulerLimits
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
@@ -201,18 +203,18 @@ def test_later_lines_of_a_slow_input_go_on_at_once() -> None:
 
 def test_a_few_of_each_large_family_start_early() -> None:
     plan = planner()
-    size = PROBED * PROBE
+    size = MIN_PROBED
     for index in range(2 * size):
         plan.add(work(index, [index % 2, index % 2, index]))
-    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
-    assert early.count(0) == early.count(1) == PROBE
+    early = [plan.take().token_ids[0] for _ in range(2 * NUM_PROBES)]
+    assert early.count(0) == early.count(1) == NUM_PROBES
 
 
 def test_answers_of_known_length_need_no_early_start() -> None:
     plan = planner()
-    for index in range(2 * PROBED * PROBE):
+    for index in range(2 * MIN_PROBED):
         plan.add(work(index, [index % 2, index % 2, index], ignore_eos=True))
-    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
+    early = [plan.take().token_ids[0] for _ in range(2 * NUM_PROBES)]
     assert len(set(early)) == 1
 
 
@@ -265,7 +267,7 @@ def test_a_family_of_which_hardly_any_end_is_taken_to_be_long() -> None:
     lengths = AnswerLengths()
     for _ in range(MIN_FINISHED):
         lengths.learn(20, prefix_group=1, max_tokens=None, limit=1000)
-    for _ in range(PROBE):
+    for _ in range(NUM_PROBES):
         lengths.start(prefix_group=2, max_tokens=None)
     assert lengths.expected(prefix_group=2, max_tokens=None, limit=1000) == 1000
 

@@ -22,7 +22,8 @@ from headrace.errors import ConfigError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import BATCH_LINES, InputLine
 from headrace.jobs.formats.writer import ResultWriter, StreamResults
 from headrace.jobs.input.feed import MAX_BATCHES_AHEAD
-from headrace.jobs.planning.planner import Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import Window
 from headrace.jobs.run.current_engine import SPARE_SEQUENCES
 from headrace.jobs.run.job_run import JobRun
 from headrace.jobs.run.run_job import run_job

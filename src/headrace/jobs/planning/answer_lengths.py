@@ -1,12 +1,12 @@
-"""How long answers become: their limits at first, then what others of the same kind came to in this job."""
+"""Expected lengths of answers: their limits at first, then the mean of similar answers that finished in this job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-MIN_FINISHED = 16  # answers, before their lengths say anything about others
-PROBE = 2 * MIN_FINISHED  # answers of a family that are started early, to learn from
+MIN_FINISHED = 16  # answers, before their mean is used for others
+NUM_PROBES = 2 * MIN_FINISHED  # lines of a prefix group that start early, to learn from
 MAX_KINDS = 4096
 
 
@@ -26,14 +26,13 @@ class _Mean:
 
     @property
     def seems_long(self) -> bool:
-        """Many have started and hardly any has ended. Those that end first are the short ones, so that a mean says
-        nothing yet."""
-        return self.num_started >= PROBE and 4 * self.num_finished < self.num_started
+        """Many have started and few have ended. Short answers end first, so the mean says nothing yet."""
+        return self.num_started >= NUM_PROBES and 4 * self.num_finished < self.num_started
 
 
 class AnswerLengths:
-    """Means by family (a group of prompts that begin alike) and `max_tokens`, by `max_tokens` alone, and as a share of
-    the limit; the first of which enough have finished is taken."""
+    """Three means: by prefix group and `max_tokens`, by `max_tokens` alone, and as a share of the limit. The first one
+    with enough finished answers is used."""
 
     def __init__(self) -> None:
         self._means: dict[Any, _Mean] = {}  # the oldest first
@@ -55,7 +54,7 @@ class AnswerLengths:
         self._mean(max_tokens).add(num_tokens)
 
     def expected(self, *, prefix_group: int, max_tokens: int | None, limit: int) -> float:
-        """Tokens of one answer that cannot become longer than `limit`."""
+        """Tokens of one answer, at most `limit`."""
         own = self._means.get((prefix_group, max_tokens))
         if own is not None and own.seems_long:
             return limit

@@ -22,7 +22,8 @@ from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
 from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import Items
 from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
-from headrace.jobs.planning.planner import WINDOW, Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import WINDOW, Window
 from headrace.jobs.recovery.disk_full import DiskWait
 from headrace.jobs.recovery.engine_keeper import EngineKeeper
 from headrace.jobs.recovery.policy import Progress, Recovery, Restart

@@ -32,9 +32,7 @@ def undo(directory: Path) -> str:
     with _held(directory) as manifest:
         if manifest.state != "cancelled" and not (directory / CANCEL).exists():
             raise JobError(f"the job in {directory} is not cancelled, it is {manifest.state}")
-        write_manifest(
-            directory, manifest.with_state("stopped", "by 'headrace cancel --undo'")
-        )
+        write_manifest(directory, manifest.with_state("stopped", "by 'headrace cancel --undo'"))
         (directory / CANCEL).unlink(missing_ok=True)
     return f"the job in {directory} continues when its command is run again"
 

@@ -25,9 +25,7 @@ class Trial(msgspec.Struct, frozen=True):
     """Lines that run with no others beside them, to find out whether one of them kills the engine."""
 
     rows: list[int]
-    is_twin: bool = (
-        False  # second half of a group that killed the engine: if the first half does not, this one does
-    )
+    is_twin: bool = False  # second half of a group that killed the engine: if the first half does not, this one does
     num_rows: int = 1  # when the trial started; lines that are done leave it
     evidence: int = 0  # against a line that ran alone from the start of its trial
 

@@ -47,9 +47,7 @@ class Journal:
         self._committed = committed
         self._segments = segments
         self._buffered: list[Entry] = []
-        self._unsynced: deque[tuple[int, list[Entry]]] = (
-            deque()
-        )  # batches, each with `_num_written` after it
+        self._unsynced: deque[tuple[int, list[Entry]]] = deque()  # batches, each with `_num_written` after it
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
