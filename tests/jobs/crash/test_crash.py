@@ -147,9 +147,7 @@ def test_a_process_that_has_lost_its_job_writes_nothing_more(forge: Forge, scene
     assert forge.wait(pid).code == 1
     assert "another process has taken over the job" in (held.notes / "error").read_text()
     assert (scene.output.read_bytes(), committed_lines(scene.output)) == (published, lines)
-    assert read_status(directory / "status.json").state == "finished", (
-        "the first process wrote the status of a job it had lost"
-    )
+    assert read_status(directory / "status.json").state == "finished", "written by a process that had lost the job"
     scene.finish()
 
 

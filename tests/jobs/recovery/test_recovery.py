@@ -30,7 +30,7 @@ from headrace.jobs.status.metrics import page
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
-from headrace.jobs.store.failure_log import Convicted, Died, FailureLog, Retried, Suspicion, read_lines
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, PoisonLine, Retry, Suspicion, read_entries
 from headrace.jobs.store.in_flight_file import InFlightFile, lines_in_flight
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
@@ -108,7 +108,7 @@ def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, sta
         run(source, broken)
     log = FailureLog(directory_of(source) / "trouble.jsonl", epoch=1)
     for _ in range(3):
-        log.append(Retried(3, "engine_error"))
+        log.append(Retry(3, "engine_error"))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
     report = run(source, faulty)
     assert Counter(faulty.submitted[0])["3"] == 2, "three were before"
@@ -162,11 +162,11 @@ def test_deaths_are_written_down_with_what_was_in_flight(write_lines: WriteLines
     source = write_lines(*prompts(6))
     faulty = FaultyStart(start, FaultyRunner(dies_at={2}))
     run(source, faulty)
-    (death,) = (line.event for line in read_lines(directory_of(source) / "trouble.jsonl"))
-    assert isinstance(death, Died)
-    assert (death.loss, death.rows, death.num_done) == ("engine", list(range(6)), 0)
+    (death,) = (line.event for line in read_entries(directory_of(source) / "trouble.jsonl"))
+    assert isinstance(death, EngineDeath)
+    assert (death.loss, death.lines, death.num_done) == ("engine", list(range(6)), 0)
     assert "the device is gone" in death.reason
-    assert sorted(map(int, faulty.submitted[1])) == death.rows
+    assert sorted(map(int, faulty.submitted[1])) == death.lines
 
 
 def test_an_engine_that_cannot_be_started_again_ends_the_job_resumably(write_lines: WriteLines, start: Start) -> None:
@@ -203,7 +203,7 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
     assert not isinstance(raised.value, ResumableJobError)
 
 
-@pytest.mark.parametrize("least_lines_apart", [1_000, 1])
+@pytest.mark.parametrize("min_lines_for_process", [1_000, 1])
 def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
     write_lines: WriteLines, start: Start, min_lines_for_process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +310,7 @@ def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path)
         return Work(PlainReply(row), params, tokens)
 
     log = FailureLog(tmp_path / "trouble.jsonl")
-    log.append(Convicted(4, 0))
+    log.append(PoisonLine(4, 0))
     first = Recovery(log, EngineConfig())
     assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "nobody knows yet what row 4 asks for"
     assert first.refuse(work(4, b"aaaa")) is not None
@@ -321,7 +321,7 @@ def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path)
         assert [recovery.refuse(other) for other in others] == [None] * 3
         own = Work(PlainReply(9), SamplingParams(), b"aaaa", seed=3)
         assert recovery.refuse(own) is None, "what it draws is its own"
-    assert not Recovery(FailureLog(tmp_path / "trouble.jsonl", turn=2), EngineConfig()).has_poison
+    assert not Recovery(FailureLog(tmp_path / "trouble.jsonl", pass_number=2), EngineConfig()).has_poison
 
 
 def replace_salt(work: Work) -> Work:
@@ -482,16 +482,16 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
 def test_a_torn_record_of_trouble_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "trouble.jsonl"
     log = FailureLog(path)
-    log.append(Retried(1, "engine_error"))
-    log.append(Died("engine", "why", [1, 2], 0, Suspicion([1, 2])))
+    log.append(Retry(1, "engine_error"))
+    log.append(EngineDeath("engine", "why", [1, 2], 0, Suspicion([1, 2])))
     data = path.read_bytes()
     for size in range(len(data)):
         path.write_bytes(data[:size])
         again = FailureLog(path)
-        again.append(Retried(9, "engine_error"))
+        again.append(Retry(9, "engine_error"))
         whole = data[:size].count(b"\n")
         assert FailureLog(path).num_retries[9] == 1
-        assert len(read_lines(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
+        assert len(read_entries(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
 
 
 # Memory.

@@ -48,7 +48,7 @@ def run_job(
 ) -> JobReport:
     """Answer every line of the input that has no answer yet. When the user stops it, the report says so. The engine is
     on a thread, or in a process of its own if this job has lost its process by it before; or as `start` says. From
-    `least_lines_apart` lines on they are prepared in a process of their own."""
+    `min_lines_for_process` lines on they are prepared in a process of their own."""
     job.check_paths()
     terms = _Terms(start, rules, min_lines_for_process, _Voice(quiet, stream or sys.stderr))
     with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:

@@ -135,7 +135,10 @@ class JobDirectory:
 
     def failure_log(self) -> FailureLog:
         return FailureLog(
-            self.path / FAILURE_LOG_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
+            self.path / FAILURE_LOG_NAME,
+            epoch=self._epoch,
+            first_epoch=self._first_epoch,
+            pass_number=self.current.number,
         )
 
     @property
