@@ -137,7 +137,7 @@ def test_a_truncated_input_is_reported_after_the_lines_that_were_read(tmp_path: 
     data = gzip.compress(b"".join(b'{"prompt": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
     report, _ = check(tmp_path / "in.jsonl.gz", front)
-    assert report.exit_code == 3 and "is cut off" in report.text()
+    assert report.exit_code == 3 and "is truncated" in report.text()
 
 
 def test_the_limit_and_a_template_apply(tmp_path: Path, front: Front) -> None:

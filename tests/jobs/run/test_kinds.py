@@ -89,7 +89,7 @@ def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch
 def test_a_cut_off_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
     data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(JobError, match="is cut off"):
+    with pytest.raises(JobError, match="is truncated"):
         run(tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl", start)
 
 

@@ -10,7 +10,7 @@
 - A source yields `InputLine`s with an index and an offset. A row of a table is the JSON of an object, so no other
   package knows formats.
 - A source can leave out lines that are done, before they are parsed (`skip`).
-- A source has an identity (size and one hash per 16 MiB), by which edited lines are told from lines that were added.
+- A source has an identity (size and one hash per 16 MiB), which distinguishes edited lines from added ones.
 - No source holds a whole file: one chunk or one batch of rows at a time.
 """
 

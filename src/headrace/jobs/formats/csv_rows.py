@@ -10,10 +10,10 @@ import msgspec
 
 from headrace.errors import JobError
 from headrace.jobs.formats import locations
-from headrace.jobs.formats.compression import unpacked
+from headrace.jobs.formats.compression import decompressed
 from headrace.jobs.formats.file_format import Format
 from headrace.jobs.formats.identity import SourceIdentity, identify
-from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine, LineCutter, in_batches
+from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine, LineSplitter, in_batches
 from headrace.jobs.formats.source import Skip
 from headrace.jobs.formats.table import check_columns
 
@@ -120,7 +120,9 @@ class _Reading:
         self._name = name
         self._stored = locations.open_bytes(name)
         try:
-            self._lines = _TextLines(LineCutter(unpacked(self._stored, format.compression, name), keep_blank=True))
+            self._lines = _TextLines(
+                LineSplitter(decompressed(self._stored, format.compression, name), keep_blank=True)
+            )
             self._rows = csv.reader(self._lines, delimiter="\t" if format.kind == "tsv" else ",", strict=True)
             self.columns = self._header()
         except JobError:
@@ -167,8 +169,8 @@ class _Reading:
 class _TextLines:
     """Lines with their line breaks, for the csv module. Can continue after an error, unlike a generator."""
 
-    def __init__(self, cutter: LineCutter) -> None:
-        self._pieces = iter(cutter)
+    def __init__(self, splitter: LineSplitter) -> None:
+        self._pieces = iter(splitter)
         self._piece: list[InputLine] = []
         self._num_taken = 0  # of this piece
         self.offset = 0  # of the last line

@@ -44,5 +44,5 @@ def format_of(path: str, given: str | None = None) -> Format:
     compression = _COMPRESSIONS.get(last)
     kind = _KINDS.get(before if compression else last, "jsonl")
     if kind == "parquet" and compression:
-        raise ConfigError(f"{path}: Parquet is compressed inside; there is no .parquet.{compression}, unpack it first")
+        raise ConfigError(f"{path}: Parquet is compressed inside; decompress the .parquet.{compression} first")
     return Format(kind, compression)

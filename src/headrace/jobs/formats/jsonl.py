@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from headrace.errors import JobError
 from headrace.jobs.formats import locations
-from headrace.jobs.formats.compression import unpacked
+from headrace.jobs.formats.compression import decompressed
 from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.identity import SourceIdentity, identify
 from headrace.jobs.formats.line_index import LineOffsets
 from headrace.jobs.formats.locations import ByteReader
-from headrace.jobs.formats.reader import CHUNK_BYTES, MAX_LINE_BYTES, InputLine, LineCutter, read_batches
+from headrace.jobs.formats.reader import CHUNK_BYTES, MAX_LINE_BYTES, InputLine, LineSplitter, read_batches
 from headrace.jobs.formats.source import Skip
 
 ESTIMATE_BYTES = 16 * 1024 * 1024
@@ -52,7 +52,7 @@ class JsonLines:
         begin, end = span
         file = self._opened[0]
         file.seek(begin)
-        lines = [line for piece in LineCutter(_Part(file, end - begin), keep_blank=True) for line in piece]
+        lines = [line for piece in LineSplitter(_Part(file, end - begin), keep_blank=True) for line in piece]
         (line,) = lines
         data = line.data.removeprefix(b"\xef\xbb\xbf") if begin == 0 else line.data
         return InputLine(index, begin, data, end - begin > MAX_LINE_BYTES + 1)
@@ -64,7 +64,7 @@ class JsonLines:
         file = self._open()
         try:
             num_lines = num_bytes = 0
-            for lines in LineCutter(unpacked(file, self._compression, self.name)):
+            for lines in LineSplitter(decompressed(file, self._compression, self.name)):
                 num_lines += len(lines)
                 num_bytes = lines[-1].offset + len(lines[-1].data) + 1 if lines else num_bytes
                 if num_bytes >= ESTIMATE_BYTES:
@@ -87,7 +87,7 @@ class JsonLines:
         if not self._is_fresh and not self._is_stream:
             self._opened.append(self._open())
         self._is_fresh = False
-        return unpacked(self._opened[-1], self._compression, self.name)
+        return decompressed(self._opened[-1], self._compression, self.name)
 
     def _open(self) -> ByteReader:
         return locations.open_bytes(self.name)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import JobError
-from headrace.jobs.formats.compression import packed, unpacked
+from headrace.jobs.formats.compression import compressed, decompressed
 from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.locations import open_store, reason_of
 
@@ -77,7 +77,7 @@ class SegmentSink:
         """All lines so far are durable when this returns."""
         if not self._buffered:
             return
-        data = _pack(b"\n".join([*self._buffered, b""]), self._compression)
+        data = _compress(b"\n".join([*self._buffered, b""]), self._compression)
         name = f"part-{self._epoch:06}-{self._num_own_parts:06}.jsonl"
         part = Part(name, len(self._buffered), len(data), zlib.crc32(data))
         try:
@@ -95,7 +95,7 @@ class SegmentSink:
     def lines(self) -> Iterator[bytes]:
         """Committed lines, in the order of commit."""
         for part in self._parts:
-            file = unpacked(io.BytesIO(self._read(part)), self._compression, part.name)
+            file = decompressed(io.BytesIO(self._read(part)), self._compression, part.name)
             text = b"".join(iter(lambda file=file: file.read(COPY_BYTES) or b"", b""))  # type: ignore[misc]
             yield from text.split(b"\n")[:-1]
 
@@ -169,11 +169,11 @@ class SegmentSink:
         )
 
 
-def _pack(data: bytes, compression: Compression | None) -> bytes:
+def _compress(data: bytes, compression: Compression | None) -> bytes:
     if compression is None:
         return data
     buffer = _Kept()
-    file: Any = packed(buffer, compression)
+    file: Any = compressed(buffer, compression)
     file.write(data)
     file.close()
     return buffer.kept

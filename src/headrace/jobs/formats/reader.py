@@ -39,7 +39,7 @@ def read_batches(
 ) -> Iterator[list[InputLine]]:
     """Lists of up to BATCH_LINES lines, each as soon as it is read. Leaves out blank lines, lines before `start`, and
     lines for which `skip` is true; `limit` counts all lines from `start` that are not blank."""
-    return in_batches(LineCutter(source), start=start, limit=limit, skip=skip)
+    return in_batches(LineSplitter(source), start=start, limit=limit, skip=skip)
 
 
 def in_batches(
@@ -60,7 +60,7 @@ def in_batches(
             return
 
 
-class LineCutter:
+class LineSplitter:
     """Yields, for each chunk, the lines that end in it. Blank lines count for the index and are left out."""
 
     def __init__(self, source: ByteReader, *, keep_blank: bool = False) -> None:

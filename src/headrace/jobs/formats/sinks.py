@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.formats.compression import packed, zstandard
+from headrace.jobs.formats.compression import compressed, zstandard
 from headrace.jobs.formats.file_format import Format, format_of
 from headrace.jobs.formats.locations import is_url, local_path, open_store, reason_of
 from headrace.jobs.formats.object_store import SegmentSink
@@ -14,7 +14,7 @@ from headrace.jobs.formats.parquet import pyarrow
 from headrace.jobs.formats.table_sinks import TableSink, csv_table, parquet_table
 from headrace.jobs.formats.writer import ByteWriter, ResultWriter, create, shown_name
 
-MIN_PACK_BYTES = 1024 * 1024  # lines are collected to this size before they are compressed
+MIN_COMPRESSED_BYTES = 1024 * 1024  # lines are collected to this size before they are compressed
 
 
 class Sink(Protocol):
@@ -50,8 +50,8 @@ def open_sink(path: str, *, format: str | None = None, overwrite: bool = False) 
     name = shown_name(path)
     if wanted.is_table:
         return _table(file, name, wanted)
-    min_bytes = MIN_PACK_BYTES if wanted.compression else 0
-    return ResultWriter(packed(file, wanted.compression), name, min_bytes=min_bytes)
+    min_bytes = MIN_COMPRESSED_BYTES if wanted.compression else 0
+    return ResultWriter(compressed(file, wanted.compression), name, min_bytes=min_bytes)
 
 
 def require_libraries(format: Format) -> None:
@@ -65,7 +65,7 @@ def require_libraries(format: Format) -> None:
 def _table(file: ByteWriter, name: str, format: Format) -> TableSink:
     if format.kind == "parquet":
         return parquet_table(file, name)
-    return csv_table(packed(file, format.compression), name, delimiter="\t" if format.kind == "tsv" else ",")
+    return csv_table(compressed(file, format.compression), name, delimiter="\t" if format.kind == "tsv" else ",")
 
 
 class _StoreFile:

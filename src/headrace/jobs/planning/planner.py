@@ -169,7 +169,7 @@ class Planner:
             num_prompt_tokens=(totals.num_tokens + self._num_arrived_tokens) * totals.new_share,
             num_decode_tokens=totals.num_decode_tokens + self._arrived_decode_tokens(),
             num_running_tokens=self._num_running_tokens,
-            num_running_decode_tokens=sum(self._expected.decode_tokens(item) for item in running),  # estimated anew
+            num_running_decode_tokens=sum(self._expected.decode_tokens(item) for item in running),
             longest_waiting=0.0 if longest is None else longest.expected_len,
             longest_running=max((item.expected_len for item in running), default=0.0),
         )

@@ -6,7 +6,7 @@
     trouble.jsonl    the failure log; exists only after a failure
     in-flight        lines in flight, read when a whole process was lost
     status.json      counters and rates, replaced about once a second
-    cancel           exists while somebody wants the job to stop
+    cancel           exists after a request to stop the job
 
 `directory.JobDirectory` owns all of it while a process runs the job. `job_view` reads it from outside.
 

@@ -36,7 +36,7 @@ from headrace.jobs.store.record import Record
 from headrace.jobs.store.segments import remove_segments
 from headrace.jobs.store.status_file import STATUS_NAME
 
-CANCEL = "cancel"  # this file exists while somebody wants the job to stop
+CANCEL = "cancel"  # this file exists after a request to stop the job
 
 
 class JobDirectory:
