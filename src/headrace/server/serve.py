@@ -25,7 +25,7 @@ def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded."""
     keys = Keys(options, tell=tell)
     check_tls(options)
-    _warn(options, keys, tell)
+    print_warnings(options, keys, tell)
     with open_listener(options) as listener:
         rules = Supervision(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
@@ -98,7 +98,8 @@ class Server:
         self._engine.abort_all()
 
 
-def _warn(options: ServerOptions, keys: Keys, tell: Tell) -> None:
+def print_warnings(options: ServerOptions, keys: Keys, tell: Tell) -> None:
+    """Warn about a server that others can reach without keys, or without encryption."""
     if not keys.are_required and not _is_loopback(options.host):
         tell(f"warning: everybody who can reach {options.host} can use this server; set --api-key-file to require keys")
     if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):

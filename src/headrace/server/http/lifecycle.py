@@ -67,9 +67,19 @@ class Lifecycle:
         self._tell = tell
         self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
-        self._patience: asyncio.Timeout | None = None
+        self._drain_timeout: asyncio.Timeout | None = None
         self._is_hurried = False
         self._exit_code = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the server accepts connections."""
+        return self._uvicorn.started
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a stop waits for requests in flight."""
+        return self._drain_timeout is not None
 
     @property
     def num_in_flight(self) -> int:
@@ -98,8 +108,8 @@ class Lifecycle:
             self._stopping = asyncio.create_task(self._stop())
             return
         self._is_hurried = True
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._drain_timeout is not None:
+            self._drain_timeout.reschedule(asyncio.get_running_loop().time())
 
     def drain(self) -> None:
         """Drain like the first signal; no effect if already stopping."""
@@ -125,13 +135,13 @@ class Lifecycle:
     async def _finish_within(self, seconds: float) -> bool:
         """Whether all requests in flight ended within that time, before a second signal."""
         try:
-            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._patience:
+            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._drain_timeout:
                 while tasks := self._uvicorn.server_state.tasks:
                     await asyncio.wait(set(tasks))
         except TimeoutError:
             return False
         finally:
-            self._patience = None
+            self._drain_timeout = None
         return True
 
     async def _watch_engine(self) -> None:
