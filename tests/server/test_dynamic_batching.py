@@ -124,7 +124,7 @@ def test_the_largest_preferred_size_that_can_be_formed_enters_and_the_rest_waits
         await bench.arrive(*"abcdefg")
         assert bench.started == ["running"]
         await bench.finish("running")
-        assert bench.dispatcher.batch_sizes == [4, 2]
+        assert bench.dispatcher.batch_sizes == [32, 4, 2]
         assert bench.started == ["running", *"abcdef"]
         await bench.move(100 * MS)
         assert bench.started == ["running", *"abcdefg"]
@@ -138,7 +138,7 @@ def test_a_batch_that_fills_the_engine_enters_at_once() -> None:
         await bench.arrive("running", size=3)
         await bench.arrive(*"abcd")
         await bench.finish("running")
-        assert bench.dispatcher.batch_sizes == [3]
+        assert bench.dispatcher.batch_sizes == [3, 3]
         assert bench.started == ["running", *"abc"]
 
     run(body)

@@ -134,5 +134,5 @@ def test_an_empty_key_is_refused() -> None:
 
 
 def test_the_admin_key_must_differ_from_client_keys() -> None:
-    with pytest.raises(ConfigError, match="also the key of a client"):
+    with pytest.raises(ConfigError, match="also a client's key"):
         make_keys(api_key="same", admin_key="same")
