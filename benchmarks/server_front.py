@@ -157,7 +157,7 @@ def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe:
 
     engine = AsyncEngine.over(start)
     options = ServerOptions(max_connections=4 * num_streams)
-    keys = Keys(options, environ={}, tell=print)
+    keys = Keys(options, environ={}, print_line=print)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     pipe.send(listener.getsockname()[1])
 
@@ -170,7 +170,7 @@ def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe:
                     pipe.send(time.process_time())
 
     async def run() -> int:
-        return await Server(engine, options, keys, model_name="fake", tell=print).lifecycle.run(listener)
+        return await Server(engine, options, keys, model_name="fake", print_line=print).lifecycle.run(listener)
 
     threading.Thread(target=run_commands, daemon=True).start()
     run_on_uvloop(run())

@@ -50,7 +50,7 @@ class GateBench:
         self.echo = Echo()
         self.refused: list[str] = []
         made = ServerOptions(**options)
-        self.keys = Keys(made, environ=environ or {}, tell=lambda line: None)
+        self.keys = Keys(made, environ=environ or {}, print_line=lambda line: None)
         self.gate = Gate(app or self.echo, made, self.keys, on_refused=self.refused.append)
 
     def ask(

@@ -109,7 +109,7 @@ class Live:
         self.refused: list[str] = []
         self.options = ServerOptions(port=0, **options)
         self.state = ServerState()
-        self.keys = Keys(self.options, environ={}, tell=self.printed.append)
+        self.keys = Keys(self.options, environ={}, print_line=self.printed.append)
         gate = Gate(app or self.tiny, self.options, self.keys, on_refused=self.refused.append)
         self.lifecycle = Lifecycle(
             gate,
@@ -120,7 +120,7 @@ class Live:
             has_given_up=has_given_up,
             on_refused=self.refused.append,
             on_lag=on_lag,
-            tell=self.printed.append,
+            print_line=self.printed.append,
         )
         self._tls = tls
 

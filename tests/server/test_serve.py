@@ -72,8 +72,8 @@ class Running:
 async def running(engine: AsyncEngine, environ: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Running]:
     printed: list[str] = []
     made = ServerOptions(port=0, **options)
-    keys = Keys(made, environ=environ or {}, tell=printed.append)
-    server = Server(engine, made, keys, model_name="tiny", tell=printed.append)
+    keys = Keys(made, environ=environ or {}, print_line=printed.append)
+    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append)
     listener = open_listener(made)
     exit = asyncio.create_task(server.lifecycle.run(listener))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -115,7 +115,7 @@ def test_a_finished_request_leaves_nothing_behind(engine: LimitedEngine) -> None
 
 def test_automatic_settings_are_printed_with_their_reasons(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        made.server.tell_settings()
+        made.server.print_settings()
         assert "max_num_queued_reqs = 16 (4 x max_num_seqs)" in made.printed
         assert "max_num_queued_tokens = 16,384 (4 x the tokens of the KV cache)" in made.printed
         assert [line for line in made.printed if line.startswith("max_model_len = 512 (")]
@@ -303,11 +303,11 @@ def test_invalid_options_are_refused_before_the_model_is_loaded(tmp_path: Path) 
     config = EngineConfig(model=str(tmp_path / "no-such-model"))
     for options in ({"api_key_file": str(tmp_path / "none")}, {"ssl_certfile": str(tmp_path / "none")}):
         with pytest.raises(ConfigError, match="cannot be"):
-            serve(config, ServerOptions(port=0, **options), tell=lambda line: None)  # type: ignore[arg-type]
+            serve(config, ServerOptions(port=0, **options), print_line=lambda line: None)  # type: ignore[arg-type]
     with open_listener(ServerOptions(port=0)) as taken:
         taken.listen()
         with pytest.raises(ConfigError, match="cannot listen"):
-            serve(config, ServerOptions(port=taken.getsockname()[1]), tell=lambda line: None)
+            serve(config, ServerOptions(port=taken.getsockname()[1]), print_line=lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_invalid_options_are_refused_before_the_model_is_loaded(tmp_path: Path) 
         ({}, None),
         ({"host": "localhost"}, None),
         ({"host": "::1"}, None),
-        ({"host": "0.0.0.0"}, "everybody who can reach 0.0.0.0"),
+        ({"host": "0.0.0.0"}, "anyone who can reach 0.0.0.0"),
         ({"host": "0.0.0.0", "api_key": "k"}, "sent unencrypted"),
     ],
 )
@@ -325,6 +325,6 @@ def test_an_exposed_server_gives_a_warning(options: dict[str, Any], warning: str
 
     printed: list[str] = []
     made = ServerOptions(**options)
-    print_warnings(made, Keys(made, environ={}, tell=printed.append), printed.append)
+    print_warnings(made, Keys(made, environ={}, print_line=printed.append), printed.append)
     assert len(printed) == (warning is not None)
     assert warning is None or warning in printed[0]

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("headrace.access").setLevel(logging.INFO)
     fetch_if_missing(parsed.config.model)
-    return serve(parsed.config, parsed.options, tell=_print_line)
+    return serve(parsed.config, parsed.options, print_line=_print_line)
 
 
 def build_parser() -> CommandParser:

@@ -16,7 +16,7 @@ class Lines(list[str]):
 
 
 def make_keys(lines: Lines | None = None, environ: dict[str, str] | None = None, **options: object) -> Keys:
-    return Keys(ServerOptions(**options), environ=environ or {}, tell=Lines() if lines is None else lines)  # type: ignore[arg-type]
+    return Keys(ServerOptions(**options), environ=environ or {}, print_line=Lines() if lines is None else lines)  # type: ignore[arg-type]
 
 
 def key_file(directory: Path, text: str) -> Path:
