@@ -36,7 +36,7 @@ from headrace.types import (
 
 
 class AsyncEngine:
-    """An engine for one event loop. Create it inside the loop: `engine = await AsyncEngine.start(...)`.
+    """An engine for asyncio programs. Create it inside the event loop: `engine = await AsyncEngine.start(...)`.
 
     >>> async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=8)):
     ...     print(output.outputs[0].text)      # the whole text so far
@@ -363,7 +363,7 @@ class AsyncEngine:
             self._is_scheduled = False
 
     def unsubscribe(self, request_id: str, *, abort: bool) -> None:
-        """Stop delivering the events of this request, and abort it if it is unfinished."""
+        """Stop delivering the events of this request. `abort` ends it in the engine too."""
         del self._readers[request_id]
         if abort and self._engine.client.failure is None:
             self._engine.client.abort(request_id)
@@ -379,9 +379,8 @@ class AsyncEngine:
         """
         if self._loop is None or self._loop.is_closed():
             return
-        failure = (
-            None if events else self._engine.client.failure
-        )  # read now: the engine may be back before the loop runs
+        # The failure is read now: the engine may be back before the loop runs.
+        failure = None if events else self._engine.client.failure
         self._delivered.append((events, failure))
         if self._is_scheduled:
             return
