@@ -1,4 +1,4 @@
-"""The embedded model, whole: equal greedy answers with transformers on the same file's weights."""
+"""The embedded model end to end: greedy answers equal those of transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_twenty_greedy_answers_equal_those_of_transformers(smollm: LLM) -> None:
         prompt, answer = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + answer])).logits[0]
-        # If every token is the best one after those before it, the whole is its greedy answer.
+        # If every token is the argmax given the tokens before it, the answer is the greedy one.
         assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist(), output.prompt
 
 
-def test_it_knows_the_capital_of_france(smollm: LLM) -> None:
+def test_the_model_knows_the_capital_of_france(smollm: LLM) -> None:
     (output,) = smollm.chat(
         [{"role": "user", "content": QUESTIONS[0]}], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False
     )

@@ -36,6 +36,7 @@ class EngineStats:
     step_seconds: HistogramCounts = field(default_factory=HistogramCounts)
     step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
     started_at: float = 0.0  # `time.monotonic`; tells an engine from the one before it, whose counts are not its own
+    num_constrained: int = 0  # unfinished requests with a grammar
 
 
 class Flight:
@@ -108,6 +109,7 @@ class EngineCore:
             self._step_seconds.snapshot(),
             self._step_host_seconds.snapshot(),
             self._started_at,
+            len(self._constrained),
         )
 
     def check(self, request: Request) -> None:

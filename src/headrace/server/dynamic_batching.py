@@ -103,7 +103,7 @@ class Dispatcher:
         self._num_waiting_seqs = 0
         self._num_taken = 0
         self._alarm: Alarm | None = None
-        self.batch_sizes: list[int] = []  # of the last dispatch; for tests and metrics
+        self.batch_sizes: list[int] = []  # sequences of each of the last 16 batches
         self.num_rejected = 0
 
     @property

@@ -20,7 +20,7 @@ from headrace.server.options import ServerOptions
 ENVIRONMENT = ("HEADRACE_API_KEY", "VLLM_API_KEY")
 ADMIN_ENVIRONMENT = "HEADRACE_ADMIN_KEY"
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,12 @@ class Key:
 class Keys:
     """Owns the keys of one server. `reload` reads the key file again; keys from flags and the environment stay."""
 
-    def __init__(self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, tell: Tell) -> None:
+    def __init__(
+        self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, print_line: PrintLine
+    ) -> None:
         self._options = options
         self._environ = environ
-        self._tell = tell
+        self._print_line = print_line
         self._secret = secrets.token_bytes(32)
         self._keys = self._read()
         self._admin = self._admin_key()
@@ -68,9 +70,9 @@ class Keys:
         try:
             self._keys = self._read()
         except ConfigError as error:
-            self._tell(f"keeping the old keys: {error}")
+            self._print_line(f"keeping the old keys: {error}")
             return False
-        self._tell(f"reloaded {len(self._keys)} keys")
+        self._print_line(f"reloaded {len(self._keys)} keys")
         return True
 
     def _read(self) -> tuple[Key, ...]:
@@ -99,7 +101,7 @@ class Keys:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the key file {path} cannot be read: {error}") from error
         if is_open:
-            self._tell(f"warning: every user of this machine can read the keys in {path}; run chmod 600 on it")
+            self._print_line(f"warning: every user of this machine can read the keys in {path}; run chmod 600 on it")
         keys = [self._from_line(line, number, path) for number, line in enumerate(lines, 1) if _has_key(line)]
         if not keys:
             raise ConfigError(f"the key file {path} has no key; without keys, leave --api-key-file out")

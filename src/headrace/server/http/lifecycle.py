@@ -26,7 +26,7 @@ from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 60
@@ -56,7 +56,7 @@ class Lifecycle:
         has_given_up: Callable[[], bool] = lambda: False,
         on_refused: Callable[[str], None] = lambda reason: None,
         on_lag: Callable[[float], None] = lambda seconds: None,
-        tell: Tell,
+        print_line: PrintLine,
     ) -> None:
         self._options = options
         self._state = state
@@ -64,12 +64,22 @@ class Lifecycle:
         self._reload_keys = reload_keys
         self._has_given_up = has_given_up
         self._on_lag = on_lag
-        self._tell = tell
+        self._print_line = print_line
         self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
-        self._patience: asyncio.Timeout | None = None
+        self._drain_timeout: asyncio.Timeout | None = None
         self._is_hurried = False
         self._exit_code = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the server accepts connections."""
+        return self._uvicorn.started
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a stop waits for requests in flight."""
+        return self._drain_timeout is not None
 
     @property
     def num_in_flight(self) -> int:
@@ -98,8 +108,8 @@ class Lifecycle:
             self._stopping = asyncio.create_task(self._stop())
             return
         self._is_hurried = True
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._drain_timeout is not None:
+            self._drain_timeout.reschedule(asyncio.get_running_loop().time())
 
     def drain(self) -> None:
         """Drain like the first signal; no effect if already stopping."""
@@ -111,10 +121,10 @@ class Lifecycle:
 
     async def _stop(self) -> None:
         num_running = self.num_in_flight
-        self._tell(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
+        self._print_line(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
         if not await self._finish_within(self._options.shutdown_timeout_s):
             self._exit_code = 1
-            self._tell(f"aborting {self.num_in_flight} requests")
+            self._print_line(f"aborting {self.num_in_flight} requests")
             await self._abort_all()
             self._is_hurried = False  # also after a second signal there is time for the last chunks
             if not await self._finish_within(ABORT_S):
@@ -125,13 +135,13 @@ class Lifecycle:
     async def _finish_within(self, seconds: float) -> bool:
         """Whether all requests in flight ended within that time, before a second signal."""
         try:
-            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._patience:
+            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._drain_timeout:
                 while tasks := self._uvicorn.server_state.tasks:
                     await asyncio.wait(set(tasks))
         except TimeoutError:
             return False
         finally:
-            self._patience = None
+            self._drain_timeout = None
         return True
 
     async def _watch_engine(self) -> None:
@@ -140,7 +150,7 @@ class Lifecycle:
             due = loop.time() + WATCH_S
             await asyncio.sleep(WATCH_S)
             self._on_lag(max(0.0, loop.time() - due))
-        self._tell("the engine could not be restarted; the server ends")
+        self._print_line("the engine could not be restarted; the server ends")
         if self._stopping is None:
             self.stop()
         self._exit_code = 1

@@ -1,4 +1,4 @@
-"""An engine that a test holds in its hand: nothing happens until the test says so."""
+"""A fake engine: the test decides when tokens, ends and failures are delivered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headrace.text import TextSource, load_tokenizer
 from headrace.types import FinishReason, Request, SequenceEvent, SequenceTiming
 
 
-class PretendClient:
-    """Keeps what was submitted and aborted; `say` delivers tokens of a request."""
+class FakeClient:
+    """Records submitted and aborted requests. `send` delivers tokens of a request."""
 
     def __init__(self, deliver: Callable[[list[SequenceEvent]], None]) -> None:
         self.deliver = deliver
@@ -24,7 +24,7 @@ class PretendClient:
         self.aborted: list[str] = []
         self.failure: BaseException | None = None
         self.stats = None
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
 
     def submit(self, request: Request) -> None:
         if self.failure is not None:
@@ -34,20 +34,22 @@ class PretendClient:
     def abort(self, request_id: str, index: int | None = None) -> None:
         self.aborted.append(request_id)
 
-    def say(self, text: str, *, reason: FinishReason | None = None, error: str | None = None, number: int = -1) -> None:
-        self.give(self.tokenizer.encode(text, False), reason=reason, error=error, number=number)
+    def send(
+        self, text: str, *, reason: FinishReason | None = None, error: str | None = None, number: int = -1
+    ) -> None:
+        self.send_tokens(self.tokenizer.encode(text, False), reason=reason, error=error, number=number)
 
-    def give(
+    def send_tokens(
         self, tokens: list[int], *, reason: FinishReason | None = None, error: str | None = None, number: int = -1
     ) -> None:
         new = np.array(tokens, np.int32)
         request_id = self.requests[number].request_id
-        is_timed = reason is not None or request_id not in self._begun
-        self._begun.add(request_id)
+        is_timed = reason is not None or request_id not in self._started
+        self._started.add(request_id)
         timing = SequenceTiming(0.0, 0.0) if is_timed else None
         self.deliver([SequenceEvent(request_id, 0, new, reason, error=error, timing=timing)])
 
-    def die(self) -> None:
+    def fail(self) -> None:
         self.failure = RuntimeError("broken in /secret/path")
         self.deliver([])
 
@@ -57,18 +59,18 @@ class PretendClient:
     tokenizer: Any = None
 
 
-class Pretender:
-    """Makes the engine for `serving(start=...)` and keeps its client."""
+class FakeEngine:
+    """Creates the engine for `serving(start=...)` and keeps its client."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = load_tokenizer(TextSource(directory=directory))
-        self.client: PretendClient
+        self.client: FakeClient
 
     def __call__(self) -> AsyncEngine:
         return AsyncEngine.over(self._start)
 
     def _start(self, deliver: Callable[[list[SequenceEvent]], None]) -> Any:
-        self.client = PretendClient(deliver)
+        self.client = FakeClient(deliver)
         self.client.tokenizer = self._tokenizer
         return SimpleNamespace(
             client=self.client,
