@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.types import SamplingParams
 
-LEAST_TEMPERATURE = 1e-5  # below it the likeliest token is drawn for certain, and dividing by it would only overflow
+MIN_TEMPERATURE = 1e-5  # below it the likeliest token is drawn for certain, and dividing by it would only overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SequenceSettings:
     """What a sequence was admitted with."""
 
     params: SamplingParams
@@ -46,7 +46,7 @@ class Terms:
 
     @property
     def is_greedy(self) -> bool:
-        return self.params.temperature < LEAST_TEMPERATURE
+        return self.params.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +58,32 @@ class Batch:
     lens: Tensor  # [R] int64, tokens each sequence has before the one to be drawn
     columns: Mapping[str, Tensor]  # [max_rows] or [max_rows, width] each
     tokens: Tensor | None = None  # [max_rows, max_len] int32, of all rows; past its length a row's may be anything
-    most_tokens: int = 0  # no row that uses the feature at hand has more
-    most_answered: int = 0  # nor more of them in its answer
+    max_len: int = 0  # no row that uses the feature at hand has more
+    max_answer_len: int = 0  # nor more of them in its answer
 
-    def column(self, name: str, users: Tensor) -> Tensor:
-        """The settings of those rows that stand at `users` [Q] in the batch: [Q] or [Q, width]."""
-        return self.columns[name][self.slots[users]]
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """The settings of those rows that stand at `rows` [Q] in the batch: [Q] or [Q, width]."""
+        return self.columns[name][self.slots[rows]]
 
 
 class Feature(Protocol):
     @property
     def columns(self) -> Sequence[Column]: ...
 
-    def is_used(self, terms: Terms) -> bool: ...
+    def is_used(self, sequence: SequenceSettings) -> bool: ...
 
-    def settings(self, terms: Terms) -> Mapping[str, Any]:
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
         """The values of its columns for a row that uses it."""
         ...
 
 
 class LogitsFeature(Feature, Protocol):
-    def apply(self, batch: Batch, users: Tensor) -> None:
-        """Changes batch.logits[users] in place."""
+    def apply(self, batch: Batch, rows: Tensor) -> None:
+        """Changes batch.logits[rows] in place."""
         ...
 
 
 class FinishFeature(Feature, Protocol):
-    def mark(self, batch: Batch, users: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        """Marks in `finished` [R] those users whose token [R] ends their sequence."""
+    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
+        """Marks in `finished` [R] those rows whose token [R] ends their sequence."""
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.sampling.columns import sent
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import IntArray, Masks
 
 
@@ -42,10 +42,10 @@ class PlacedMasks:
 class Grammar:
     columns: Sequence[Column] = ()
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.structured_outputs is not None
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.structured_outputs is not None
 
-    def settings(self, terms: Terms) -> Mapping[str, Any]:
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
         return {}
 
     def apply(self, batch: Batch, masks: PlacedMasks) -> None:

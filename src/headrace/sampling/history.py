@@ -25,20 +25,20 @@ class History:
         return self.is_token[:, :1]  # [Q, 1]
 
 
-def all_tokens(batch: Batch, users: Tensor) -> History:
-    return _read(batch, users, torch.zeros_like(users), batch.most_tokens)
+def all_tokens(batch: Batch, rows: Tensor) -> History:
+    return _read(batch, rows, torch.zeros_like(rows), batch.max_len)
 
 
-def answer_tokens(batch: Batch, users: Tensor) -> History:
-    return _read(batch, users, batch.column("prompt_len", users), batch.most_answered)
+def answer_tokens(batch: Batch, rows: Tensor) -> History:
+    return _read(batch, rows, batch.column("prompt_len", rows), batch.max_answer_len)
 
 
-def _read(batch: Batch, users: Tensor, starts: Tensor, width: int) -> History:
+def _read(batch: Batch, rows: Tensor, starts: Tensor, width: int) -> History:
     assert batch.tokens is not None, "this sampler was not given the rows' tokens"
     vocab_size = batch.logits.shape[1]
     starts = starts[:, None]
-    positions = starts + torch.arange(max(1, width), device=users.device)
-    is_token = positions < batch.lens[users, None]
+    positions = starts + torch.arange(max(1, width), device=rows.device)
+    is_token = positions < batch.lens[rows, None]
     positions = torch.where(is_token, positions, starts).clamp(max=batch.tokens.shape[1] - 1)
-    tokens = batch.tokens[batch.slots[users, None], positions].long().masked_fill(~is_token[:, :1], 0)
-    return History(users[:, None] * vocab_size + tokens, is_token)
+    tokens = batch.tokens[batch.slots[rows, None], positions].long().masked_fill(~is_token[:, :1], 0)
+    return History(rows[:, None] * vocab_size + tokens, is_token)

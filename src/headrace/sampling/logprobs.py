@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
         from headrace.kernels.gpu.scores import scores as scores_on_gpu
 
         return Scores(*scores_on_gpu(logits, tokens, num_top=num_top))
-    return plain_scores(logits, tokens, num_top=num_top)
+    return reference_scores(logits, tokens, num_top=num_top)
 
 
-def plain_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
+def reference_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
     """The kernel's twin."""
     logprobs = logits.log_softmax(dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
@@ -53,17 +53,17 @@ def plain_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
 class Logprobs:
     columns = (Column("num_logprobs", np.int64, 0),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.uses_logprobs
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.uses_logprobs
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        return {"num_logprobs": terms.params.logprobs or 0}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        return {"num_logprobs": sequence.params.logprobs or 0}
 
-    def capture(self, batch: Batch, users: Tensor, *, is_changed: bool) -> Tensor:
-        """Before anything touches the logits: those of the users, [Q, V]. A copy, unless all stay as they are."""
-        return batch.logits if len(users) == len(batch.slots) and not is_changed else batch.logits[users]
+    def capture(self, batch: Batch, rows: Tensor, *, is_changed: bool) -> Tensor:
+        """Before anything touches the logits: those of the rows, [Q, V]. A copy, unless all stay as they are."""
+        return batch.logits if len(rows) == len(batch.slots) and not is_changed else batch.logits[rows]
 
     def collect(self, captured: Tensor, slots: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
-        """After the draw. `rows` and `tokens` are those of the users, [Q]."""
+        """After the draw. `rows` and `tokens` are those of the rows, [Q]."""
         found = scores(captured, tokens, num_top=num_top)
         return SampledLogprobs(slots, found.chosen, found.ranks, found.top_ids, found.top_values)

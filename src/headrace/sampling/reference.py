@@ -12,7 +12,7 @@ from headrace.sampling.feature import Batch, LogitsFeature
 from headrace.sampling.philox import uniform
 
 
-def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
+def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
     """The chosen token of each row, and whether its logits were fit to choose from; both [R].
 
     Fit means: none is a NaN, and the largest is finite. Greedy rows take the first of the largest logits. The others go
@@ -22,15 +22,15 @@ def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple
     logits = batch.logits.double().masked_fill(~is_valid[:, None], 0.0)
     is_greedy = batch.columns["temperature"][batch.slots] == 0.0
     best = logits.argmax(dim=1)
-    for feature, users in filters:
-        feature.apply(dataclasses.replace(batch, logits=logits), users)
-    drawn = _draw(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
-    return torch.where(is_greedy, best, drawn).masked_fill(~is_valid, 0), is_valid
+    for feature, rows in filters:
+        feature.apply(dataclasses.replace(batch, logits=logits), rows)
+    sampled = _sample(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
+    return torch.where(is_greedy, best, sampled).masked_fill(~is_valid, 0), is_valid
 
 
-def _draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+def _sample(logits: Tensor, uniforms: Tensor) -> Tensor:
     sums = torch.exp(logits - logits.amax(dim=1, keepdim=True)).cumsum(dim=1)  # [R, V]
     totals = sums[:, -1:].contiguous()
-    drawn = torch.searchsorted(sums, uniforms[:, None] * totals, right=True)
+    sampled = torch.searchsorted(sums, uniforms[:, None] * totals, right=True)
     last = torch.searchsorted(sums, totals)  # where the sum is complete: the last token with any probability
-    return torch.minimum(drawn, last)[:, 0]
+    return torch.minimum(sampled, last)[:, 0]

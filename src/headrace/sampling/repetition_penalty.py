@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.sampling.history import all_tokens
 
 
 class RepetitionPenalty:
     columns = (Column("repetition_penalty", np.float32, 1.0),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.repetition_penalty != 1.0
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.repetition_penalty != 1.0
 
-    def settings(self, terms: Terms) -> Mapping[str, float]:
-        return {"repetition_penalty": terms.params.repetition_penalty}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, float]:
+        return {"repetition_penalty": sequence.params.repetition_penalty}
 
-    def apply(self, batch: Batch, users: Tensor) -> None:
-        places = all_tokens(batch, users).places  # [Q, L]
-        penalty = batch.column("repetition_penalty", users)[:, None].to(batch.logits.dtype)
+    def apply(self, batch: Batch, rows: Tensor) -> None:
+        places = all_tokens(batch, rows).places  # [Q, L]
+        penalty = batch.column("repetition_penalty", rows)[:, None].to(batch.logits.dtype)
         logits = batch.logits.view(-1)
         values = logits[places]
         logits[places] = torch.where(values > 0, values / penalty, values * penalty)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from headrace.sampling.columns import Columns, sent
-from headrace.sampling.feature import Batch, Feature, Terms
+from headrace.sampling.feature import Batch, Feature, SequenceSettings
 from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
 from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
-from headrace.sampling.sample import draw
+from headrace.sampling.sample import sample
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
 
@@ -72,11 +72,11 @@ class Sampler:
     ) -> None:
         """Gives a row the settings of the sequence that moves in. `end_len` is the length at which it ends."""
         stops = tuple(dict.fromkeys(token for token in stop_token_ids if token < self._vocab_size))
-        terms = Terms(params, seed, prompt_len, end_len, stops, self._vocab_size)
-        used = [feature.is_used(terms) for feature in FEATURES]
+        sequence = SequenceSettings(params, seed, prompt_len, end_len, stops, self._vocab_size)
+        used = [feature.is_used(sequence) for feature in FEATURES]
         settings: dict[str, Any] = {}
         for feature, is_used in zip(FEATURES, used, strict=True):
-            settings.update(feature.settings(terms) if is_used else {})
+            settings.update(feature.settings(sequence) if is_used else {})
         self._columns.write(slot, settings)
         self._prompt_lens[slot] = prompt_len
         self._last_found = None
@@ -140,7 +140,7 @@ class Sampler:
         for change in CHANGES:
             if change in users:
                 change.apply(self._bounded(batch, users[change], host_slots, host_lens), places[change])
-        tokens, is_valid = draw(batch, [(feature, places[feature]) for feature in FILTERS if feature in users])
+        tokens, is_valid = sample(batch, [(feature, places[feature]) for feature in FILTERS if feature in users])
         finished = torch.zeros_like(tokens, dtype=torch.uint8)
         for check in FINISHES:
             if check in users:
@@ -169,10 +169,10 @@ class Sampler:
             return batch
         if users.host_places is None or host_slots is None or host_lens is None:
             width = self._tokens.shape[1]
-            return replace(batch, most_tokens=width, most_answered=width)
+            return replace(batch, max_len=width, max_answer_len=width)
         lens = host_lens[users.host_places]
         answered = lens - self._prompt_lens[host_slots[users.host_places]]
-        return replace(batch, most_tokens=int(lens.max()), most_answered=int(answered.max()))
+        return replace(batch, max_len=int(lens.max()), max_answer_len=int(answered.max()))
 
     def _collect_logprobs(self, captured: Tensor, slots: Tensor, tokens: Tensor, users: Tensor) -> SampledLogprobs:
         num_asked = self._columns.host("num_logprobs")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.sampling.feature import Column, Terms
+from headrace.sampling.feature import Column, SequenceSettings
 
 _WORD = 2**64 - 1
 
@@ -14,9 +14,9 @@ _WORD = 2**64 - 1
 class Seed:
     columns = (Column("seed", np.int64, 0),)  # 64 bits, the upper half of the range as negative numbers
 
-    def is_used(self, terms: Terms) -> bool:
-        return not terms.is_greedy
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return not sequence.is_greedy
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        word = terms.seed & _WORD
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        word = sequence.seed & _WORD
         return {"seed": word - 2**64 if word >= 2**63 else word}
