@@ -1,4 +1,4 @@
-"""allowed_token_ids: no other token can be drawn. A row that uses it has a bit for each token of the vocabulary."""
+"""allowed_token_ids: no other token can be sampled. A slot that uses it has one bit per token of the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from headrace.sampling.feature import Batch, Column, SequenceSettings
 
-_MAX_ROWS_AT_ONCE = 64  # that bits are unpacked for, a number each
+_MAX_ROWS_AT_ONCE = 64  # bits are unpacked for so many rows at a time, to one number each
 
 
 class AllowedTokens:
+    params = ("allowed_token_ids",)
     columns = (Column("allowed_tokens", np.uint8, 255, is_rare=True, is_bitmap=True),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -34,10 +35,10 @@ class AllowedTokens:
             self.apply_reference(batch, rows)
 
     def apply_reference(self, batch: Batch, rows: Tensor) -> None:
-        """The kernel's twin."""
-        numbers = torch.arange(256, device=rows.device)[:, None]
-        bits = (numbers >> torch.arange(8, device=rows.device)) & 1
+        """Computes what the GPU kernel computes, in plain PyTorch."""
+        byte_values = torch.arange(256, device=rows.device)[:, None]
+        bits = (byte_values >> torch.arange(8, device=rows.device)) & 1
         by_byte = torch.where(bits == 1, 0.0, -torch.inf).to(batch.logits.dtype)  # [256, 8], to be added
-        for some in rows.split(_MAX_ROWS_AT_ONCE):
-            bans = by_byte[batch.column("allowed_tokens", some).long()].flatten(1)  # [Q, V rounded up]
-            batch.logits.index_add_(0, some, bans[:, : batch.logits.shape[1]])
+        for part in rows.split(_MAX_ROWS_AT_ONCE):
+            bans = by_byte[batch.column("allowed_tokens", part).long()].flatten(1)  # [Q, V rounded up]
+            batch.logits.index_add_(0, part, bans[:, : batch.logits.shape[1]])

@@ -1,4 +1,4 @@
-"""Length: a sequence ends when it has reached its longest allowed length, prompt and answer together."""
+"""max_tokens: a sequence ends when prompt and answer together reach its maximum length."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.steps import FULL
 
 
 class Length:
+    params = ("max_tokens",)
     columns = (Column("end_len", np.int64, np.iinfo(np.int64).max),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:

@@ -1,4 +1,4 @@
-"""logit_bias: numbers of the user's own, added to the logits of the tokens that they name."""
+"""logit_bias: the user's numbers, added to the logits of the tokens that they name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from headrace.types import MAX_LOGIT_BIAS
 
 
 class LogitBias:
+    params = ("logit_bias",)
     columns = (
         Column("bias_token_ids", np.int64, 0, width=MAX_LOGIT_BIAS, is_rare=True),
-        Column("biases", np.float32, 0.0, width=MAX_LOGIT_BIAS, is_rare=True),  # 0 where a row has fewer
+        Column("biases", np.float32, 0.0, width=MAX_LOGIT_BIAS, is_rare=True),  # 0 where a slot has fewer
     )
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -28,6 +29,6 @@ class LogitBias:
         return {"bias_token_ids": token_ids, "biases": biases}
 
     def apply(self, batch: Batch, rows: Tensor) -> None:
-        places = rows[:, None] * batch.logits.shape[1] + batch.column("bias_token_ids", rows)
+        indexes = rows[:, None] * batch.logits.shape[1] + batch.column("bias_token_ids", rows)
         biases = batch.column("biases", rows).to(batch.logits.dtype)
-        batch.logits.view(-1).scatter_add_(0, places.view(-1), biases.view(-1))
+        batch.logits.view(-1).scatter_add_(0, indexes.view(-1), biases.view(-1))

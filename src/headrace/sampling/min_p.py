@@ -1,4 +1,4 @@
-"""min_p: keeps the tokens at least `min_p` times as likely as the likeliest, at the row's temperature."""
+"""min_p: keeps the tokens at least `min_p` times as likely as the likeliest, at the sequence's temperature."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class MinP:
+    params = ("min_p",)
     columns = (Column("min_p", np.float64, 0.0),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:

@@ -1,6 +1,6 @@
-"""min_tokens: no stop token can be drawn until the answer has that many tokens.
+"""min_tokens: no stop token can be sampled until the answer has that many tokens.
 
-Rows under a grammar have it in their masks: there, an answer that is complete may end before.
+Sequences under a grammar have this in their masks: there, a complete answer may end earlier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from headrace.sampling.stop_tokens import NO_TOKEN
 
 
 class MinTokens:
-    columns = (Column("min_len", np.int64, 0),)  # of prompt and answer together
+    params = ("min_tokens",)
+    columns = (Column("min_len", np.int64, 0),)  # prompt and answer together
 
     def is_used(self, sequence: SequenceSettings) -> bool:
         params = sequence.params
@@ -29,7 +30,7 @@ class MinTokens:
         stop_ids = batch.column("stop_token_ids", rows)  # [Q, width]
         is_early = batch.lens[rows] < batch.column("min_len", rows)
         masks = is_early[:, None] & (stop_ids != NO_TOKEN)
-        # A minimum with +inf changes nothing: that keeps the shapes fixed, and the device never waits for the host.
+        # A minimum with +inf changes nothing: shapes stay fixed, and the device never waits for the host.
         ceilings = torch.where(masks, -torch.inf, torch.inf).to(batch.logits.dtype)
-        places = rows[:, None] * batch.logits.shape[1] + stop_ids.clamp(min=0)
-        batch.logits.view(-1).scatter_reduce_(0, places.view(-1), ceilings.view(-1), "amin")
+        indexes = rows[:, None] * batch.logits.shape[1] + stop_ids.clamp(min=0)
+        batch.logits.view(-1).scatter_reduce_(0, indexes.view(-1), ceilings.view(-1), "amin")

@@ -1,4 +1,4 @@
-"""presence_penalty: off the logit of each token that stands in the answer, however often."""
+"""presence_penalty: subtracted once from the logit of each token that the answer has, however often."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.sampling.history import PROMPT_LEN, answer_tokens
 
 
 class PresencePenalty:
+    params = ("presence_penalty",)
     columns = (Column("presence_penalty", np.float32, 0.0), PROMPT_LEN)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -24,4 +25,4 @@ class PresencePenalty:
         history = answer_tokens(batch, rows)
         penalty = batch.column("presence_penalty", rows)[:, None].to(batch.logits.dtype) * history.has_any
         logits = batch.logits.view(-1)
-        logits[history.places] = logits[history.places] - penalty  # the same value from every occurrence
+        logits[history.indexes] = logits[history.indexes] - penalty  # every occurrence writes the same value

@@ -1,4 +1,4 @@
-"""The draw, filters included: a fused kernel on a CPU in float32, another on a GPU, the plain twin elsewhere."""
+"""Filters and sampling: a fused kernel on a CPU in float32, other kernels on a GPU, the reference elsewhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.sampling.temperature import Temperature
 
 
 def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The chosen token of each row, and whether its logits were fit to choose from; both [R].
+    """Returns the sampled token of each row, and whether its logits were valid; both [R].
 
-    `filters` are those in use, each with the places in the batch of the rows that use it.
+    `filters` are those in use, each with the rows of the batch that use it.
     """
     if batch.logits.device.type == "cuda":
         has_filters = any(not isinstance(feature, Temperature) for feature, _ in filters)
@@ -29,7 +29,7 @@ def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tup
 
 
 def sample_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
-    """With the numbers of the draw in a graph: a row draws the same there and here."""
+    """Samples with the kernels and random numbers of the decode graphs: a sequence samples the same token in both."""
     from headrace.kernels.gpu.sample import sample as launch_sample
     from headrace.kernels.gpu.threshold_types import Filters
 

@@ -1,4 +1,4 @@
-"""Seeds: a row's random numbers belong to its seed and the position of the token, and to nothing else."""
+"""seed: the random numbers of a sequence depend on its seed and the token's position, and on nothing else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _WORD = 2**64 - 1
 
 
 class Seed:
+    params = ("seed",)
     columns = (Column("seed", np.int64, 0),)  # 64 bits, the upper half of the range as negative numbers
 
     def is_used(self, sequence: SequenceSettings) -> bool:

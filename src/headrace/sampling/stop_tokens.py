@@ -1,4 +1,4 @@
-"""Stop token ids, end of sequence among them: drawing one ends the sequence."""
+"""stop_token_ids and the end-of-sequence tokens: sampling one ends the sequence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import STOPPED
 from headrace.types import MAX_STOP_TOKEN_IDS
 
-NO_TOKEN = -1  # fills the column where a row has fewer stop ids than it is wide
+NO_TOKEN = -1  # padding where a slot has fewer stop ids than the column is wide
 
 
 class StopTokens:
+    params = ("stop_token_ids", "ignore_eos")
     columns = (Column("stop_token_ids", np.int64, NO_TOKEN, width=MAX_STOP_TOKEN_IDS),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:

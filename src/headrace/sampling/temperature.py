@@ -1,4 +1,5 @@
-"""Temperature: logits over it, before any filter. A column of 0 means greedy: the first of the largest logits."""
+"""temperature: divides the logits, before any filter. A column value of 0 means greedy: the first of the largest
+logits."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class Temperature:
+    params = ("temperature",)
     columns = (Column("temperature", np.float64, 1.0),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -21,6 +23,6 @@ class Temperature:
 
     def apply(self, batch: Batch, rows: Tensor) -> None:
         temperature = batch.column("temperature", rows)
-        temperature = temperature.masked_fill(temperature == 0.0, 1.0)[:, None]  # greedy rows are not drawn from these
+        temperature = temperature.masked_fill(temperature == 0.0, 1.0)[:, None]  # greedy rows do not use the result
         logits = batch.logits[rows]
         batch.logits[rows] = (logits - logits.amax(dim=1, keepdim=True)) / temperature

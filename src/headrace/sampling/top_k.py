@@ -12,6 +12,7 @@ from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class TopK:
+    params = ("top_k",)
     columns = (Column("top_k", np.int64, 0),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -23,6 +24,6 @@ class TopK:
     def apply(self, batch: Batch, rows: Tensor) -> None:
         logits, top_k = batch.logits[rows], batch.column("top_k", rows)[:, None]
         order = logits.argsort(dim=1, descending=True, stable=True)  # [Q, V]
-        places = torch.arange(logits.shape[1], device=logits.device)
-        drops = (places >= top_k) & (top_k > 0)  # [Q, V], in the order of likelihood
+        ranks = torch.arange(logits.shape[1], device=logits.device)
+        drops = (ranks >= top_k) & (top_k > 0)  # [Q, V], in the order of likelihood
         batch.logits[rows] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)

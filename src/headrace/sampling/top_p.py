@@ -1,6 +1,6 @@
-"""top_p: keeps the likeliest tokens, as few as together reach `top_p` of the probability that earlier filters left.
+"""top_p: keeps the fewest of the likeliest tokens that reach `top_p` of the probability that earlier filters left.
 
-At least one token is kept; of equally likely ones, those with the lower ids go first.
+At least one token is kept; equally likely ones are kept in the order of their ids.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class TopP:
+    params = ("top_p",)
     columns = (Column("top_p", np.float64, 1.0),)
 
     def is_used(self, sequence: SequenceSettings) -> bool:
@@ -28,5 +29,5 @@ class TopP:
         ordered, order = logits.sort(dim=1, descending=True, stable=True)  # [Q, V]
         weights = torch.exp(ordered - ordered[:, :1])
         sums = weights.cumsum(dim=1)
-        drops = (sums - weights >= top_p * sums[:, -1:]) & (top_p < 1.0)  # what lies before it suffices
+        drops = (sums - weights >= top_p * sums[:, -1:]) & (top_p < 1.0)  # the likelier tokens reach top_p without it
         batch.logits[rows] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)
