@@ -92,7 +92,7 @@ def _remove(name: str) -> None:
 
 def _print_families() -> None:
     """The models that can be run, as a table in Markdown."""
-    from headrace.models.table import table
+    from headrace.models.families_table import table
 
     print(table(), end="")
 

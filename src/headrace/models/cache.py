@@ -1,4 +1,4 @@
-"""Models on this machine: our own cache directory, and the hub's. Imports no torch."""
+"""Models cached on this machine: our own cache directory, and the hub's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def embedded_path() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """Our own first, then those that the hub's library keeps."""
+    """Lists our own models first, then those of the hub's cache."""
     return _own_models() + _hub_models()
 
 
 def remove(name: str) -> CachedModel:
-    """Deletes a cached model and says what went."""
+    """Deletes a cached model and returns it."""
     models = {model.name: model for model in cached_models()}
     if name not in models:
         known = ", ".join(models) or "none"

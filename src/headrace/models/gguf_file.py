@@ -36,17 +36,17 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where one tensor lies in its file, and how it is stored."""
+    """Where one tensor is in its file, and how it is stored."""
 
     name: str
-    shape: tuple[int, ...]  # rows first, as torch has it (GGUF lists the dimensions backwards)
+    shape: tuple[int, ...]  # in torch's order (GGUF lists the dimensions backwards)
     type_id: int  # a gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
 
     @property
     def num_rows(self) -> int:
-        """Of a stack of matrices, those of all. The elements of a vector count as rows."""
+        """Number of rows, of all matrices in a stack. The elements of a vector count as rows."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
 
     @property
