@@ -50,6 +50,15 @@ WHOLE = Splits()
 everywhere = cases("", gpu=[()], interpreted=[()])
 
 
+def record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list to which Triton adds the name of each kernel that it compiles from now on."""
+    import triton
+
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda *, fn, **_: compiled.append(fn.name))
+    return compiled
+
+
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 

@@ -18,6 +18,7 @@ from tests.kernels.places import (
     everywhere,
     make_cache,
     make_layout,
+    record_compilations,
     relative_error,
 )
 
@@ -298,15 +299,14 @@ def test_sequences_enter_their_slots(place: Place) -> None:
 
 
 @pytest.mark.gpu
-def test_no_number_of_writes_needs_a_kernel_of_its_own() -> None:
-    """To compile one takes half a second, for which the GPU would stand still."""
+def test_no_number_of_writes_needs_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a kernel takes half a second, in which the GPU would idle."""
     from headrace.kernels.gpu import slots as slot_kernels
 
-    compiled = []
+    compiled = record_compilations(monkeypatch)
     for num_writes in (3, 1, 16, 1000, 1024):
         tables = torch.zeros(8, 2048, device="cuda", dtype=torch.int32)
         indexes = torch.arange(num_writes, device="cuda", dtype=torch.int32)
         slot_kernels.write_tables(tables, torch.full_like(indexes, 3), indexes, indexes + 1)
         assert torch.equal(tables[3, :num_writes], indexes + 1)
-        compiled.append(len(slot_kernels._write_tables.device_caches[torch.cuda.current_device()][0]))
-    assert len(set(compiled)) == 1
+    assert compiled.count("_write_tables") <= 1  # none, if another test has compiled it

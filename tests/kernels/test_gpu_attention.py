@@ -19,6 +19,7 @@ from tests.kernels.places import (
     cases,
     make_cache,
     make_layout,
+    record_compilations,
     relative_error,
 )
 
@@ -221,23 +222,21 @@ def test_attention_over_shared_prefixes_matches_its_reference(
 
 
 @pytest.mark.gpu
-def test_no_number_of_tiles_needs_a_kernel_of_its_own() -> None:
+def test_no_number_of_tiles_needs_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.kernels import gpu
-    from headrace.kernels.gpu import shared_attention
 
     context_lens = [300] * 40 + [500, 17, 260] + [411] * 5
     layout, num_blocks = make_layout(GPU, [1] * len(context_lens), context_lens, 16)
     layout = with_shared_prefixes(GPU, layout, context_lens, 16, 4, 128)
     assert layout.shared is not None
     cache, q = make_cache(GPU, num_blocks, 16, 8, 128), GPU.randn(layout.num_tokens, 32, 128)
-    compiled = set()
+    compiled = record_compilations(monkeypatch)
     for num_tiles in range(1, len(layout.shared.tile_lens) + 1):
         shared = dataclasses.replace(
             layout.shared, tile_seqs=layout.shared.tile_seqs[:num_tiles], tile_lens=layout.shared.tile_lens[:num_tiles]
         )
         gpu.paged_attention(q, cache, dataclasses.replace(layout, shared=shared), 0.1)
-        compiled.add(len(shared_attention._shared.device_caches[torch.cuda.current_device()][0]))
-    assert len(compiled) == 1
+    assert compiled.count("_shared") <= 1  # none, if another test has compiled it
 
 
 @pytest.mark.interpreted

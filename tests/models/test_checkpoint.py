@@ -1,4 +1,4 @@
-"""Opening and loading directories: what is missing, misshapen, left over or unsafe is named."""
+"""Opening and loading directories: what is missing, misshapen, unused or unsafe is named."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_directory_without_weights_or_config_says_what_it_lacks(tmp_path: Path
         open_checkpoint(write(tmp_path, None))
 
 
-def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config.json cannot be read"):
         open_checkpoint(str(tmp_path))
@@ -131,7 +131,7 @@ def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
     assert (decoder.norm.weight == 1).all()
 
 
-def test_random_norms_come_to_one_where_a_checkpoint_has_them_less_one(tmp_path: Path) -> None:
+def test_random_norm_weights_are_one_after_the_norm_offset(tmp_path: Path) -> None:
     model = write(tmp_path, None, architectures=["Gemma2ForCausalLM"])
     decoder = load(model, load_format="random")
     assert (decoder.norm.weight == 1).all()

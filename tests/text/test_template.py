@@ -126,7 +126,7 @@ def test_a_call_of_tools_needs_no_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages, place",
+    "messages, path",
     [
         ([], "messages must be a list"),
         ("hello", "messages must be a list"),
@@ -140,8 +140,8 @@ def test_a_call_of_tools_needs_no_content() -> None:
         ([{"role": "user", "content": "x", "extra": {1: 2}}], r"messages\[0\]\.extra must have text as keys"),
     ],
 )
-def test_a_message_that_is_none_is_refused_with_its_place(messages: Any, place: str) -> None:
-    with pytest.raises(RequestError, match=place) as caught:
+def test_an_invalid_message_is_refused_with_its_path(messages: Any, path: str) -> None:
+    with pytest.raises(RequestError, match=path) as caught:
         ChatTemplate("{{ messages }}").render(messages)
     assert caught.value.param == "messages"
 

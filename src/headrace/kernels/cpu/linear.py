@@ -25,14 +25,14 @@ class PackedLinear:
         weight = weight.detach().contiguous()
         self._bias = None if bias is None else bias.detach().contiguous()
         self._shape = torch.zeros(1, 1).expand(weight.shape)  # MKL's operator reads only the shape
-        self._packed = _pack(weight)
+        self._packed = pack(weight)
         self._transposed = None if self._packed is not None else weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         if self._packed is None:
             assert self._transposed is not None
             return x @ self._transposed if self._bias is None else torch.addmm(self._bias, x, self._transposed)
-        return _multiply(x, self._packed, self._shape, self._bias)
+        return multiply(x, self._packed, self._shape, self._bias)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
@@ -43,7 +43,7 @@ def pack_experts(weight: Tensor) -> reference.PackedExperts:  # [E, N, K]
     return reference.PackedExperts(weight, PackedLinear)
 
 
-def _pack(weight: Tensor) -> Tensor | None:
+def pack(weight: Tensor) -> Tensor | None:
     """Returns the weight as MKL packs it, or None where torch has no MKL or its results are wrong."""
     if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return None
@@ -62,7 +62,7 @@ def _is_right(packed: Tensor, weight: Tensor) -> bool:
     for num_rows in _CHECKED_ROWS:
         x = torch.linspace(-1.0, 1.0, num_rows * num_columns).view(num_rows, num_columns).sin_()
         expected = x @ weight.t()
-        if not torch.allclose(_multiply(x, packed, shape, None), expected, rtol=1e-3, atol=1e-3 * _size(expected)):
+        if not torch.allclose(multiply(x, packed, shape, None), expected, rtol=1e-3, atol=1e-3 * _size(expected)):
             return False
     return True
 
@@ -71,7 +71,7 @@ def _size(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def _multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
+def multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
     # The last argument must be x's own number of rows: with any other, the operator multiplies by `shape` instead.
     out: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.shape[0])
     return out
