@@ -47,7 +47,7 @@ class Splits:
 
     num_splits: int = 1  # most splits of one context
     min_tokens: int = 64  # of a split
-    num_seqs: int | None = None  # only the first so many sequences are split, if they are long; None: all
+    num_seqs: int | None = None  # number of leading sequences whose long contexts are split; None: all
     arrivals: Tensor | None = None  # [num_seqs * Hkv] int32, zeros before and after a kernel; None: allocated per call
 
 

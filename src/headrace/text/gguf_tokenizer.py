@@ -224,13 +224,13 @@ def derive_merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[
     ]
     known = {token for _, token in normal}
     halves = [
-        (rank, cut, token)
+        (rank, split, token)
         for rank, token in normal
-        for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
+        for split in range(1, len(token))
+        if token[:split] in known and token[split:] in known
     ]
     halves.sort(key=lambda half: (half[0], -half[1], half[1] - len(half[2])))
-    return [(token[:cut], token[cut:]) for _, cut, token in halves]
+    return [(token[:split], token[split:]) for _, split, token in halves]
 
 
 def _add_tokens(backend: Backend, vocabulary: _Vocabulary, special_tokens: Mapping[str, str]) -> None:

@@ -33,9 +33,9 @@ class StopMatcher:
             end, self.matched = found
             self._held = ""
             return text[: end if self._include_stop else end - len(self.matched)], self.matched
-        cut = len(text) - self._num_held(text)
-        self._held = text[cut:]
-        return text[:cut], None
+        end = len(text) - self._num_held(text)
+        self._held = text[end:]
+        return text[:end], None
 
     def flush(self) -> str:
         """Returns what was held back, at the end of the text."""

@@ -42,8 +42,8 @@ def tools_grammar(
     lines = [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}"]
     key = "parameters" if kind.name == LlamaParser.name else "arguments"
     for i, (tool, schema) in enumerate(schemas.items()):
-        beginning = f'{{"name": {json.dumps(tool)}, "{key}": '
-        lines.append(f'call_{i}: {_quoted(beginning)} args_{i} "}}"')
+        prefix = f'{{"name": {json.dumps(tool)}, "{key}": '
+        lines.append(f'call_{i}: {_quoted(prefix)} args_{i} "}}"')
         lines.append(f"args_{i}: %json {_schema_text(tool, schema)}")
     return StructuredOutputs(grammar="\n".join(lines), asked_as="tools")
 

@@ -43,7 +43,7 @@ ROWS = 4  # with two registers of columns each, eight sums in flight: enough to 
 PAIR = 2 * LANES
 KEYS = 128  # positions per update of the running maximum
 TILE_ROWS = 48  # target rows per task: few enough for its scratch to stay in the L1 cache
-PREFETCH_ROWS = 8  # up to so many rows attention is bound by memory, above by arithmetic
+PREFETCH_ROWS = 8  # with at most this many rows attention is memory-bound, with more it is compute-bound
 CACHE_LINE = 16  # floats
 _NO_WINDOW = 2**62
 

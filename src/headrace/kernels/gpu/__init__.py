@@ -15,7 +15,7 @@
 
 Invariants: the host never reads a result, so all launches fit into CUDA graphs. Numbers that change from step to step
 are not specialized, because a compilation in the middle of a run stops the GPU for half a second. Padding has a
-context length of 0 and is skipped. Launch parameters stand beside each kernel, with the date and device of the sweep.
+context length of 0 and is skipped. Launch parameters are beside each kernel, with the date and device of the sweep.
 """
 
 from __future__ import annotations

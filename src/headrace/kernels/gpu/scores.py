@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 4096
-_MIN_FLOAT = tl.constexpr(-3.4028234663852886e38)  # stands for -inf: tokens already taken rank below it
+_MIN_FLOAT = tl.constexpr(-3.4028234663852886e38)  # replaces -inf, so that tokens already taken rank below it
 
 
 def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ _WRITES = 1024
 
 
 def prepare_decode(
-    slots: Tensor,  # [B] int32
+    slots: Tensor,  # [B] int32, the slot of each row
     tokens: Tensor,  # [num_slots, max_len] int32
     computed: Tensor,  # [num_slots] int64
     block_tables: Tensor,  # [num_slots, max_blocks] int32
@@ -130,7 +130,7 @@ def _admit(columns, prompts, tokens, lens, computed, is_finished, num_admitted, 
 
 
 def append_tokens(
-    slots: Tensor,  # [B] int32
+    slots: Tensor,  # [B] int32, the slot of each row
     sampled: Tensor,  # [B] int64
     flags: Tensor,  # [B] uint8, from sampling: steps.BROKEN or 0
     tokens: Tensor,  # [num_slots, max_len] int32
@@ -197,15 +197,15 @@ def _append(
     )
     is_stop = tl.sum((stops == token[:, None]).to(tl.int32), axis=1) > 0
     is_full = length + 1 >= tl.load(end_len + slot, mask=inside, other=0)
-    standing = tl.where(is_stop, 1, tl.where(is_full, 2, 0))
+    finished = tl.where(is_stop, 1, tl.where(is_full, 2, 0))
     flag = tl.load(flags + item, mask=inside, other=0).to(tl.int32)
-    standing = tl.where(flag != 0, flag, standing)
+    finished = tl.where(flag != 0, flag, finished)
     goes_on = inside & (was_finished == 0)
     tl.store(tokens + slot * token_stride + length, token.to(tl.int32), mask=goes_on & (length < MAX_LEN))
     tl.store(lens + slot, length + 1, mask=goes_on)
-    tl.store(is_finished + slot, (standing != 0), mask=goes_on)
+    tl.store(is_finished + slot, (finished != 0), mask=goes_on)
     if ADVANCES:
         at = tl.load(computed + slot, mask=inside, other=0)
         tl.store(computed + slot, at + 1, mask=goes_on)
     tl.store(out + item, token.to(tl.int32), mask=inside)
-    tl.store(out + out_stride + item, standing, mask=inside)
+    tl.store(out + out_stride + item, finished, mask=inside)

@@ -35,7 +35,7 @@ LANES = 32  # groups of 16 bytes that `gather` reads together; a program's group
 HISTOGRAM_WARPS, GATHER_WARPS, SETTLE_WARPS = 4, 1, 16
 
 _FOUND, _BY_COUNT, _BY_MASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what a row searches for
-_ONE_OF = tl.constexpr(4)  # the histogram counts one of so many logits
+_ONE_OF = tl.constexpr(4)  # the histogram counts one of this many logits
 _STRIPE = tl.constexpr(64)  # consecutive logits that are counted together
 
 
