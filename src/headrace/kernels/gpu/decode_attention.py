@@ -58,9 +58,8 @@ def decode_attention(
         shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(head_dim, is_fp8=is_fp8)
-    _decode[
-        (num_kv_heads, num_split_seqs * num_splits + num_seqs - num_split_seqs)
-    ](  # all splits of the split contexts come first
+    num_items = num_split_seqs * num_splits + num_seqs - num_split_seqs  # all splits of the split contexts come first
+    _decode[(num_kv_heads, num_items)](
         q,
         cache.keys,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
