@@ -91,7 +91,7 @@ def make(case: Case) -> PreTrainedModel:
 
 
 def parts(name: str, tensor: torch.Tensor, case: Case) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stacks of experts have a row for each output, and the gate apart; Llama 4's checkpoints turn them."""
+    """Stacks of experts have a row per output, with a separate gate; Llama 4's checkpoints transpose them."""
     if ".experts." in name and case.architecture == "llama4":
         tensor = tensor.transpose(1, 2)
     if name.endswith("experts.gate_up_proj"):

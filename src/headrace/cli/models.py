@@ -92,7 +92,7 @@ def _remove(name: str) -> None:
 
 def _print_families() -> None:
     """Print the supported models as a Markdown table."""
-    from headrace.models.table import table
+    from headrace.models.families_table import table
 
     print(table(), end="")
 

@@ -47,13 +47,13 @@ def test_beginnings_are_shared_where_no_context_outgrows_a_window() -> None:
 @pytest.mark.parametrize("group_size", [4, 5, 6, 9, 13, 17])
 @pytest.mark.parametrize("seqs_per_tile", [4, 5, 16])
 def test_there_is_room_for_the_tiles_of_any_groups(group_size: int, seqs_per_tile: int) -> None:
-    from headrace.kernels.gpu.shared_attention import most_tiles
+    from headrace.kernels.gpu.shared_attention import max_tiles
 
     for num_seqs in range(group_size, 300):
         num_groups, rest = divmod(num_seqs, group_size)
         tiles_of_group = -(-group_size // seqs_per_tile)
         tiles_of_last = -(-(group_size + rest) // seqs_per_tile)
-        assert (num_groups - 1) * tiles_of_group + tiles_of_last <= most_tiles(num_seqs)
+        assert (num_groups - 1) * tiles_of_group + tiles_of_last <= max_tiles(num_seqs)
 
 
 def test_contexts_are_cut_where_programs_would_be_few_or_one_would_be_last() -> None:

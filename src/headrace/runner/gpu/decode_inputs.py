@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu.decode_attention import MAX_SPLITS
-from headrace.kernels.gpu.shared_attention import most_tiles, shared_shape
+from headrace.kernels.gpu.shared_attention import max_tiles, shared_shape
 from headrace.kernels.layout import SharedPrefixes, Splits
 from headrace.models.spec import ModelSpec
 
@@ -26,7 +26,7 @@ class SharedBuffers:
     """Where graphs read which rows share a beginning; smaller graphs use the front of it."""
 
     def __init__(self, size: int, seqs_per_tile: int, device: torch.device) -> None:
-        num_tiles = most_tiles(size)
+        num_tiles = max_tiles(size)
         self._lens = torch.zeros(size, dtype=torch.int32, device=device)
         self._tile_seqs = torch.full((num_tiles, seqs_per_tile), -1, dtype=torch.int32, device=device)
         self._tile_lens = torch.zeros(num_tiles, dtype=torch.int32, device=device)
@@ -39,7 +39,7 @@ class SharedBuffers:
         self._tile_lens[: len(tile_lens)] = tile_lens
 
     def first(self, size: int) -> SharedPrefixes:
-        num_tiles = most_tiles(size)
+        num_tiles = max_tiles(size)
         return SharedPrefixes(self._lens[:size], self._tile_seqs[:num_tiles], self._tile_lens[:num_tiles])
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
-from headrace.kernels.gpu.filters import Filters
-from headrace.kernels.gpu.sample import draw
+from headrace.kernels.gpu.sample import sample
+from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
 from headrace.models.decoder import Decoder
 from headrace.runner.computed import Computed, compute_with_prompts
@@ -289,7 +289,7 @@ class GpuRunner:
             block_tables=self._block_tables,
             max_query_len=1,
             max_context_len=self._shape.max_model_len,
-            num_single=size,
+            num_decodes=size,
             splits=self._splits(size),
             shared=self._shared.first(size) if is_sharing else None,
         )
@@ -428,7 +428,7 @@ class GpuRunner:
         drawn = torch.empty(slots.shape[0], dtype=torch.int64, device=self._device)
         flags = torch.empty(slots.shape[0], dtype=torch.uint8, device=self._device)
         filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
-        draw(logits, slots, self._lens, columns["temperature"], columns["seed"], drawn, flags, filters)
+        sample(logits, slots, self._lens, columns["temperature"], columns["seed"], drawn, flags, filters)
         return self._append(slots, drawn, flags, advances=advances)
 
     def _draw_with_all_features(

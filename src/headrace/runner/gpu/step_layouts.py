@@ -68,7 +68,7 @@ class StepLayouts:
             block_tables=self._block_tables,
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
-            num_single=num_single,
+            num_decodes=num_single,
             splits=self._splits(max(1, num_single)),
             tiles=tiles.view(-1, 2),
         )

@@ -1,6 +1,6 @@
-"""How checkpoints hold tensors: under other names than ours, several in one, or transposed. Imports no torch.
+"""How checkpoints store tensors: under other names than ours, several in one, or transposed. Imports no torch.
 
-Ours are the names of Llama in transformers, which most families share.
+Our names are those of Llama in transformers, which most families share.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Stored:
-    """The ways of one family. Stems are names without `.weight` and `.bias`, and of layers without the layer; a star is
-    for the number of an expert, and a stem of theirs without it names a stack of all experts' matrices, transposed."""
+    """The storage format of one family.
 
-    prefix: str = ""  # before all; checkpoints of the text model alone may leave it out
-    root: str = "model."  # before all but the head; checkpoints of the bare model may leave it out
+    Stems are tensor names without `.weight` and `.bias`, and in layers without the layer's prefix. A star stands for
+    the number of an expert. A stem of experts without a star names a stack of all experts' matrices, transposed.
+    """
+
+    prefix: str = ""  # of all names; checkpoints of the text model alone may omit it
+    root: str = "model."  # of all names but the head's; checkpoints of the bare model may omit it
     layers: str = "layers"
     names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, rows one after the other
-    by_head: bool = False  # what is fused takes turns head by head, with one kv head for each query head
-    has_transposed_layers: bool = False  # their matrices have a row for each input
-    leftovers: str = r"[^\s\S]"  # a pattern of tensors that are no weights; nothing matches this one
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, concatenated rows
+    by_head: bool = False  # fused rows are interleaved head by head, with one kv head per query head
+    has_transposed_layers: bool = False  # matrices are stored as [in, out]
+    leftovers: str = r"[^\s\S]"  # a pattern of tensors that are not weights; the default matches nothing
 
     @property
     def is_ours(self) -> bool:
@@ -43,57 +46,60 @@ AS_NAMED = Stored()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one of our tensors is: some rows of each group of rows of a stored tensor."""
+class StoredPart:
+    """Where one of our tensors is stored: some rows of each group of rows of a stored tensor."""
 
     name: str
     first_row: int
     num_rows: int
-    rows_of_group: int
+    rows_per_group: int
     num_groups: int = 1
     is_transposed: bool = False
-    member: int | None = None  # of a stack, where the stored tensor is one
+    member: int | None = None  # index in a stack, if the stored tensor is one
     num_members: int = 0
 
     def shape(self, stored: Shape) -> Shape:
+        """Returns our tensor's shape, given the stored tensor's."""
         if self.member is not None:
             if stored[0] != self.num_members:
                 raise ModelError(f"tensor {self.name!r} is for {stored[0]} experts; its config says {self.num_members}")
             stored = stored[1:]
         rows, *others = reversed(stored) if self.is_transposed else stored
-        if rows != self.rows_of_group * self.num_groups:
+        if rows != self.rows_per_group * self.num_groups:
             raise ModelError(
                 f"tensor {self.name!r} has shape {list(stored)}; its config implies "
-                f"{self.rows_of_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
+                f"{self.rows_per_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
             )
         return (self.num_rows * self.num_groups, *others)
 
-    def part_of(self, tensor: Tensor) -> Tensor:
+    def take_from(self, tensor: Tensor) -> Tensor:
+        """Returns our tensor as a view of the stored one."""
         if self.member is not None:
             tensor = tensor[self.member]
         matrix = tensor.t() if self.is_transposed else tensor
-        groups = matrix.view(self.num_groups, self.rows_of_group, *matrix.shape[1:])
+        groups = matrix.view(self.num_groups, self.rows_per_group, *matrix.shape[1:])
         return groups[:, self.first_row : self.first_row + self.num_rows].flatten(0, 1)
 
 
-def places(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, Place]:
-    """Where each tensor of the spec is. `found`, the names in the checkpoint, says whether the root is there."""
+def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, StoredPart]:
+    """Finds where each tensor of the spec is stored. `found`, the names in the checkpoint, tells whether the root is
+    present."""
     prefix = stored.prefix if any(name.startswith(stored.prefix) for name in found) else ""
     root = prefix + stored.root if any(name.startswith(prefix + stored.root) for name in found) else prefix
     shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
     holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
-    return {name: _place(stored, spec, (prefix, root), name, shapes, holders) for name in shapes}
+    return {name: _find_part(stored, spec, (prefix, root), name, shapes, holders) for name in shapes}
 
 
-def _place(
+def _find_part(
     stored: Stored,
     spec: ModelSpec,
-    beginnings: tuple[str, str],  # of the head's name, and of all others
+    prefixes: tuple[str, str],  # of the head's name, and of all other names
     name: str,
     shapes: Mapping[str, Shape],
     holders: Mapping[str, str],
-) -> Place:
-    prefix, root = beginnings
+) -> StoredPart:
+    prefix, root = prefixes
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         stem, _, kind = name.rpartition(".")
@@ -101,7 +107,7 @@ def _place(
         their_name = (
             f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
         )
-        return Place(their_name, 0, shapes[name][0], shapes[name][0])
+        return StoredPart(their_name, 0, shapes[name][0], shapes[name][0])
     index, stem, kind = match.groups()
     expert = _EXPERT.search(stem)
     stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
@@ -111,11 +117,11 @@ def _place(
     num_groups = spec.num_heads if stored.by_head and len(parts) > 1 else 1
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
-    return Place(
+    return StoredPart(
         name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + ("" if is_stack else f".{kind}"),
         first_row=sum(counts[:at]),
         num_rows=counts[at],
-        rows_of_group=sum(counts),
+        rows_per_group=sum(counts),
         num_groups=num_groups,
         is_transposed=is_stack or (stored.has_transposed_layers and len(shapes[name]) > 1),
         member=int(number) if is_stack else None,

@@ -1,4 +1,5 @@
-"""The inner loop of attention over the paged cache, for kernels with many query rows."""
+"""The loop over keys of attention over the paged cache, for kernels with many query rows; and helpers of all of
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def first_seen(position, window, SLIDES: tl.constexpr):
-    """The first position that a token sees: its window slides along with it, or jumps."""
+    """Returns the first position that a token attends to. A window slides with the token, or advances in whole
+    chunks."""
     if SLIDES:
         first = tl.maximum(0, position - window + 1)
     else:
@@ -20,9 +22,9 @@ def first_seen(position, window, SLIDES: tl.constexpr):
 
 
 @triton.jit
-def in_type_of_product(query, keys):
-    """The query in the type of its products: half precision with a cache in eight bits, which holds these exactly and
-    is the type the GPU widens them to."""
+def in_dot_dtype(query, keys):
+    """Converts the query to the type of the dot products: float16 for an FP8 cache, because the GPU widens FP8 to
+    float16, which represents every FP8 value."""
     if keys.dtype.element_ty == tl.float8e4nv:
         query = query.to(tl.float16)
     return query
@@ -40,8 +42,8 @@ _WIDEN_UPPER = tl.constexpr(_WIDEN % "0x4431")
 
 
 @triton.jit
-def widened(pairs, UPPER: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """The lower or upper bytes of 16-bit words, which are eight-bit numbers, in half precision."""
+def widen_fp8(pairs, UPPER: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """Converts the lower or upper bytes of 16-bit words from FP8 to float16."""
     if IS_INTERPRETED:
         wide = ((pairs >> (8 if UPPER else 0)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
@@ -74,9 +76,11 @@ def attend(
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Query rows at their positions over the keys from `begin` to `end`: of each row the largest score, the sum of the
-    weights under it and the values mixed by them. Up to `whole` every row sees every key, so that no mask is needed,
-    unless there are windows."""
+    """Runs query rows over the keys from `begin` to `end`.
+
+    Returns for each row the largest score, the sum of the weights relative to it, and the values weighted by them. All
+    rows see all keys before `whole`: without a window these need no mask.
+    """
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
@@ -119,7 +123,7 @@ def _pass(
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """One pass over the keys from `begin` to `stop`, KEYS at a time."""
+    """Runs one pass over the keys from `begin` to `stop`, KEYS at a time."""
     tokens = tl.arange(0, KEYS)
     dims = tl.arange(0, DIM_BLOCK)
     firsts = positions

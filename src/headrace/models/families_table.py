@@ -1,4 +1,4 @@
-"""The table of families as Markdown, which docs/models.md holds."""
+"""The table of families as Markdown, as shown in docs/models.md."""
 
 from __future__ import annotations
 

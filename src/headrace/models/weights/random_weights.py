@@ -1,4 +1,4 @@
-"""Made-up weights of the right shape: what a model costs can then be measured from its config.json alone."""
+"""Random weights of the right shapes, to measure a model's cost from its config.json alone."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from headrace.models.spec import ModelSpec, Shape
 from headrace.models.weights.source import StoredRows
 
 _STANDARD_DEVIATION = 0.02
-_POOL_LEN = 4_194_301  # a prime: rows of any length start at ever other places of the pool
+_POOL_LEN = 4_194_301  # a prime, so that rows of any length start at different offsets in the pool
 
 
-class RandomNumbers:
-    """Normal numbers; norms come to one. A tensor depends on the seed and its name, not on the order of loading.
+class RandomWeights:
+    """Normally distributed numbers; norm weights are one. A tensor depends on the seed and its name, not on the loading
+    order.
 
-    A device makes its own. A CPU would take a minute for a few billion, so it cuts them from one pool.
+    A GPU generates them. A CPU would need a minute for a few billion, so it copies them from one pool.
     """
 
     def __init__(self, spec: ModelSpec, *, seed: int) -> None:
         self._shapes = spec.tensor_shapes()
         self._seed = seed
         self._norm_weight = 1.0 - spec.norm_offset
-        self._pool: Tensor | None = None  # made when first needed
+        self._pool: Tensor | None = None  # filled when first needed
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()

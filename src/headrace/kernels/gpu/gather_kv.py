@@ -1,4 +1,5 @@
-"""Contexts out of their blocks, one after the other, for a kernel that wants them so; and in the type that it takes."""
+"""Copies contexts from their cache blocks into contiguous keys and values, in the type of the kernel that reads
+them."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from torch import Tensor
 
 from headrace.kernels.layout import Gathering, LayerCache, StepLayout
 
-_TOKENS = 32  # of one program: the best of 32, 64 and 128 on an H200, 2026-11-15
+_TOKENS = 32  # per program: the best of 32, 64 and 128 on an H200, 2026-11-15
 
 
 def gather_contexts(
     cache: LayerCache, layout: StepLayout, gathering: Gathering, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The keys and the values of a gathering's contexts, [Hkv, num_tokens, D] each."""
+    """Returns the keys and the values of a gathering's contexts, [Hkv, num_tokens, D] each."""
     _, num_kv_heads, block_size, head_dim = cache.keys.shape
     num_seqs = gathering.starts.shape[0] - 1
     shape = (num_kv_heads, gathering.num_tokens, head_dim)
@@ -40,12 +41,12 @@ def gather_contexts(
     return keys, values
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["rows", "starts"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots", "starts"])
 def _gather_context(
     keys,
     values,
     block_tables,
-    rows,
+    slots,
     starts,
     gathered_keys,
     gathered_values,
@@ -57,14 +58,14 @@ def _gather_context(
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    head, part, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, tile, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + seq)
     context_len = tl.load(starts + seq + 1) - start
-    if part * TOKENS >= context_len:
+    if tile * TOKENS >= context_len:
         return
-    position = part * TOKENS + tl.arange(0, TOKENS)
+    position = tile * TOKENS + tl.arange(0, TOKENS)
     dims = tl.arange(0, DIM_BLOCK)
-    table = block_tables + tl.load(rows + seq).to(tl.int64) * table_stride
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
     block = tl.load(table + position // BLOCK_SIZE, mask=position < context_len, other=0).to(tl.int64)
     inside = (position[:, None] < context_len) & (dims[None, :] < HEAD_DIM)
     line = ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM

@@ -1,4 +1,4 @@
-"""Attention of prompts and parts of them: one program = one query head of a tile of up to 128 tokens of a sequence."""
+"""Attention of prefills: one program computes one query head for a tile of up to 128 tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, attend, first_seen, in_type_of_product
+from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, attend, first_seen, in_dot_dtype
 from headrace.kernels.layout import LayerCache, StepLayout
 
-CHUNK_ROWS = 128  # as `runner.tiles` cuts them
+TILE_ROWS = 128  # as in `runner/gpu/tiles.py`
 
 
-def _chunk_shape(dim_block: int) -> tuple[int, int, int]:
-    """Keys a step of the loop, warps and stages: the best of a sweep on an H200, 2026-11-15."""
+def _prefill_shape(dim_block: int) -> tuple[int, int, int]:
+    """Returns keys per loop iteration, warps and stages: the best of a sweep on an H200, 2026-11-15."""
     if dim_block >= 256:
         return 32, 8, 2
     return (128, 8, 3) if dim_block >= 128 else (128, 4, 2)
 
 
-def chunk_attention(
+def prefill_attention(
     q: Tensor,
     cache: LayerCache,
     layout: StepLayout,
@@ -31,14 +31,14 @@ def chunk_attention(
     slides: bool = True,
     with_fresh: bool = True,
 ) -> None:
-    """The sequences after the first `num_single`, by the tiles that the runner has laid out; without those that begin
-    in this step if these are done already."""
-    assert layout.tiles is not None, "a step with chunks needs their tiles"
+    """Computes the sequences after the first `num_decodes`, tile by tile; without fresh prefills if these are
+    already done."""
+    assert layout.tiles is not None, "a step with prefills needs their tiles"
     num_tiles = layout.tiles.shape[0] - (0 if with_fresh else layout.num_fresh_tiles)
     num_heads, head_dim = q.shape[1], q.shape[2]
     dim_block = triton.next_power_of_2(head_dim)
-    num_keys, num_warps, num_stages = _chunk_shape(dim_block)
-    _chunk[(num_heads, num_tiles)](
+    num_keys, num_warps, num_stages = _prefill_shape(dim_block)
+    _prefill[(num_heads, num_tiles)](
         q,
         cache.keys,
         cache.values,
@@ -58,7 +58,7 @@ def chunk_attention(
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
         BLOCK_SIZE=cache.block_size,
-        ROWS=CHUNK_ROWS,
+        ROWS=TILE_ROWS,
         KEYS=num_keys,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
@@ -69,12 +69,12 @@ def chunk_attention(
 
 
 @triton.jit
-def _chunk(
+def _prefill(
     q,
     keys,
     values,
     block_tables,
-    rows,
+    slots,
     context_lens,
     query_starts,
     tiles,
@@ -98,22 +98,22 @@ def _chunk(
     head, tile = tl.program_id(0), tl.program_id(1)
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     seq = tl.load(tiles + tile * 2)
-    offset = tl.load(tiles + tile * 2 + 1)  # first token of the tile within the chunk
+    offset = tl.load(tiles + tile * 2 + 1)  # first token of the tile among the step's tokens of this sequence
     query_start = tl.load(query_starts + seq)
     query_len = tl.load(query_starts + seq + 1) - query_start
-    if offset >= query_len:  # a place that nobody has
+    if offset >= query_len:  # padding
         return
     context_len = tl.load(context_lens + seq)
     first_position = context_len - query_len + offset
 
-    lines = tl.arange(0, ROWS)
+    rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_BLOCK)
-    is_query = (offset + lines[:, None] < query_len) & (dims[None, :] < HEAD_DIM)
-    at = (query_start + offset + lines).to(tl.int64)
+    is_query = (offset + rows[:, None] < query_len) & (dims[None, :] < HEAD_DIM)
+    at = (query_start + offset + rows).to(tl.int64)
     line = q + at[:, None] * q_stride + head * HEAD_DIM + dims[None, :]
-    query = in_type_of_product(tl.load(line, mask=is_query, other=0.0), keys)
-    positions = first_position + lines
-    table = block_tables + tl.load(rows + seq).to(tl.int64) * table_stride
+    query = in_dot_dtype(tl.load(line, mask=is_query, other=0.0), keys)
+    positions = first_position + rows
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     end = tl.minimum(context_len, first_position + ROWS)
     begin = 0
