@@ -1,4 +1,4 @@
-"""JSON schemas whose texts are of bounded length, and a small judge of them, written apart from what is judged."""
+"""JSON schemas whose texts are of bounded length, and a small independent validator of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _FORMATS: dict[str, Any] = {"date": datetime.date.fromisoformat, "uuid": uuid.UU
 
 
 def fits(value: Any, schema: dict[str, Any] | bool, root: dict[str, Any] | None = None) -> bool:
-    """Whether a value is one of a schema's, for the keywords that are used here."""
+    """Whether a value matches a schema, for the keywords that are used here."""
     if isinstance(schema, bool):
         return schema
     root = root or schema

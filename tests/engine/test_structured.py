@@ -221,7 +221,7 @@ def test_a_stream_follows_its_grammar_and_a_bad_one_is_refused(tiny_directory: P
             async for output in engine.generate("a", of(regex="ab")):
                 last = output.outputs[0].text
             assert last == "ab"
-            assert not engine._engine.client._core._constrained and not len(engine._engine.client._core._constraints)
+            assert engine.stats.num_constrained == 0
             return texts, str(refused.value)
         finally:
             await engine.close()
