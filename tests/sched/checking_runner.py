@@ -112,9 +112,9 @@ class CheckingRunner:
     def __init__(self, limits: SchedulerLimits, live_slots: Callable[[], Iterable[int]]) -> None:
         self._limits = limits
         self._live_slots = live_slots
-        num_slots = limits.num_blocks * limits.block_size
-        self._tokens = np.full(num_slots, -1, np.int32)
-        self._digests = np.zeros(num_slots, np.uint32)
+        num_cells = limits.num_blocks * limits.block_size
+        self._tokens = np.full(num_cells, -1, np.int32)
+        self._digests = np.zeros(num_cells, np.uint32)
         self._slots: dict[int, DeviceSlot] = {}
         self._last: StepPlan | None = None
         self._uncollected: deque[int] = deque()
@@ -190,8 +190,8 @@ class CheckingRunner:
                 self._slots[slot].table[index] = block
         for source, target in plan.copies:
             assert source != target
-            self._tokens[self._slots_of(target)] = self._tokens[self._slots_of(source)]
-            self._digests[self._slots_of(target)] = self._digests[self._slots_of(source)]
+            self._tokens[self._cells_of(target)] = self._tokens[self._cells_of(source)]
+            self._digests[self._cells_of(target)] = self._digests[self._cells_of(source)]
 
     def _admit(self, entry: SlotEntry, step: int) -> None:
         known_len = len(entry.token_ids)
@@ -207,7 +207,7 @@ class CheckingRunner:
             planned_computed=entry.num_computed,
         )
 
-    def _slots_of(self, block: int) -> slice:
+    def _cells_of(self, block: int) -> slice:
         return slice(block * self._limits.block_size, (block + 1) * self._limits.block_size)
 
     # ---- the step itself: all slots write a layer before any slot reads it
@@ -229,10 +229,10 @@ class CheckingRunner:
             slot.planned_len += samples
             assert slot.planned_len <= slot.entry.end_len, "continues after its end"
             if not slot.is_finished:
-                work.append(SlotWork(number, start, start + num_tokens, self._context_slots(slot, start + num_tokens)))
+                work.append(SlotWork(number, start, start + num_tokens, self._context_cells(slot, start + num_tokens)))
         return work
 
-    def _context_slots(self, slot: DeviceSlot, context_len: int) -> np.ndarray:
+    def _context_cells(self, slot: DeviceSlot, context_len: int) -> np.ndarray:
         size = self._limits.block_size
         return np.array([slot.table[position // size] * size + position % size for position in range(context_len)])
 
@@ -276,7 +276,7 @@ class CheckingRunner:
 
     def _read_out(self, chunk: ReadoutChunk) -> ReadoutResult:
         slot = self._slots[chunk.slot]
-        cells = self._context_slots(slot, slot.planned_computed)[-chunk.num_tokens :]
+        cells = self._context_cells(slot, slot.planned_computed)[-chunk.num_tokens :]
         states = states_of(self._digests[cells], chunk.targets)
         values = states.sum(keepdims=True) if chunk.targets is None else states
         return ReadoutResult(chunk.slot, chunk.is_last, values.astype(np.float32))
@@ -292,7 +292,7 @@ class CheckingRunner:
         slot = self._slots[number]
         if slot.is_finished:
             return GARBAGE, (GOES_ON, STOPPED)[step % 2]
-        token = next_token(self._digests[self._context_slots(slot, len(slot.tokens))], slot.entry.seed)
+        token = next_token(self._digests[self._context_cells(slot, len(slot.tokens))], slot.entry.seed)
         slot.tokens.append(token)
         end = FULL if len(slot.tokens) >= slot.entry.end_len else GOES_ON
         if token in slot.entry.stop_token_ids:

@@ -1,8 +1,8 @@
 """Plans each step: which sequences compute how many tokens, which ones start, which ones are preempted.
 
-There is no prefill phase and no decode phase: a sequence has tokens, and some of them are computed. A step first
-takes all sequences with one uncomputed token (decode), then those with more (prefill, also after a preemption), then
-starts waiting ones, within one token budget.
+There is no prefill phase and no decode phase: a sequence has tokens, and some of them are computed. A step first takes
+all decoding sequences, whose only uncomputed token is the last sampled one, then those that prefill (also again after
+a preemption), then starts waiting ones, within one token budget.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scheduler:
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
         self._next_forks: list[Sequence] = []  # those whose prompt is computed in the last planned step
-        self._prefilling: list[Sequence] = []  # running, with more than one token left to compute
+        self._prefilling: list[Sequence] = []  # running, but not decoding yet
         self._requests: dict[str, list[Sequence]] = {}  # the unfinished sequences of each request
         self._events = EventWriter(self.slots)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)

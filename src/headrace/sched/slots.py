@@ -6,8 +6,8 @@ sequences run.
              └───────total───────┘       includes the tokens that submitted steps will have sampled
              └────computed─────┘         keys and values in the KV cache once submitted steps are done
 
-    total - computed == 1   decoding
-    total - computed  > 1   prefilling, also the recomputation after a preemption
+A slot is prefilling until a step samples its first token (also when it is recomputed after a preemption). From then on
+it is decoding, and total - computed is 1.
 """
 
 from __future__ import annotations
