@@ -87,7 +87,7 @@ def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
         "host_ms_per_steady_step": round(
             1e3
             * (after.steady_host_seconds - before.steady_host_seconds)
-            / max(1, after.num_steady_turns - before.num_steady_turns),
+            / max(1, after.num_steady_steps - before.num_steady_steps),
             3,
         ),
         "wait_ms_per_step": round(1e3 * (after.wait_seconds - before.wait_seconds) / num_steps, 3),

@@ -32,7 +32,7 @@ from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
 from headrace.errors import EngineDeadError, RequestError
-from headrace.garbage import looked_for_less
+from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 from headrace.types import (
@@ -270,7 +270,7 @@ class LLM:
         `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
         """
         tracked: dict[str, Pending[Output_co]] = {}
-        with self._is_busy, looked_for_less(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
+        with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
                 for number, (index, given) in enumerate(zip(order, inputs, strict=True), start=1):

@@ -12,7 +12,7 @@ from typing import TextIO
 from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
-from headrace.garbage import looked_for_less
+from headrace.garbage import collecting_less_often
 from headrace.jobs.formats import Source, open_sink
 from headrace.jobs.formats.writer import Results, StreamResults
 from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
@@ -226,7 +226,7 @@ def taking_turns() -> Iterator[None]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
     try:
-        with looked_for_less():
+        with collecting_less_often():
             yield
     finally:
         sys.setswitchinterval(interval)

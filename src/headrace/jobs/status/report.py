@@ -176,7 +176,7 @@ class JobReport:
             "cost_per_million_tokens": self.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens),
             "cost_per_million_completion_tokens": self.cost_per_million(tally.num_generated_tokens),
             "prefix_hit_share": scheduler.prefix_hit_share,
-            "kv_use_peak": scheduler.most_kv_use,
+            "kv_use_peak": scheduler.max_kv_use,
             "kv_waste": scheduler.kv_waste,
             "preemptions": scheduler.num_preemptions,
             "steps": scheduler.num_steps,

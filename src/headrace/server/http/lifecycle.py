@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 
 from headrace.errors import ConfigError
-from headrace.garbage import leave_loaded_alone
+from headrace.garbage import freeze_loaded_objects
 from headrace.server.http.gate import Application
 from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
 from headrace.server.options import ServerOptions
@@ -93,7 +93,7 @@ class Lifecycle:
         """Serve until stopped. Returns the exit code."""
         with self._signals():
             watch = asyncio.create_task(self._watch_engine())
-            leave_loaded_alone()
+            freeze_loaded_objects()
             try:
                 self._state.ready()
                 await self._uvicorn.serve(sockets=[listener])
