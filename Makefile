@@ -6,23 +6,29 @@ BIN := $(VENV)/bin
 BENCH ?= benchmarks/cpu_throughput.py
 ARGS ?=
 QUIET ?= -qq
+# Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
+PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
+NOT_QUICK := gpu or slow or parity or properties or crash or interpreted or embedded or processes
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow gpu-test torture check format bench clean
+.PHONY: help demo test quick slow gpu-test torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, quick, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
 
 test: $(VENV)/.ready-dev  ## set up, then run the tests
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) $(ARGS)
+
+quick: $(VENV)/.ready-dev  ## the tests that need neither large models, transformers, Triton nor other processes
+	@$(BIN)/pytest $(PARALLEL) -m "not ($(NOT_QUICK))" $(ARGS)
 
 slow: $(VENV)/.ready-dev  ## the tests that take longer
-	@$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "slow and not gpu" $(ARGS)
 
 gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(ARGS)
@@ -30,11 +36,19 @@ gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)
 
-check: $(VENV)/.ready-dev  ## format, lint, types and import layers
+check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Not with --quiet, which would hide the warnings from --strict.
+docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results
+	@$(BIN)/python benchmarks/figures.py
 
 format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -42,6 +56,10 @@ format: $(VENV)/.ready-dev  ## rewrite the code as `check` wants it
 
 bench: $(VENV)/.ready-dev  ## the benchmark, with its peers beside it
 	@$(BIN)/python $(BENCH) $(ARGS)
+
+release: $(VENV)/.ready-dev  ## build sdist and wheel, check them, and run the demo from the wheel in an empty environment
+	@$(PIP_INSTALL) build twine
+	@$(BIN)/python tools/release.py
 
 clean:  ## remove the virtual environment and everything built
 	@rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What a record says of where it was made."""
+"""Facts for benchmark records: commit and CPU."""
 
 from __future__ import annotations
 

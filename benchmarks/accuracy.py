@@ -1,10 +1,10 @@
-"""How far a GPU's answers are from the CPU's, and eight bits from sixteen, on a real model.
+"""How far a GPU's answers are from the CPU's, and FP8 from bfloat16, on a real model.
 
     python benchmarks/accuracy.py --write reference.json        # on a CPU, in float32
     python benchmarks/accuracy.py --reference reference.json --json benchmarks/results/accuracy.json     # on a GPU
 
-Greedy answers of 64 tokens to 100 chat prompts: how many tokens agree until the two first part, and how much less
-likely, by the CPU's own reckoning, the GPU's choice was there. Perplexity on the texts of Python's own help topics,
+Greedy answers of 64 tokens to 100 chat prompts: how many tokens agree until the two answers diverge, and how much less
+likely the GPU's token is there, according to the CPU's logits. Perplexity on the texts of Python's own help topics,
 read through the cache, in windows of 1,024 tokens.
 """
 
@@ -62,11 +62,11 @@ def answers(model: str, **settings: Any) -> list[dict[str, Any]]:
 
 
 def agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Until two answers part; and by how much their log-probabilities differed there, by `theirs`."""
+    """Returns the tokens until two answers diverge, and by how much the log-probabilities of `theirs` differ there."""
     same, gaps, num_outside = [], [], 0
     for mine, other in zip(ours, theirs, strict=True):
         pairs = zip(mine["tokens"], other["tokens"], strict=True)
-        parted = next((place for place, (one, two) in enumerate(pairs) if one != two), None)
+        parted = next((index for index, (one, two) in enumerate(pairs) if one != two), None)
         same.append(NUM_TOKENS if parted is None else parted)
         if parted is not None:
             top = other["top"][parted]
@@ -85,7 +85,7 @@ def agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[
 
 
 def perplexity(decoder: Decoder, token_ids: np.ndarray, kv_dtype: torch.dtype) -> float:
-    """Keys and values are read back from the cache, whatever its type."""
+    """Computes the perplexity with keys and values read back from the cache, whatever its type."""
     total = 0.0
     for window in token_ids[: NUM_WINDOWS * WINDOW].reshape(NUM_WINDOWS, WINDOW):
         ids = torch.from_numpy(window.astype(np.int32)).to(decoder.device)
@@ -130,9 +130,9 @@ def measure_perplexity(model: str, device: str, **settings: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--write", type=Path, help="write the CPU's answers here, and no more")
-    parser.add_argument("--reference", type=Path, help="answers that --write has written; default: computed now")
-    parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
+    parser.add_argument("--write", type=Path, help="write the CPU's answers here, and exit")
+    parser.add_argument("--reference", type=Path, help="answers written by --write; default: compute them now")
+    parser.add_argument("--commit", help="commit of the code, if git cannot tell")
     parser.add_argument("--json", type=Path, help="write the record here")
     arguments = parser.parse_args()
     if arguments.write:

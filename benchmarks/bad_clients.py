@@ -1,4 +1,4 @@
-"""Clients that open a connection, send something bad, half or nothing, and leave."""
+"""Clients that open a connection, send invalid, incomplete or no data, and disconnect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[random.Random], bytes]] = {
 
 
 async def misbehave(port: int, dice: random.Random, number: int, *, at_once: int = 50) -> Counter[str]:
-    """So many connections; how many of each kind there were."""
+    """Open connections of all kinds. Returns the count of each kind."""
     done: Counter[str] = Counter()
     kinds = [list(KINDS)[index % len(KINDS)] for index in range(number)]
 
@@ -55,7 +55,7 @@ async def _one(port: int, data: bytes, dice: random.Random) -> None:
             await asyncio.wait_for(reader.read(100), dice.choice([0.001, 0.02]))
     except (ConnectionError, TimeoutError):
         pass
-    if dice.random() < 0.3:  # leave with a reset
+    if dice.random() < 0.3:  # disconnect with a reset
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()

@@ -1,6 +1,6 @@
-"""A server before and after many connections that open, send garbage, half a request or a good one, and leave.
+"""A server before and after many connections that send garbage, half a request or a valid one, and disconnect.
 
-Memory, open files, threads, tasks in flight and held cache blocks must return to where they were.
+Memory, open files, threads, requests in flight and held cache blocks must return to their values before.
 
     python benchmarks/bad_connections.py --json benchmarks/results/bad-connections.json
 """
@@ -32,12 +32,12 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True)
 class State:
-    """Of the server's processes together, and of its engine."""
+    """Resources of the server's processes together, and the state of its engine."""
 
     num_files: int
     num_threads: int
     memory_mib: float
-    front_memory_mib: float  # the part of it that is not the engine's
+    front_memory_mib: float  # without the engine's process
     num_running: float
     num_waiting: float
     kv_use: float
@@ -85,7 +85,7 @@ class Server:
 
 
 def settled(server: Server, before: State) -> State:
-    """The state once nothing runs and the files are back, or after a minute."""
+    """Return the state once nothing runs and files are closed, or after a minute."""
     end = time.monotonic() + SETTLE_S
     while True:
         state = server.state()
@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
     args = parser.parse_args()
     server = Server(args.model)
-    asyncio.run(misbehave(server.port, random.Random(1), 500, at_once=args.at_once))  # what is made once is made
+    asyncio.run(misbehave(server.port, random.Random(1), 500, at_once=args.at_once))  # warms up what is created once
     before = settled(server, server.state())
     started = time.perf_counter()
     done = asyncio.run(misbehave(server.port, random.Random(2), args.connections, at_once=args.at_once))

@@ -1,7 +1,7 @@
-"""Output tokens a second on this CPU with the embedded model: Headrace beside the peers that are installed.
+"""Output tokens per second on this CPU with the embedded model: Headrace and the other engines that are installed.
 
-Every engine runs in a process of its own, one after the other, in rounds (so that a machine that slows down slows all
-of them): the same prompts, greedy, end-of-sequence ignored, all cores. Peak memory is that of the process.
+Each engine runs in its own process, one after the other, in rounds (so that a machine that slows down slows all of
+them): the same prompts, greedy, end of sequence ignored, all cores. Peak memory is that of the process.
 
     python benchmarks/cpu_throughput.py --rounds 3 --json benchmarks/results/cpu-throughput.json
 """
@@ -56,7 +56,7 @@ def run_headrace(tasks: list[ChatTask]) -> dict[str, Any]:
 
 
 def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
-    """Static batches of 128, left-padded, sorted by answer length so that batches waste as little as they can."""
+    """Static batches of 128, left-padded, sorted by answer length to waste as little as possible."""
     import torch
     from transformers.cache_utils import DynamicCache  # noqa: F401  (imported before the clock starts)
 
@@ -94,7 +94,7 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
 
 
 def _transformers_model() -> tuple[Any, Callable[..., list[int]], Callable[[list[int]], str]]:
-    """The embedded weights, dequantised, in transformers' own Llama."""
+    """Load the embedded weights, dequantized, into transformers' Llama."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -119,7 +119,7 @@ def _transformers_model() -> tuple[Any, Callable[..., list[int]], Callable[[list
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to_empty(device="cpu").eval()
-    model.generation_config.eos_token_id = None  # ignored, as everywhere here
+    model.generation_config.eos_token_id = None  # ignored by all engines
     weights = {name: tensor.float() for name, tensor in checkpoint.tensors()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
@@ -160,7 +160,7 @@ def run_vllm(tasks: list[ChatTask]) -> dict[str, Any]:
 
 
 def run_llama_cpp(tasks: list[ChatTask]) -> dict[str, Any]:
-    """llama.cpp through its Python bindings, one request after the other (its high-level interface has no batching)."""
+    """llama.cpp through its Python bindings, one request at a time (its high-level interface has no batching)."""
     from llama_cpp import Llama
 
     from headrace.models import open_checkpoint
@@ -192,7 +192,7 @@ ENGINES = {
 
 
 def run_here(engine: str, workload: str) -> None:
-    """In the child process: run one engine and print its result."""
+    """Run one engine in the child process and print its result."""
     result = ENGINES[engine][0](WORKLOADS[workload]())
     result["tokens_per_second"] = result["num_tokens"] / result["seconds"]
     result["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,4 +1,4 @@
-"""The workloads of the CPU benchmark: real chat prompts for the embedded model, lengths fixed by seed."""
+"""Workloads of the CPU benchmark: chat prompts for the embedded model, lengths fixed by seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def uniform(num_tasks: int = 128) -> list[ChatTask]:
 
 
 def mixed(num_tasks: int = 256, seed: int = 7) -> list[ChatTask]:
-    """The same questions with answers of 4 to 256 tokens, long-tailed, as real jobs have them."""
+    """The same questions with answers of 4 to 256 tokens, long-tailed as in real jobs."""
     rng = random.Random(seed)
     lengths = [max(4, min(256, int(rng.lognormvariate(3.6, 0.9)))) for _ in range(num_tasks)]
     return [ChatTask(task.messages, length) for task, length in zip(uniform(num_tasks), lengths, strict=True)]

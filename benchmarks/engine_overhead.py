@@ -1,7 +1,7 @@
-"""What the host costs: plan and apply with a runner that computes nothing.
+"""The host's cost per step: plan and apply with a fake runner that computes nothing.
 
-Two figures: a turn of the engine's loop with 1,000 sequences decoding (with and without 10,000 more waiting), and a
-chat workload from first to last token. On a busy machine look at the CPU time: it leaves out the time others ran.
+Two figures: an iteration of the engine's loop with 1,000 decoding sequences (with and without 10,000 more waiting), and
+a chat workload from first to last token. On a busy machine use the CPU time: it excludes the time of other processes.
 
     python benchmarks/engine_overhead.py --json benchmarks/results/engine-overhead.json
 """
@@ -30,13 +30,13 @@ from headrace.types import Request, SamplingParams
 from headrace.version import __version__
 
 NUM_RUNNING = 1_000
-NUM_WARM_UP_TURNS = 40  # until every prompt is computed and rows have spread over their blocks
+NUM_WARM_UP_TURNS = 40  # until every prompt is computed and sequences are at different positions of their blocks
 LIMITS = SchedulerLimits(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=8192, max_model_len=4096, num_blocks=200_000)
 
 
 @dataclass(frozen=True)
 class SteadyTurn:
-    """One turn of the loop: plan, submit to a fake runner, collect, apply."""
+    """One iteration of the loop: plan, submit to a fake runner, collect, apply."""
 
     num_running: int
     num_waiting: int
@@ -44,7 +44,7 @@ class SteadyTurn:
     wall_us_median: float
     wall_us_p99: float
     cpu_us_mean: float
-    fake_runner_cpu_us_mean: float  # the part that is not the engine's
+    fake_runner_cpu_us_mean: float  # the part of the fake runner
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Workload:
 
 
 class TimedRunner(FakeRunner):
-    """A fake runner that knows its own share of the time."""
+    """A fake runner that measures its own CPU time."""
 
     cpu_seconds = 0.0
 
@@ -148,8 +148,8 @@ def show(turns: list[SteadyTurn], chat: Workload) -> None:
         )
     print(
         f"chat, {chat.num_requests:,} requests: {chat.num_tokens_out:,} tokens in {chat.num_steps:,} steps, "
-        f"{chat.cpu_seconds:.2f} s of CPU: {chat.host_us_per_step:.0f} µs a step, "
-        f"{chat.host_us_per_request:.0f} µs a request; "
+        f"{chat.cpu_seconds:.2f} s of CPU: {chat.host_us_per_step:.0f} µs per step, "
+        f"{chat.host_us_per_request:.0f} µs per request; "
         f"KV waste {chat.kv_waste:.2%}, {chat.num_preemptions:,} preemptions"
     )
 
@@ -169,7 +169,7 @@ def write_record(path: Path, date: str, turns: list[SteadyTurn], chat: Workload)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=500, help="turns to measure")
+    parser.add_argument("--turns", type=int, default=500, help="loop iterations to measure")
     parser.add_argument("--requests", type=int, default=2_000, help="requests of the chat workload")
     parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
     parser.add_argument("--date", default=datetime.now(UTC).date().isoformat(), help="date of the record")

@@ -1,7 +1,7 @@
 """The offline workloads of docs/performance.md and the model shapes they run on.
 
-Lengths and tokens are fixed by seed, the same for every engine that was measured; weights are random, since speed does
-not depend on their values.
+Lengths and tokens are fixed by seed, the same for every measured engine. Weights are random: speed does not depend on
+their values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(*TOKEN_RANGE) for _ in range(count)]
 
 
-def _long_tailed(rng: random.Random, log_mean: float, sigma: float, least: int, most: int) -> int:
-    return max(least, min(most, int(rng.lognormvariate(log_mean, sigma))))
+def _long_tailed(rng: random.Random, log_mean: float, sigma: float, min_len: int, max_len: int) -> int:
+    return max(min_len, min(max_len, int(rng.lognormvariate(log_mean, sigma))))
 
 
 def chat() -> list[Task]:
@@ -50,7 +50,7 @@ def decode() -> list[Task]:
 
 
 def prefix() -> list[Task]:
-    """2,000 requests over 32 system prompts of 1,536 tokens, in random order, 128 tokens of their own and 128 out."""
+    """2,000 requests over 32 system prompts of 1,536 tokens, in random order, with 128 more tokens each and 128 out."""
     rng = random.Random(3)
     heads = [_tokens(rng, 1536) for _ in range(32)]
     return [Task(rng.choice(heads) + _tokens(rng, 128), 128) for _ in range(2000)]

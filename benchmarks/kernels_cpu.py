@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _best_seconds(calls: list[Callable[[], object]], seconds: float) -> float:
-    """The least time for one call, going through all calls in turn."""
+    """Returns the minimum time of one call in seconds, cycling through all calls."""
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or best == float("inf"):
         start = time.perf_counter()
@@ -80,7 +80,7 @@ def _print_elementwise(seconds: float) -> None:
     _print_heading("microseconds at this many tokens")
     weight = torch.randn(HIDDEN)
     angles = torch.outer(torch.arange(2048.0), 1e4 ** -torch.linspace(0, 1, HEAD_DIM // 2))
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)  # true rotations: qkv is turned in place over and over
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)  # true rotations: qkv is rotated in place many times
     table = torch.randn(VOCAB, HIDDEN)
     rows: dict[str, list[float]] = {}
     for num_tokens in NUM_TOKENS:
@@ -118,7 +118,7 @@ def _print_attention(seconds: float) -> None:
         layout, cache = _prompt_step(prompt_len)
         q = torch.randn(prompt_len, NUM_HEADS, HEAD_DIM)
         best = _best_seconds([_attention(q, layout, cache)], seconds)
-        flops = 2 * NUM_HEADS * HEAD_DIM * prompt_len * (prompt_len + 1)  # two products over half of a square
+        flops = 2 * NUM_HEADS * HEAD_DIM * prompt_len * (prompt_len + 1)  # two matmuls over half of a square
         print(
             f"paged_attention, prompt of {prompt_len:>5} tokens: {1e3 * best:.2f} ms, {1e-9 * flops / best:.0f} GFLOP/s"
         )

@@ -1,7 +1,7 @@
-"""A server under load before and after many streams, most of whose clients leave somewhere in the middle.
+"""A server under load before and after many streams, most of whose clients disconnect in the middle.
 
-Memory, open files, threads and held cache blocks must return to where they were. A cache takes memory when its blocks
-are first used, so it is a small one here, and all of it is used before the first look.
+Memory, open files, threads and held cache blocks must return to their values before. A cache takes memory when its
+blocks are first used, so it is small here, and all of it is used before the first measurement.
 
     python benchmarks/leaving_clients.py --json benchmarks/results/leaving-clients.json
 """
@@ -27,7 +27,7 @@ from bad_connections import Server, State, settled
 from headrace.version import __version__
 
 ANSWER_LEN = 48
-MEMORY_SLACK = 0.01  # what allocators may keep
+MEMORY_SLACK = 0.01  # allowance for allocators
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Type: application/json\r\n"
 
 
@@ -45,7 +45,7 @@ def request(dice: random.Random) -> bytes:
 
 
 async def one(port: int, dice: random.Random) -> str:
-    """A stream that is left after so many bytes, or read to its end; what became of it."""
+    """Read a stream to its end, or disconnect after some bytes. Returns what happened."""
     num_wanted = dice.choice([0, 1, 2000, 5000, 10_000, 10**9, 10**9])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(dice))
@@ -55,7 +55,7 @@ async def one(port: int, dice: random.Random) -> str:
         num_read += len(got)
         if not got:
             return "cut off"
-    if num_wanted < 10**9 and dice.random() < 0.5:  # leave with a reset
+    if num_wanted < 10**9 and dice.random() < 0.5:  # disconnect with a reset
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
     return "read" if num_wanted == 10**9 else "left"
@@ -76,13 +76,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--streams", type=int, default=150, help="of each round")
+    parser.add_argument("--streams", type=int, default=150, help="streams per round")
     parser.add_argument("--at-once", type=int, default=48)
-    parser.add_argument("--blocks", type=int, default=512, help="of the KV cache; few, so that all are used at once")
+    parser.add_argument("--blocks", type=int, default=512, help="of the KV cache; few, so that all are used")
     parser.add_argument("--json", type=Path, help="write a record of the numbers to this file")
     given = parser.parse_args()
     server = Server(given.model, "--num-gpu-blocks-override", str(given.blocks))
-    asyncio.run(drive(server.port, given.streams, given.at_once, seed=0))  # what is made once is made
+    asyncio.run(drive(server.port, given.streams, given.at_once, seed=0))  # warms up what is created once
     states = [settled(server, server.state())]
     started, done = time.perf_counter(), Counter[str]()
     for number in range(1, given.rounds + 1):
@@ -108,9 +108,9 @@ def main() -> int:
 
 
 def is_back(state: State, before: State) -> bool:
-    has_let_go = state.num_files <= before.num_files and state.num_threads <= before.num_threads
-    has_let_go = has_let_go and state.memory_mib <= (1 + MEMORY_SLACK) * before.memory_mib
-    return has_let_go and state.num_running == state.num_waiting == state.kv_use == 0
+    is_released = state.num_files <= before.num_files and state.num_threads <= before.num_threads
+    is_released = is_released and state.memory_mib <= (1 + MEMORY_SLACK) * before.memory_mib
+    return is_released and state.num_running == state.num_waiting == state.kv_use == 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What metrics cost a server: by engine step, by event of a stream, by request and by scrape.
+"""The cost of metrics: per engine step, per event of a stream, per request and per scrape.
 
-Beside them, an observation of prometheus_client's own histogram, which tokens would cost each without this. Times are
-CPU time of one thread, the least of many short rounds, so that what else the machine does counts little.
+For comparison: one observation of prometheus_client's histogram, the cost per token of a direct implementation. Times
+are CPU times of one thread, the minimum of many short rounds, so that other load on the machine matters little.
 
     python benchmarks/metrics_cost.py --json benchmarks/results/metrics-cost.json
 """
@@ -43,27 +43,27 @@ TOKENS_PER_REQUEST = 128
 
 @dataclass(frozen=True)
 class Costs:
-    steady_step_us: float  # of 512 streams: the gaps of its tokens, and three histograms of the step itself
-    changing_step_us: float  # the same where one stream has ended and another begun
-    turn_us: float  # for comparison: a turn of the engine's loop with 512 streams, on a runner that computes nothing
+    steady_step_us: float  # of 512 streams: their inter-token latencies, and three histograms of the step itself
+    changing_step_us: float  # the same when one stream ends and another starts
+    turn_us: float  # for comparison: an iteration of the engine's loop with 512 streams and a fake runner
     prometheus_client_observe_us: float  # for comparison: one labelled Histogram of prometheus_client
-    event_us: float  # RequestMeter.take of an event without times; the server looks at the times before it calls
-    request_us: float  # received, its first event and its last, finished
+    event_us: float  # RequestMeter.take of an event without times; the server skips the call for these
+    request_us: float  # received, first event, last event, finished
     scrape_ms: float  # observe and render
     page_bytes: int
 
     @property
     def token_us(self) -> float:
-        """Its event, and its share of the larger step."""
+        """The cost of its event and its share of a changing step."""
         return self.event_us + self.changing_step_us / NUM_STREAMS
 
 
-def seconds_a_call(call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
-    """The least of many rounds, less what an empty loop takes."""
-    return max(0.0, _least_round(call, num_calls) - _least_round(lambda: None, num_calls))
+def seconds_per_call(call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
+    """The minimum of many rounds, minus the time of an empty loop."""
+    return max(0.0, _min_round(call, num_calls) - _min_round(lambda: None, num_calls))
 
 
-def _least_round(call: Callable[[], object], num_calls: int) -> float:
+def _min_round(call: Callable[[], object], num_calls: int) -> float:
     rounds = []
     for _ in range(NUM_ROUNDS):
         started = thread_time()
@@ -80,30 +80,30 @@ def measure() -> Costs:
     return Costs(
         steady_step_us=1e6 * step_seconds(is_changing=False),
         changing_step_us=1e6 * step_seconds(is_changing=True),
-        turn_us=1e6 * seconds_a_call(core.step, 5),
-        prometheus_client_observe_us=1e6 * seconds_a_call(lambda: theirs.observe(0.012)),
+        turn_us=1e6 * seconds_per_call(core.step, 5),
+        prometheus_client_observe_us=1e6 * seconds_per_call(lambda: theirs.observe(0.012)),
         event_us=1e6 * event_seconds(metrics),
         request_us=1e6 * request_seconds(metrics),
-        scrape_ms=1e3 * seconds_a_call(lambda: scrape(metrics, core), 2),
+        scrape_ms=1e3 * seconds_per_call(lambda: scrape(metrics, core), 2),
         page_bytes=len(metrics.render()[0]),
     )
 
 
 def step_seconds(*, is_changing: bool) -> float:
-    """What the engine does for metrics in a step that brings a token of each stream."""
-    gaps, rows = TokenGaps(NUM_STREAMS), np.arange(NUM_STREAMS)
+    """The engine's work for metrics in a step with a token of each stream."""
+    gaps, slots = TokenGaps(NUM_STREAMS), np.arange(NUM_STREAMS)
     steps = [Histogram(bounds) for bounds in (STEP_SECONDS_BOUNDS, STEP_SECONDS_BOUNDS, BATCH_TOKENS_BOUNDS)]
 
     def step() -> None:
         now = monotonic()
-        gaps.take(rows.copy(), now)
+        gaps.take(slots.copy(), now)
         if is_changing:
             gaps.last_at(7)
             gaps.enter(7, None)
         for histogram in steps:
             histogram.observe(0.012)
 
-    return seconds_a_call(step, NUM_CALLS // 10)
+    return seconds_per_call(step, NUM_CALLS // 10)
 
 
 def steady_engine() -> EngineCore:
@@ -122,7 +122,7 @@ def steady_engine() -> EngineCore:
 def event_seconds(metrics: ServerMetrics) -> float:
     meter = RequestMeter(metrics, Request("one", np.arange(8, dtype=np.int32), SamplingParams()), arrived=0.0)
     event = SequenceEvent("one", 0, np.array([7], np.int32))
-    return seconds_a_call(lambda: meter.take(event))
+    return seconds_per_call(lambda: meter.take(event))
 
 
 def request_seconds(metrics: ServerMetrics) -> float:
@@ -138,7 +138,7 @@ def request_seconds(metrics: ServerMetrics) -> float:
         meter.take(last)
         meter.finish("stop", [TOKENS_PER_REQUEST])
 
-    return seconds_a_call(count, NUM_CALLS // 10)
+    return seconds_per_call(count, NUM_CALLS // 10)
 
 
 def scrape(metrics: ServerMetrics, core: EngineCore) -> None:
@@ -147,7 +147,7 @@ def scrape(metrics: ServerMetrics, core: EngineCore) -> None:
 
 
 def shares(costs: Costs, tokens_per_second: int) -> dict[str, float]:
-    """Of one core's time, at a rate of tokens, with answers of 128 tokens and a scrape every 15 s."""
+    """Shares of one core at a token rate, with answers of 128 tokens and a scrape every 15 s."""
     seconds = {
         "tokens": 1e-6 * costs.token_us * tokens_per_second,
         "requests": 1e-6 * costs.request_us * tokens_per_second / TOKENS_PER_REQUEST,
@@ -167,7 +167,7 @@ def main() -> None:
         print(f"{name:<30} {value:>12,.2f}")
     for rate, parts in by_rate.items():
         print(f"at {rate} tokens/s: " + ", ".join(f"{name} {share:.2%}" for name, share in parts.items()))
-    print(f"a steady step's are {costs.steady_step_us / costs.turn_us:.2%} of the host's time for it")
+    print(f"metrics take {costs.steady_step_us / costs.turn_us:.2%} of the host's time of a steady step")
     if args.json is not None:
         record = {
             "date": args.date,

@@ -1,13 +1,13 @@
-"""Seconds for a whole offline workload on a GPU, with random weights: one command a model shape.
+"""Seconds for a whole offline workload on a GPU, with random weights: one command per model shape.
 
     python benchmarks/offline.py --model llama-3.1-8b --workload chat --json benchmarks/results/8b.jsonl
     python benchmarks/offline.py --model llama-3.1-8b --fp8
 
-Every request is given at once; end of sequence is ignored and temperature is 1, as for every engine measured on these.
-A few short requests run before the clock starts, so that kernels are compiled; the prefix cache is emptied before each
-round. The best round is the record's figure; all rounds are in it. After the rounds a part of the workload runs once
-more under torch's profiler, for the share of the time in which the GPU was busy: with fewer sequences, so that it is
-low. With --profile-whole it is the middle of another round.
+All requests are submitted at once; end of sequence is ignored and temperature is 1, as for every engine measured on
+these workloads. A few short requests run first, so that kernels are compiled; the prefix cache is emptied before each
+round. The record's figure is the best round; it holds all rounds. After the rounds a part of the workload runs once
+more under torch's profiler, for the share of time in which the GPU was busy. It has fewer sequences, so this share is
+a low estimate. With --profile-whole the middle of another round is profiled instead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gpu_workloads import SHAPES, WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
 
-# Seconds by (model, workload, dtype): vLLM 0.26.0 on one H200, its best settings of those tried; and a machine that
-# wastes nothing and does one thing after the other. See docs/performance.md for both.
+# Seconds by (model, workload, dtype): vLLM 0.26.0 on one H200 with the best settings tried; and the limit of the
+# hardware when its parts run one after the other without waste. See docs/performance.md for both.
 VLLM_BEST_SECONDS = {
     ("llama-3.2-1b", "chat", "bfloat16"): 17.5,
     ("llama-3.2-1b", "decode", "bfloat16"): 31.0,
@@ -76,7 +76,7 @@ def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
     outputs = llm.generate([task.prompt for task in tasks], params, use_tqdm=False)
     seconds = perf_counter() - started
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    assert num_tokens == sum(task.num_tokens_out for task in tasks), "every request gives all its tokens"
+    assert num_tokens == sum(task.num_tokens_out for task in tasks), "a request has not generated all its tokens"
     after = llm.stats
     num_steps = after.scheduler.num_steps - before.scheduler.num_steps
     return {
@@ -87,7 +87,7 @@ def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
         "host_ms_per_steady_step": round(
             1e3
             * (after.steady_host_seconds - before.steady_host_seconds)
-            / max(1, after.num_steady_turns - before.num_steady_turns),
+            / max(1, after.num_steady_steps - before.num_steady_steps),
             3,
         ),
         "wait_ms_per_step": round(1e3 * (after.wait_seconds - before.wait_seconds) / num_steps, 3),
@@ -97,20 +97,20 @@ def run(llm: LLM, tasks: list[Task]) -> dict[str, Any]:
 
 
 def warm_up(llm: LLM, tasks: list[Task]) -> None:
-    """Compile what is compiled once: a few short answers of the workload's own kind."""
+    """Compile kernels with a few short answers of the workload."""
     few = [Task(task.prompt, min(4, task.num_tokens_out)) for task in tasks[:256]]
     run(llm, few)
 
 
 def work(llm: LLM, tasks: list[Task], rates: dict[str, Any]) -> dict[str, float]:
-    """What a round computed and read, by count: products and attention in TFLOP/s, weights and cache in TB/s.
+    """Achieved rates of a round, by count: GEMMs and attention in TFLOP/s, reads of weights and cache in TB/s.
 
-    A beginning that several sequences share counts for each of them, though it is computed and read once.
+    A shared prefix counts for each of its sequences, though it is computed and read once.
     """
     spec, settings = llm.spec, llm.settings
     contexts = sum((n - 1) * len(p) + n * (n - 1) // 2 for p, n in ((t.prompt, t.num_tokens_out) for t in tasks))
     num_prompt, num_out = sum(len(t.prompt) for t in tasks), sum(t.num_tokens_out for t in tasks)
-    products = 2 * spec.num_linear_params * (num_prompt + num_out)
+    gemms = 2 * spec.num_linear_params * (num_prompt + num_out)
     head = 2 * spec.hidden_size * spec.vocab_size * num_out
     pairs = contexts + sum(len(t.prompt) ** 2 // 2 for t in tasks)
     attention = 4 * spec.num_layers * spec.q_size * pairs
@@ -118,13 +118,13 @@ def work(llm: LLM, tasks: list[Task], rates: dict[str, Any]) -> dict[str, float]
     weight_bytes = spec.num_linear_params * (1 if settings.quantization else 2) + 2 * spec.hidden_size * spec.vocab_size
     read = contexts * kv_bytes + rates["num_steps"] * weight_bytes
     return {
-        "tflop_s": round((products + head + attention) / rates["seconds"] / 1e12, 1),
+        "tflop_s": round((gemms + head + attention) / rates["seconds"] / 1e12, 1),
         "tb_s": round(read / rates["seconds"] / 1e12, 3),
     }
 
 
 def some_of(tasks: list[Task], num_tokens: float) -> list[Task]:
-    """Of the longest answers as many as there is room for."""
+    """Return the tasks with the longest answers that fit into this many tokens."""
     part = []
     for task in sorted(tasks, key=lambda task: -task.num_tokens_out):
         num_tokens -= len(task.prompt) + task.num_tokens_out
@@ -135,7 +135,7 @@ def some_of(tasks: list[Task], num_tokens: float) -> list[Task]:
 
 
 def profile(llm: LLM, tasks: list[Task], after_seconds: float) -> dict[str, Any]:
-    """The GPU's busy share, and the kernels that took most of it, while these tasks run."""
+    """Return the GPU's busy share, and the kernels that took most time, while these tasks run."""
     llm.forget_prefixes()
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(run, llm, tasks)
@@ -200,22 +200,20 @@ def measure(llm: LLM, model: str, workload: str, num_rounds: int, *, profiles_wh
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), required=True)
-    parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="may be given several times")
+    parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="may be repeated")
     parser.add_argument("--fp8", action="store_true", help="weights, activations and cache in eight bits")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=N", help="an engine setting, a whole number"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=N", help="an integer engine setting")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--profile-whole", action="store_true", help="profile the middle of another whole round")
-    parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
+    parser.add_argument("--commit", help="commit of the code, if git is not available")
     parser.add_argument("--json", type=Path, help="write the records here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPES[arguments.model]))
         started = perf_counter()
-        narrow = {"quantization": "fp8", "kv_cache_dtype": "fp8"} if arguments.fp8 else {}
+        fp8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"} if arguments.fp8 else {}
         chosen = {name: int(value) for name, value in (item.split("=") for item in arguments.set)}
-        llm = LLM(directory, load_format="random", max_model_len=4096, **narrow, **chosen)
+        llm = LLM(directory, load_format="random", max_model_len=4096, **fp8, **chosen)
         ready_seconds = perf_counter() - started
     print(f"{arguments.model}: ready in {ready_seconds:.1f} s", flush=True)
     common = {
@@ -236,7 +234,7 @@ def main() -> None:
     for name in arguments.workload or list(WORKLOADS):
         record = measure(llm, arguments.model, name, arguments.rounds, profiles_whole=arguments.profile_whole)
         lines += json.dumps(record | common) + "\n"
-        if arguments.json:  # after each, so that an interrupted run has those that are done
+        if arguments.json:  # after each workload, so that an interrupted run keeps the finished ones
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(lines)
     llm.close()

@@ -1,13 +1,13 @@
-"""What the HTTP front costs: streamed tokens a second on one core, and the latency that it adds.
+"""The cost of the HTTP front: streamed tokens per second on one core, and the latency that it adds.
 
 Usage: python benchmarks/server_front.py [--streams 64 512] [--rates 20000] [--seconds 5] [--output results.json]
 
-The whole server (protocol, gate, admission, application, metrics) runs in a process of its own, pinned to one core,
-over an engine that only pretends: its thread hands over one token for each stream in every step, all at once, at a
-given rate. A client in another process reads all streams. The latency of a token is the time from its handing over to
-its arrival in the client; that of first tokens, which all come in one step here, is apart, and so is what is delayed
-by them: the first tenth of the steps. As neighbours on a machine disturb wall-clock times, the CPU time of the
-server's process, pretended engine included, is recorded for each token.
+The whole server (protocol, gate, request queue, application, metrics) runs in its own process, pinned to one core, over
+a fake engine: its thread delivers one token per stream in every step, all at once, at a given rate. A client in another
+process reads all streams. The latency of a token is the time from its delivery to its arrival in the client. First
+tokens, which all come in one step here, are reported separately; the first tenth of the steps, which they delay, is
+left out. Other processes on the machine disturb wall-clock times, so the CPU time per token of the server's process,
+fake engine included, is recorded too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-TEXT = " tok"  # of every token, so that a client can count tokens by looking for it
+TEXT = " tok"  # of every token, so that a client can count tokens
 TOKEN = 1
 MAX_TOKENS = 1 << 13
 
@@ -53,18 +53,18 @@ class Result:
 # ---- the server's process
 
 
-class PretendClient:
-    """An engine's client whose tokens come at a fixed rate, all streams in every step."""
+class FakeClient:
+    """A fake engine client that delivers tokens at a fixed rate, one per stream in every step."""
 
     failure = None
     stats = None
 
     def __init__(self, deliver: Callable[[list[Any]], None], times: np.ndarray) -> None:
         self._deliver = deliver
-        self._times = times  # [tokens, streams]: when each was handed over
+        self._times = times  # [tokens, streams]: time of each delivery
         self._lock = threading.Lock()
         self._streams: dict[str, int] = {}
-        self._unwatched: set[str] = set()  # told of at their first token and at their end
+        self._unwatched: set[str] = set()  # get events with their first token and at their end only
         self._go = threading.Event()
         self.rate = 0.0
         self.num_steps = 0
@@ -75,6 +75,11 @@ class PretendClient:
             self._streams[request.request_id] = int(request.request_id.split("-")[1])
             if not request.watched:
                 self._unwatched.add(request.request_id)
+
+    @property
+    def num_submitted(self) -> int:
+        with self._lock:
+            return len(self._streams)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         with self._lock:
@@ -106,10 +111,10 @@ class PretendClient:
                 is_last = step == self.num_steps - 1
                 reason = "length" if is_last else None
                 timing = SequenceTiming(began, began, began) if is_last or step == 0 else None
-                told = streams if timing is not None else streams.keys() - unwatched if unwatched else streams
+                notified = streams if timing is not None else streams.keys() - unwatched if unwatched else streams
                 events = [
                     SequenceEvent(name, 0, rest if is_last and name in unwatched else one, reason, timing=timing)
-                    for name in told
+                    for name in notified
                 ]
                 self._times[step, numbers] = time.monotonic()
                 self._deliver(events)
@@ -148,29 +153,37 @@ def serve(core: int, is_realtime: bool, times_path: str, num_streams: int, pipe:
     from headrace.server.serve import Server
 
     times = np.memmap(times_path, np.float64, "r+", shape=(MAX_TOKENS, num_streams))
-    times[:] = 0.0  # its pages are there before they are needed
-    engine = AsyncEngine.over(lambda deliver: pretend_engine(deliver, times, num_streams))
+    times[:] = 0.0  # touches its pages before they are needed
+    clients: list[FakeClient] = []
+
+    def start(deliver: Callable[[list[Any]], None]) -> Any:
+        clients.append(FakeClient(deliver, times))
+        return fake_engine(clients[0], num_streams)
+
+    engine = AsyncEngine.over(start)
     options = ServerOptions(max_connections=4 * num_streams)
-    keys = Keys(options, environ={}, tell=print)
+    keys = Keys(options, environ={}, print_line=print)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     pipe.send(listener.getsockname()[1])
 
-    def obey() -> None:
+    def run_commands() -> None:
         while True:
             match pipe.recv():
                 case ("start", rate, num_steps):
-                    engine._engine.client.start(rate, num_steps)
+                    clients[0].start(rate, num_steps)
+                case "submitted":
+                    pipe.send(clients[0].num_submitted)
                 case "cpu":
                     pipe.send(time.process_time())
 
     async def run() -> int:
-        return await Server(engine, options, keys, model_name="pretend", tell=print).lifecycle.run(listener)
+        return await Server(engine, options, keys, model_name="fake", print_line=print).lifecycle.run(listener)
 
-    threading.Thread(target=obey, daemon=True).start()
+    threading.Thread(target=run_commands, daemon=True).start()
     run_on_uvloop(run())
 
 
-def pretend_engine(deliver: Callable[[list[Any]], None], times: np.ndarray, num_streams: int) -> Any:
+def fake_engine(client: FakeClient, num_streams: int) -> Any:
     from headrace.engine.fake_settings import fake_settings
 
     tokenizer = make_tokenizer()
@@ -182,7 +195,7 @@ def pretend_engine(deliver: Callable[[list[Any]], None], times: np.ndarray, num_
         num_blocks=1 << 20,
     )
     return SimpleNamespace(
-        client=PretendClient(deliver, times),
+        client=client,
         settings=settings,
         spec=SimpleNamespace(vocab_size=tokenizer.vocab_size),
         tokenizer=tokenizer,
@@ -214,7 +227,7 @@ class Reader(asyncio.Protocol):
             self._num_seen += num_new
         else:
             self._end = data
-        if b"[DONE]" in self._end or b'"usage"' in self._end:
+        if not self._has_ended and (b"[DONE]" in self._end or b'"usage"' in self._end):
             self._has_ended = True
             self._shared.ended()
 
@@ -265,7 +278,9 @@ async def measure(
         transport, _ = await loop.create_connection(lambda n=number: Reader(n, shared), "127.0.0.1", port)
         transport.write(request_bytes(endpoint, number, is_streamed=is_streamed))
         transports.append(transport)
-    await asyncio.sleep(1.0)  # all are submitted; none has got anything yet
+    while ask(pipe, "submitted") < streams:  # none has got anything yet
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     num_steps = min(MAX_TOKENS, max(16, int(seconds * rate / streams)))
     cpu = ask(pipe, "cpu")
     began = time.monotonic()
@@ -321,13 +336,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 512])
     parser.add_argument("--rates", type=float, nargs="+", default=[20_000.0, 30_000.0])
     parser.add_argument("--endpoints", nargs="+", default=["/v1/chat/completions", "/v1/completions"])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per measurement")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
-    parser.add_argument(
-        "--whole", action="store_true", help="answers that are not streamed; only their CPU time counts"
-    )
-    parser.add_argument("--realtime", action="store_true", help="schedule both processes before all neighbours")
+    parser.add_argument("--whole", action="store_true", help="unstreamed answers; only the CPU time is meaningful")
+    parser.add_argument("--realtime", action="store_true", help="schedule both processes with real-time priority")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.NamedTemporaryFile() as file:

@@ -1,11 +1,11 @@
-"""Throughput against latency: C clients in a closed loop stream /v1/completions from a `headrace serve` of their own.
+"""Throughput against latency: closed-loop clients stream /v1/completions from a `headrace serve` that this starts.
 
 Usage: python benchmarks/serving.py --model llama-3.2-1b [--concurrency 16 64 256 512] [--offline] [--json FILE]
 
 A client sends its next request when the last has ended: prompts of random token ids, answers of a fixed length, end of
-sequence ignored, temperature 1. All of the same length, requests begin and end together; with `--spread` they vary, and
-prompts join others' answers, as in most traffic. Models named by their shape have random weights and a stand-in
-tokenizer. `--offline` gives the same requests to `LLM.generate` too, in a process of its own after the server has gone.
+sequence ignored, temperature 1. With equal lengths requests start and end together. With `--spread` lengths vary, and
+prefills mix with decodes, as in most traffic. Models named by their shape have random weights and a stand-in tokenizer.
+`--offline` also gives the same requests to `LLM.generate`, in its own process after the server has stopped.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from gpu_workloads import SHAPES
 
 WARM_UP = (8, 16)  # clients, requests
 FIRST_ID, VLLM_LAST_ID = 1000, 100_000
-LAST_ID = {"smollm2": 40_000}  # of other models: as for vLLM
+LAST_ID = {"smollm2": 40_000}  # last token id of prompts for other models
 END, DONE = b"0\r\n\r\n", b"data: [DONE]"
-# vLLM 0.26.0's server with its defaults on one H200: output tokens/s, p95 of the time to the first token, p95 of the
-# time a token, milliseconds.
+# vLLM 0.26.0's server with its defaults on one H200: output tokens/s, p95 of the time to the first token (ms), p95 of
+# the time per output token (ms).
 VLLM = {
     ("llama-3.2-1b", 16): (4473, 98, 3.28),
     ("llama-3.2-1b", 64): (11499, 226, 5.05),
@@ -57,8 +57,8 @@ VLLM = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request."""
+class CompletionRequest:
+    """A prompt and the length of its answer."""
 
     prompt: list[int]
     answer_len: int
@@ -71,25 +71,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Load:
-    """What one level asks for."""
+    """The requests of one concurrency level."""
 
     port: int
     num_clients: int
     num_requests: int
     prompt_len: int
     answer_len: int
-    spread: float  # share by which lengths are smaller or larger, evenly
+    spread: float  # lengths vary uniformly by this share in both directions
     last_id: int  # of the tokens in prompts
     seed: int
 
-    def asked(self) -> list[Asked]:
+    def requests(self) -> list[CompletionRequest]:
         rng = random.Random(self.seed)
 
         def varied(length: int) -> int:
             return rng.randint(max(1, round(length * (1 - self.spread))), round(length * (1 + self.spread)))
 
         return [
-            Asked(
+            CompletionRequest(
                 [rng.randrange(FIRST_ID, self.last_id) for _ in range(varied(self.prompt_len))], varied(self.answer_len)
             )
             for _ in range(self.num_requests)
@@ -101,8 +101,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Timing:
-    """One answer, in seconds as `serve_curve.py` counted vLLM's: from the request, a new connection's opening included,
-    to the first chunk; from there to the last chunk, for each token but the first; and all of it."""
+    """Latencies of one answer, measured as for vLLM's figures above.
+
+    `first_s`: from the request (including a new connection) to the first chunk. `per_token_s`: from the first to the
+    last chunk, per token after the first. `total_s`: from the request to the last chunk.
+    """
 
     num_tokens: int
     first_s: float
@@ -112,7 +115,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Part:
-    """What one process saw. Times are of the clock that all processes share."""
+    """The results of one client process. Times are of the clock that all processes share."""
 
     started_at: float
     ended_at: float
@@ -121,7 +124,7 @@ class Part:
 
 
 class Connection(asyncio.Protocol):
-    """One client. Reads no more of an answer than when it begins and when it ends."""
+    """One client. Only looks for the start and the end of an answer."""
 
     def __init__(self) -> None:
         self._ended: asyncio.Future[None] | None = None
@@ -156,11 +159,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(RuntimeError(f"the server hung up: {error}"))
+            self._ended.set_exception(RuntimeError(f"the server closed the connection: {error}"))
 
 
 class Counter:
-    """Numbers from 0 on, each given to one of several processes."""
+    """Hands out numbers from 0 on, each to one of several processes."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -172,7 +175,7 @@ class Counter:
 
 
 async def drive(load: Load, num_clients: int, bodies: list[tuple[bytes, int]], counter: Counter) -> Part:
-    """So many clients of a load, which take its requests in turn with those of other processes."""
+    """Run clients of a load. They share its requests with the clients of other processes."""
     loop, timings = asyncio.get_running_loop(), list[Timing]()
 
     async def client() -> None:
@@ -191,17 +194,17 @@ async def drive(load: Load, num_clients: int, bodies: list[tuple[bytes, int]], c
 def drive_in_process(load: Load, num_clients: int, value: Any, barrier: Any, results: Any) -> None:
     import uvloop
 
-    bodies = [(asked.body(), asked.answer_len) for asked in load.asked()]
+    bodies = [(asked.body(), asked.answer_len) for asked in load.requests()]
     gc.freeze()
     barrier.wait()
     try:
         results.put(uvloop.run(drive(load, num_clients, bodies, Counter(value))))
-    except Exception as error:  # noqa: BLE001  whoever waits for the result must hear of it
+    except Exception as error:  # noqa: BLE001  reported by the parent process
         results.put(error)
 
 
 def measure(load: Load, num_processes: int) -> dict[str, Any]:
-    """The load, its clients shared out to so many processes."""
+    """Run the load with its clients spread over processes, and summarize."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(num_processes), context.Queue()
     value = context.Value("q", 0)
@@ -240,7 +243,7 @@ def quantile(values: list[float], percent: int) -> float:
 
 
 class Server:
-    """A server of our own."""
+    """A `headrace serve` process."""
 
     def __init__(self, flags: list[str]) -> None:
         command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *flags]
@@ -255,11 +258,11 @@ class Server:
         else:
             raise RuntimeError("the server did not start:\n" + "".join(self.log))
         self.port, self.ready_s = int(found[1]), perf_counter() - started
-        # So that its log never fills the pipe.
+        # Drains the log, which would otherwise fill the pipe.
         threading.Thread(target=lambda: self.log.extend(self._process.stderr or ()), daemon=True).start()
 
     def cpu_seconds(self) -> list[float]:
-        """Of the front, and of its engine's process."""
+        """CPU seconds of the front and of its engine's process."""
         front = psutil.Process(self._process.pid)
         return [sum(process.cpu_times()[:2]) for process in (front, *front.children())]
 
@@ -296,8 +299,8 @@ with LLM(given.pop("model"), **given.pop("settings")) as llm:
 
 
 def offline_rate(model: str, settings: dict[str, Any], load: Load) -> float:
-    """Output tokens/s of the same requests, all given at once to an `LLM`."""
-    asked = load.asked()
+    """Output tokens/s of an `LLM` that gets the same requests at once."""
+    asked = load.requests()
     given = {
         "model": model,
         "settings": settings,
@@ -313,7 +316,7 @@ def offline_rate(model: str, settings: dict[str, Any], load: Load) -> float:
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A stand-in: the bytes, then a made-up word for each id that is left."""
+    """Write a stand-in tokenizer: the bytes, then an invented word for each remaining id."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -326,7 +329,7 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 @contextmanager
 def model_of(name: str, dtype: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to load for a name, and with which settings."""
+    """Yield the model to load for a name, and its settings."""
     if name not in SHAPES:
         yield name, {}
         return
@@ -345,9 +348,9 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--answer-len", type=int, default=128)
     parser.add_argument("--spread", type=float, default=0.0, help="share by which lengths vary around those given")
-    parser.add_argument("--requests", type=int, help="of each level; default: four for each client, at least 64")
+    parser.add_argument("--requests", type=int, help="per concurrency level; default: four per client, at least 64")
     parser.add_argument("--client-processes", type=int, default=max(1, min(6, ((os.cpu_count() or 1) - 4) // 2)))
-    parser.add_argument("--offline", action="store_true", help="the rate of LLM.generate too")
+    parser.add_argument("--offline", action="store_true", help="also measure LLM.generate")
     parser.add_argument("--commit")
     parser.add_argument("--json", type=Path, help="append each record to this file")
     given = parser.parse_args()
@@ -362,7 +365,7 @@ def main() -> None:
 
 
 def levels(given: argparse.Namespace, model: str, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A record of each level, and one of the offline rate beside that of the largest."""
+    """Yield a record per concurrency level, and one of the offline rate compared with the largest level."""
     flags = ["--model", model, "--served-model-name", "model"]
     flags += ["--max-num-queued-reqs", str(2 * max(given.concurrency))]
     flags += [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -395,9 +398,9 @@ def num_requests_of(given: argparse.Namespace, num_clients: int) -> int:
 
 
 def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
-    is_theirs = "out_tok_s" in record and not given.spread
-    vllm = VLLM.get((given.model, record["concurrency"])) if is_theirs else None
-    beside = dict(zip(("vllm_out_tok_s", "vllm_ttft_ms_p95", "vllm_tpot_ms_p95"), vllm, strict=True)) if vllm else {}
+    is_comparable = "out_tok_s" in record and not given.spread
+    vllm = VLLM.get((given.model, record["concurrency"])) if is_comparable else None
+    reference = dict(zip(("vllm_out_tok_s", "vllm_ttft_ms_p95", "vllm_tpot_ms_p95"), vllm, strict=True)) if vllm else {}
     return {
         "model": given.model,
         "dtype": given.dtype,
@@ -405,7 +408,7 @@ def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
         "answer_len": given.answer_len,
         **({"spread": given.spread} if given.spread else {}),
         **record,
-        **beside,
+        **reference,
         "client_processes": given.client_processes,
         "device": device_name(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -417,7 +420,7 @@ def about(given: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def device_name() -> str:
-    """Asked of the driver: torch would take memory of the GPU for it."""
+    """Ask the driver: torch would take GPU memory."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()

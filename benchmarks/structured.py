@@ -1,10 +1,10 @@
-"""What structured output costs on a CPU: the masks of a step, and unconstrained requests beside constrained ones.
+"""Cost of structured output on a CPU: the masks of a step, and unconstrained requests next to constrained ones.
 
     python benchmarks/structured.py --json benchmarks/results/structured-cpu.json
 
-The masks are those of the embedded model's vocabulary, for sequences that write given texts: each step reads a token of
-each, and says which may follow. The requests run on the embedded model; every answer has the same length. On a busy
-machine look at the CPU time: it leaves out the time others ran.
+The masks are those of the embedded model's vocabulary, for sequences that write given texts: each step reads one token
+per sequence and computes which tokens may follow. The requests run on the embedded model; every answer has the same
+length. On a busy machine look at the CPU time, which does not count other programs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def text_of(kind: str, number: int) -> str:
 
 
 def measure_masks(tokenizer: Tokenizer, grammars: Grammars, kind: str, num_rows: int) -> dict[str, float]:
-    """Milliseconds of a step's masks, over the steps of all texts."""
+    """Returns the time in ms of a step's masks, over the steps of all texts."""
     grammar = grammars.compile(GRAMMARS[kind])
     texts = [tokenizer.encode(text_of(kind, slot), add_special_tokens=False) for slot in range(num_rows)]
     slots = np.arange(num_rows)
@@ -95,7 +95,7 @@ def measure_masks(tokenizer: Tokenizer, grammars: Grammars, kind: str, num_rows:
 
 
 def measure_requests(num_rounds: int) -> dict[str, Any]:
-    """Output tokens a second of mixes of requests, by turns."""
+    """Returns output tokens per second of mixes of requests, measured in turn."""
     free = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=1)
     people = {"type": "array", "items": PERSON, "minItems": 50}
     bound = SamplingParams(max_tokens=NUM_TOKENS, seed=1, structured_outputs=StructuredOutputs(json=people))
@@ -146,7 +146,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_average_before": os.getloadavg()[0],  # of other programs
         "vocabulary": spec.vocab_size,
-        "first_grammar_seconds": round(perf_counter() - started, 3),  # with it the vocabulary is read
+        "first_grammar_seconds": round(perf_counter() - started, 3),  # includes reading the vocabulary
     }
     masks: dict[str, Any] = {}
     for kind in GRAMMARS:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-import torch
+
+# Beside other workers of pytest-xdist, OpenMP gets a share of the cores, and its threads sleep while they wait: threads
+# that spin would take the time of another worker. An engine sets its own number of threads, as it does for a user.
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if NUM_WORKERS > 1:  # read by OpenMP when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // NUM_WORKERS)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
 
 SEES_GPU = torch.cuda.is_available()
 if not SEES_GPU:
@@ -25,6 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="with a GPU, kernels are compiled: make gpu-test"))
             elif sys.platform != "linux":
                 item.add_marker(pytest.mark.skip(reason="Triton is for Linux only"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture. A test's random numbers do not depend on the tests before it, which differ between workers.
+    The first worker that needs the embedded model fetches it, while the others wait."""
+    torch.manual_seed(0)
+    if item.get_closest_marker("embedded"):
+        from headrace.models.sources import locate
+
+        with (Path(tempfile.gettempdir()) / f"headrace-tests-{os.getuid()}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            locate("smollm2")
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ def _thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_old_objects_are_frozen_inside_and_thawed_after() -> None:
-    with garbage.looked_for_less():
+def test_old_objects_are_frozen_inside_and_unfrozen_after() -> None:
+    with garbage.collecting_less_often():
         assert gc.get_freeze_count() > 1000
         assert gc.get_threshold()[0] == garbage.NEW_OBJECTS
     assert gc.get_freeze_count() == 0
@@ -29,7 +29,7 @@ def test_old_objects_are_frozen_inside_and_thawed_after() -> None:
 
 def test_the_last_to_leave_restores() -> None:
     before = gc.get_threshold()
-    first, second = garbage.looked_for_less(), garbage.looked_for_less()
+    first, second = garbage.collecting_less_often(), garbage.collecting_less_often()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -42,30 +42,30 @@ def test_the_last_to_leave_restores() -> None:
 
 def test_a_collector_that_never_runs_stays_so() -> None:
     gc.set_threshold(0)
-    with garbage.looked_for_less():
+    with garbage.collecting_less_often():
         assert gc.get_threshold()[0] == 0
 
 
 def test_what_others_have_frozen_stays_frozen() -> None:
     gc.freeze()
     count = gc.get_freeze_count()
-    with garbage.looked_for_less():
+    with garbage.collecting_less_often():
         pass
     assert gc.get_freeze_count() > count // 2  # some of it may have been freed
 
 
 def test_an_exception_restores_too() -> None:
-    with pytest.raises(ValueError), garbage.looked_for_less():
+    with pytest.raises(ValueError), garbage.collecting_less_often():
         raise ValueError
     assert gc.get_freeze_count() == 0
 
 
-def test_cycles_made_inside_are_found_after() -> None:
+def test_cycles_made_inside_are_collected_after() -> None:
     script = """
 import gc, weakref
 from headrace import garbage
 class Node: pass
-with garbage.looked_for_less():
+with garbage.collecting_less_often():
     node = Node(); node.itself = node; seen = weakref.ref(node); del node
 gc.collect()
 assert seen() is None
@@ -73,13 +73,13 @@ assert seen() is None
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_collect_finds_also_what_is_left_alone() -> None:
+def test_collect_also_collects_frozen_objects() -> None:
     script = """
 import gc, weakref
 from headrace import garbage
 class Node: pass
 node = Node(); node.itself = node; seen = weakref.ref(node)
-with garbage.looked_for_less():
+with garbage.collecting_less_often():
     del node
     gc.collect()
     assert seen() is not None

@@ -24,7 +24,7 @@ def test_a_snapshot_stays_as_it_was() -> None:
 
 
 @given(st.lists(st.integers(0, 20)))
-def test_as_many_are_counted_up_to_each_bound_as_are_not_above_it(values: list[int]) -> None:
+def test_cumulative_counts_up_to_a_bound_are_the_values_not_above_it(values: list[int]) -> None:
     histogram = Histogram((1, 8, 16))
     for value in values:
         histogram.observe(value)

@@ -1,6 +1,6 @@
 """Headrace runs LLM batch jobs and serves LLM requests with as little waste as the hardware allows.
 
-Names are imported when first used, so that `import headrace` costs nothing and loads no torch.
+Names are imported at first use, so that `import headrace` is fast and does not load torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "LLM": "headrace.engine.llm",
     "AsyncEngine": "headrace.engine.async_engine",
     "BatcherStats": "headrace.batching",
@@ -61,10 +61,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next use finds it without coming here
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value  # later uses do not call this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""Misspelt keyword arguments are refused with the name that was probably meant."""
+"""Refuses misspelt keyword arguments and names the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 def checks_arguments(
     error: Callable[[str], HeadraceError], *, name: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: an unknown keyword argument is an `error` that names the nearest known one, or all there are."""
+    """Decorator: an unknown keyword argument raises `error` with the nearest known name, or with all names."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         shown = name or function.__name__ + "()"

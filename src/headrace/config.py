@@ -1,6 +1,6 @@
-"""What a user may set. `None` means: chosen by `engine.resolve`, which also says why.
+"""The user's settings. `None` means: chosen by `engine.resolve`, which also gives the reason.
 
-Command-line flags are generated from these fields; their help texts stand here and nowhere else.
+Command-line flags are generated from these fields, including their help texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def setting(default: Any, help: str) -> Any:
 @refuses_unknown(ConfigError)
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The user's settings of one engine, under the names that vLLM's users know."""
+    """The user's settings of one engine, under vLLM's names."""
 
     model: str = setting(
         EMBEDDED_MODEL, "a model directory, a GGUF file, a hub id, or 'smollm2', which needs no account"
@@ -47,10 +47,10 @@ class EngineConfig:
     )
     device: Device = setting("auto", "where the model runs")
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
-    max_num_seqs: int | None = setting(None, "most sequences in one step; default: from model and memory")
-    max_num_batched_tokens: int | None = setting(None, "most tokens in one step; default: from model and device")
-    enable_chunked_prefill: bool = setting(True, "cut long prompts into pieces that share steps with decoding")
-    enable_prefix_caching: bool = setting(True, "keep and reuse the cache of prompts that begin alike")
+    max_num_seqs: int | None = setting(None, "maximum sequences in one step; default: from model and memory")
+    max_num_batched_tokens: int | None = setting(None, "maximum tokens in one step; default: from model and device")
+    enable_chunked_prefill: bool = setting(True, "split long prompts into chunks that share steps with decoding")
+    enable_prefix_caching: bool = setting(True, "keep and reuse the KV cache of prompts that share a prefix")
     block_size: int = setting(16, "tokens in one block of the KV cache")
     gpu_memory_utilization: float | None = setting(
         None, "share of the device's memory that the engine may use, weights included (on a CPU: of free memory)"
@@ -85,7 +85,7 @@ class EngineConfig:
 
 
 class EngineOptions(TypedDict, total=False):
-    """The same fields but for `model`, for editors and type checkers: the keyword arguments of `LLM` and
+    """The same fields except `model`, for editors and type checkers: the keyword arguments of `LLM` and
     `AsyncEngine`."""
 
     tokenizer: str | None

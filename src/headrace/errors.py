@@ -5,13 +5,13 @@
     ├── ModelError             a model cannot be found, read or run
     │   └── UnsupportedModelError   its architecture or format is not one we know
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
-    ├── BatchError             a callable did not answer the batch it was given
+    ├── BatchError             a batched function returned no valid list of results
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
-    └── JobError               a batch job cannot start or go on
-        └── ResumableJobError  it can once its cause is gone: the same command goes on
+    └── JobError               a batch job cannot start or continue
+        └── ResumableJobError  the same command continues the job once the cause is gone
             └── NoRoomError    a full disk, or a quota that is used up
 
-A message says what happened, the numbers, and the way out.
+A message says what happened, with numbers, and what to do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchError(HeadraceError):
 
 
 class EngineDeadError(HeadraceError):
-    """The engine stopped; `code` tells one that comes back (`engine_restarting`) from one that does not."""
+    """The engine stopped. `code` is `engine_restarting` if it is being restarted, else `engine_dead`."""
 
     def __init__(self, message: str, *, code: str = "engine_dead") -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""When the interpreter looks for garbage.
+"""Controls when Python's garbage collector runs.
 
-A full collection looks at every object of the process and stops all of its threads meanwhile: 120 to 170 ms with torch
-loaded, in which a GPU runs out of work and no stream gets a token. What an engine does leaves no cycles behind.
+A full collection visits every object of the process and stops all of its threads for 120 to 170 ms with torch loaded. A
+GPU runs out of work meanwhile, and no stream gets a token. An engine's steps leave no reference cycles behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 500_000  # between two looks at the new ones, which take 30 ms and more; Python's default is 700 to 2,000
+NEW_OBJECTS = 500_000  # between two young collections, which take 30 ms and more; Python's default is 700 to 2,000
 
 _lock = threading.Lock()
 _num_inside = 0
@@ -19,16 +19,16 @@ _thresholds = (0, 0, 0)
 _has_frozen = False
 
 
-def leave_loaded_alone() -> None:
-    """For a process of our own, once it is ready: modules and the model stay for good."""
+def freeze_loaded_objects() -> None:
+    """Exclude all existing objects from collection: for a process of our own, once modules and model are loaded."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
-def looked_for_less() -> Iterator[None]:
-    """For somebody's process, while an engine works in it: only new objects are looked at, and less often. All is as it
-    was when the last of those inside has left."""
+def collecting_less_often() -> Iterator[None]:
+    """While an engine works in the user's process, collect only new objects, and less often. The last one to leave
+    restores the former state."""
     _enter()
     try:
         yield
@@ -37,7 +37,7 @@ def looked_for_less() -> Iterator[None]:
 
 
 def collect() -> None:
-    """All garbage now, also what those inside leave alone: an engine that has died holds much, in cycles too."""
+    """Collect all garbage now, frozen objects too: a dead engine holds much memory, also in cycles."""
     with _lock:
         if _num_inside and _has_frozen:
             gc.unfreeze()
@@ -53,9 +53,9 @@ def _enter() -> None:
         if _num_inside > 1:
             return
         _thresholds = gc.get_threshold()
-        if _thresholds[0]:  # 0 is "never", which stays so
+        if _thresholds[0]:  # 0 disables collection, which stays so
             gc.set_threshold(max(NEW_OBJECTS, _thresholds[0]), *_thresholds[1:])
-        _has_frozen = gc.get_freeze_count() == 0  # what others have frozen must not be thawed by us
+        _has_frozen = gc.get_freeze_count() == 0  # objects that others have frozen must stay frozen
         if _has_frozen:
             gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Counts in buckets, as Prometheus means them: a value belongs to the first bound that is not below it."""
+"""Histograms as Prometheus defines them: a value belongs to the first bucket whose bound is not below it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HistogramCounts:
-    """How a histogram stood at one moment. A count for each bound and one for all above; none if nothing was seen."""
+    """A snapshot of a histogram: a count for each bound and one for all above; empty if it was never filled."""
 
     counts: tuple[int, ...] = ()
     total: float = 0.0
@@ -19,7 +19,7 @@ class HistogramCounts:
 
 
 class Histogram:
-    """Cheap to count into from one thread; others may take snapshots meanwhile."""
+    """Filled by one thread, cheaply; other threads may take snapshots meanwhile."""
 
     __slots__ = ("bounds", "counts", "total")
 

@@ -1,6 +1,7 @@
-"""What the scheduler and a runner say to each other: a plan goes down, a result comes back a step or more later.
+"""What scheduler and runner exchange: a `StepPlan` goes down, its `StepResult` comes back one or more steps later.
 
-Arrays are numpy, rows are device slots. A runner executes plans in the order of their submission.
+Arrays are numpy. A slot is a sequence's place in the device's tables. A runner executes plans in the order of their
+submission.
 """
 
 from __future__ import annotations
@@ -13,30 +14,34 @@ import numpy.typing as npt
 
 from headrace.types import SamplingParams, TokenIds
 
-IntArray = npt.NDArray[np.int64]  # what numpy and torch index with, so nothing is converted on the way
+IntArray = npt.NDArray[np.int64]  # the index type of numpy and torch, so nothing is converted on the way
 BoolArray = npt.NDArray[np.bool_]
 
-GOES_ON, STOPPED, FULL, BROKEN = 0, 1, 2, 3  # how a row stands after its token: `StepResult.finished`
+# State of a slot after its token was sampled: the values of `StepResult.finished`.
+GOES_ON = 0  # unfinished
+STOPPED = 1  # the token is one of its stop tokens (end of sequence included)
+FULL = 2  # it has reached `end_len`
+BROKEN = 3  # no token could be sampled: NaN logits, or every token is forbidden
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEntry:
-    """A sequence moves into a row: everything the device needs to know of it, sent once."""
+    """A sequence enters a slot: everything that the device needs to know about it, sent once."""
 
     slot: int
-    token_ids: TokenIds  # all that are known: the prompt, and after a preemption the answer so far
-    num_computed: int  # leading tokens whose keys and values are already in the cache
+    token_ids: TokenIds  # all known tokens: the prompt, and after a preemption the answer so far
+    num_computed: int  # leading tokens whose keys and values are already in the KV cache
     prompt_len: int
     end_len: int  # total length at which the sequence ends
     seed: int
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
-    num_prompt_logprobs: int | None = None  # the prompt's log-probabilities are wanted, with so many of the likeliest
+    num_prompt_logprobs: int | None = None  # if prompt log-probabilities are wanted: the number of top tokens for each
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """New entries of the device's block tables: tables[rows, indexes] = blocks."""
+    """New entries of the device's block tables: tables[slots, indexes] = blocks."""
 
     slots: IntArray
     indexes: IntArray
@@ -44,36 +49,39 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What to report of a row's tokens in a step: of those from `first` on, either the sum of their hidden states
-    after the final norm, or the log-probability of each one's target as the next token."""
+class ReadoutChunk:
+    """The part of a readout (`types.Readout`: pooling or prompt scoring) that one step computes.
+
+    It covers the slot's tokens from `first` on. Without targets the device returns the sum of their hidden states after
+    the final norm, with targets the log-probability of each target as the next token.
+    """
 
     slot: int
-    first: int  # counted among the row's tokens of this step
+    first: int  # index among the slot's tokens of this step
     num_tokens: int
     targets: TokenIds | None
-    is_last: bool  # the row ends with this step
+    is_last: bool  # the sequence ends with this step
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: first the changes (admissions, table writes, copies), then `num_tokens` of each row."""
+    """One step: first the changes (slot entries, table writes, block copies), then `num_tokens` of each slot."""
 
     step: int
     slots: IntArray  # [S]
-    num_tokens: IntArray  # [S] tokens to compute of each row, from where it stands
-    samples: BoolArray  # [S] whether a next token is drawn after the last of them
+    num_tokens: IntArray  # [S] tokens to compute for each slot, after those already computed
+    samples: BoolArray  # [S] whether a next token is sampled after the last of them
     num_batched_tokens: int
     slot_entries: tuple[SlotEntry, ...] = ()
     table_writes: TableWrites | None = None
     copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
-    reads: tuple[Read, ...] = ()
-    is_steady: bool = False  # the same rows as the step before, one token each: only table writes can differ
+    readout_chunks: tuple[ReadoutChunk, ...] = ()
+    is_steady: bool = False  # a decode step for the same slots as the step before: only table writes can differ
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities for those rows of a result that asked: [Q] and [Q, widest n]."""
+    """Log-probabilities for the slots that asked for them: [Q] and [Q, largest number of top tokens]."""
 
     slots: IntArray
     chosen: npt.NDArray[np.float32]
@@ -84,7 +92,7 @@ class StepLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepPromptLogprobs:
-    """Log-probabilities of one row's prompt tokens, from position `start` on: [N] and [N, n or more]."""
+    """Log-probabilities of one slot's prompt tokens, from position `start` on: [N] and [N, top tokens or more]."""
 
     slot: int
     start: int
@@ -95,8 +103,8 @@ class StepPromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a `Read` brought: [H], or a value for each target."""
+class ReadoutResult:
+    """The values of a `ReadoutChunk`: [H], or one value for each target."""
 
     slot: int
     is_last: bool
@@ -105,33 +113,36 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew, for the rows that drew, and what it found and read of prompts."""
+    """The sampled tokens of the slots that sampled, and the step's prompt log-probabilities and readouts."""
 
     step: int
     slots: IntArray
     tokens: IntArray
-    finished: npt.NDArray[np.uint8]
+    finished: npt.NDArray[np.uint8]  # GOES_ON, STOPPED, FULL or BROKEN
     logprobs: StepLogprobs | None = None
     prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readout_results: tuple[ReadoutResult, ...] = ()
 
 
 Bitmask = npt.NDArray[np.int32]  # [Q, words]: token t is bit t % 32 of word t // 32; bits past the vocabulary are free
 
 
 class Masks(Protocol):
-    """What rows under a grammar may draw in one step. Known only when the steps before are: `bits` waits for them, so a
-    runner asks between the model, which does not need it, and the draw. It asks once, or not at all if nobody draws."""
+    """The tokens that slots under a grammar may sample in one step.
+
+    They depend on the tokens of the steps before, so `bits` waits for those. A runner calls it once, after it has
+    launched the model, which does not need the masks, and before sampling; or not at all if no slot samples.
+    """
 
     @property
-    def slots(self) -> IntArray: ...  # [Q], of those that draw in the step
+    def slots(self) -> IntArray: ...  # [Q], those that sample in the step
 
-    def bits(self) -> Bitmask: ...  # a line for each of `rows`
+    def bits(self) -> Bitmask: ...  # one row for each of `slots`
 
 
 class Runner(Protocol):
-    """A device as the engine sees it. `submit` queues and returns, unless it is given masks; else only `collect` waits.
-    A ticket may be collected twice."""
+    """A device as the engine sees it. `submit` queues a step and returns at once, unless it is given masks; otherwise
+    only `collect` waits. A ticket may be collected twice."""
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any: ...
 

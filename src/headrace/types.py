@@ -1,4 +1,4 @@
-"""What crosses module borders: the user's sampling parameters, requests, and what comes back.
+"""Types that cross module borders: sampling parameters, requests, events and outputs.
 
 No torch here, and no behaviour beyond checking values.
 """
@@ -24,18 +24,18 @@ TokenIds = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
 Pooling = Literal["last", "mean"]
 
-_LARGEST = 2**31 - 1  # of what becomes a number of a row on the device
+_LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 300  # tokens with a bias of their own; OpenAI's bound
-MAX_BAD_WORDS = 128  # token sequences; a word has two, with a space before it and without
+MAX_LOGIT_BIAS = 300  # tokens with a bias; OpenAI's limit
+MAX_BAD_WORDS = 128  # token sequences; a word has two: with and without a leading space
 MAX_BAD_WORD_LEN = 16  # tokens of each
-JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # between the parts of a JSON answer; weak models find no end of more
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # in JSON answers; bounded, since weak models would not stop
 MAX_GRAMMAR_LEN = 1 << 17  # characters of a schema, regex, grammar or list of choices
 
 
 def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]], type[T]]:
-    """Class decorator: an unknown keyword argument is an error that names the nearest known one."""
+    """Class decorator: an unknown keyword argument raises `error` with the nearest known name."""
 
     def decorate(cls: type[T]) -> type[T]:
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
@@ -61,17 +61,17 @@ def _refuse(param: str, value: object, rule: str) -> RequestError:
 @refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What form an answer must have: exactly one of these. Names are vLLM's; `json` becomes text if it was an object.
+    """The form that an answer must have: exactly one of these fields. Names are vLLM's; a `json` object becomes text.
 
-    Only what can be checked without a tokenizer is checked here; the rest when the grammar is compiled.
+    Only what needs no tokenizer is checked here; the rest is checked when the grammar is compiled.
     """
 
     json: Mapping[str, Any] | str | None = None  # a JSON schema
     regex: str | None = None  # the whole answer matches it
     choice: Sequence[str] | None = None  # the answer is one of these
-    grammar: str | None = None  # in Lark's notation, or GBNF's
+    grammar: str | None = None  # in Lark or GBNF notation
     json_object: bool = False  # any JSON object
-    asked_as: str = field(default="structured_outputs", compare=False)  # the parameter that errors name
+    asked_as: str = field(default="structured_outputs", compare=False)  # the parameter name in error messages
 
     def __post_init__(self) -> None:
         named = {"json": self.json, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
@@ -90,17 +90,16 @@ class StructuredOutputs:
         if self.choice is not None:
             object.__setattr__(self, "choice", self._choices(self.choice))
         if len(self.source) > MAX_GRAMMAR_LEN:
-            raise self.refused(f"{self.kind} has {len(self.source):,} characters; at most {MAX_GRAMMAR_LEN:,} are read")
+            num_chars = len(self.source)
+            raise self.refused(f"{self.kind} has {num_chars:,} characters; at most {MAX_GRAMMAR_LEN:,} are allowed")
         try:
             self.source.encode("utf-8")
         except UnicodeEncodeError:
-            raise self.refused(
-                f"{self.kind} is not valid Unicode: it has half a character (a lone surrogate)"
-            ) from None
+            raise self.refused(f"{self.kind} is not valid Unicode: it contains a lone surrogate") from None
 
     @classmethod
     def of(cls, given: object) -> StructuredOutputs:
-        """As the user wrote it: this, or a mapping with its fields."""
+        """From what the user passed: an instance, or a mapping with its fields."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
@@ -125,7 +124,7 @@ class StructuredOutputs:
 
     @property
     def source(self) -> str:
-        """The one that was given, as text."""
+        """The field that was given, as text."""
         value = getattr(self, self.kind)
         if self.kind == "json_object":
             return '{"type":"object"}'
@@ -164,17 +163,17 @@ class SamplingParams:
     """How one request is sampled. Names and defaults are vLLM's; values are checked here, once."""
 
     n: int = 1
-    best_of: int | None = None  # so many are drawn, and the n of the largest mean log-probability are given
+    best_of: int | None = None  # sample this many, and return the n with the largest mean log-probability
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: all tokens
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and answer: positive logits are divided by it, others multiplied
-    presence_penalty: float = 0.0  # off the logit of each token that the answer has
-    frequency_penalty: float = 0.0  # the same, once for each time that it has it
+    repetition_penalty: float = 1.0  # of tokens in prompt or answer: divides positive logits, multiplies others
+    presence_penalty: float = 0.0  # subtracted from the logit of each token in the answer
+    frequency_penalty: float = 0.0  # the same, once for each occurrence
     logit_bias: Mapping[int, float] | None = None  # added to the logits of these tokens
-    allowed_token_ids: Sequence[int] | None = None  # nothing else is drawn
-    bad_words: Sequence[str] = ()  # never completed within the answer; the front turns them into the next field
+    allowed_token_ids: Sequence[int] | None = None  # no other token is sampled
+    bad_words: Sequence[str] = ()  # never completed within the answer; the front turns them into `bad_words_token_ids`
     bad_words_token_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
     stop: Sequence[str] | str = ()
@@ -184,7 +183,7 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: up to the end of the context
     min_tokens: int = 0
     logprobs: int | None = None  # the chosen token's log-probability, and this many of the most likely
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are then all computed
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; the prefix cache is not used then
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None  # the form that the answer must have
@@ -295,7 +294,7 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """That are drawn; `n` of them are given."""
+        """How many sequences are sampled; `n` of them are returned."""
         return self.best_of or self.n
 
     @property
@@ -304,7 +303,7 @@ class SamplingParams:
 
     @property
     def uses_logprobs(self) -> bool:
-        """Whether the log-probabilities of drawn tokens are needed, though perhaps not given."""
+        """Whether log-probabilities of sampled tokens are needed, even if they are not returned."""
         return self.logprobs is not None or self.picks_best
 
 
@@ -339,7 +338,7 @@ def _token_ids(param: str, given: object) -> tuple[int, ...]:
 
 
 def _biases(given: object) -> dict[int, float]:
-    """Token ids to biases. OpenAI's ids are text, as JSON wants it."""
+    """Token ids to biases. OpenAI's ids are text, since JSON keys are."""
     if not isinstance(given, Mapping):
         raise _refuse("logit_bias", given, "a mapping from token ids to biases")
     if len(given) > MAX_LOGIT_BIAS:
@@ -355,30 +354,31 @@ def _biases(given: object) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readout:
-    """What a request asks of its prompt, instead of an answer: one of the two."""
+    """What a request wants from its prompt instead of an answer: pooled hidden states (an embedding; vLLM's pooling) or
+    log-probabilities of given tokens (a score). One of the two is set."""
 
-    pooling: Pooling | None = None  # its hidden states after the final norm, of the last token or the mean of all
-    targets: TokenIds | None = None  # the log-probabilities of these, the last of which comes after its last token
+    pooling: Pooling | None = None  # of the hidden states after the final norm: the last token's, or the mean of all
+    targets: TokenIds | None = None  # tokens to score; the last one would follow the last prompt token
 
-    def first_read(self, prompt_len: int) -> int:
-        """The first prompt token whose hidden state is needed; what is before it may come from the prefix cache."""
+    def first_position(self, prompt_len: int) -> int:
+        """Position of the first token whose hidden state is needed; those before may come from the prefix cache."""
         if self.targets is not None:
             return prompt_len - len(self.targets)
         return prompt_len - 1 if self.pooling == "last" else 0
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
-    """One request as the engine takes it: tokens, not text. A Struct, as a job makes millions."""
+    """One request as the engine takes it: tokens, not text. A Struct, since a job makes millions."""
 
     request_id: str
     prompt_token_ids: TokenIds
     params: SamplingParams
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: str | None = None  # prompts share cached blocks only under the same salt
-    watched: bool = False  # deliver tokens as they come, not once at the end
-    announced: bool = False  # deliver the first token when it comes, even if nobody watches
-    readout: Readout | None = None  # nothing is drawn; `params` is not looked at
-    seed: int | None = None  # for `params` without one: many requests may share them
+    watched: bool = False  # deliver tokens each step, not once at the end
+    announced: bool = False  # deliver the first token at once, even if not watched
+    readout: Readout | None = None  # if set, nothing is sampled and `params` is not used
+    seed: int | None = None  # used if `params` has none: many requests may share `params`
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.
@@ -388,7 +388,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """For one token: its own log-probability and rank, and the most likely tokens with theirs."""
+    """Of one token: its log-probability and rank, and the most likely tokens with theirs."""
 
     token_id: int
     logprob: float
@@ -401,18 +401,18 @@ PromptLogprobs = tuple[TokenLogprobs | None, ...]  # of each token of a prompt; 
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """When things happened to a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
+    """The times of a sequence, on the clock that all processes of a machine share (`time.monotonic`)."""
 
-    started_at: float | None = None  # it first got a row
+    started_at: float | None = None  # when it first got a slot
     first_token_at: float | None = None
     last_token_at: float | None = None  # known at its end
-    num_preemptions: int = 0  # how often it had to give its row back
+    num_preemptions: int = 0  # how often it lost its slot
 
 
 class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """News of one sequence from the engine: the tokens since the last event, and its end if it ended.
+    """An event of one sequence: the tokens since the last event, and the finish reason if it ended.
 
-    There is one for each watched sequence and step, so it is a Struct: far cheaper to make and to send.
+    There is one for each watched sequence and step, so it is a Struct, which is far cheaper to make and to send.
     """
 
     request_id: str
@@ -430,7 +430,7 @@ class SequenceEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One of a request's `n` answers, as far as it has come."""
+    """One of a request's `n` answers so far."""
 
     index: int
     text: str
@@ -446,17 +446,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request with its answers, as far as they have come."""
+    """A request with its answers so far."""
 
     request_id: str
     prompt: str | None
-    prompt_array: TokenIds = field(repr=False, compare=False)  # of which `prompt_token_ids` are made when they are read
+    prompt_array: TokenIds = field(repr=False, compare=False)  # `prompt_token_ids` is made from it on first use
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None  # why the engine gave it up, if it did
-    prompt_logprobs: PromptLogprobs | None = None  # if the request asked, once its prompt is computed
+    error: str | None = None  # why the engine gave up on it, if it did
+    prompt_logprobs: PromptLogprobs | None = None  # if the request asked for them, once its prompt is computed
 
     @functools.cached_property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -490,14 +490,14 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """A continuation's tokens, and the natural logarithm of each one's probability after all before it."""
+    """A continuation's tokens, and the log-probability (natural logarithm) of each given all tokens before it."""
 
     token_ids: tuple[int, ...]
     token_logprobs: tuple[float, ...]
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation: the sum."""
+        """Of the whole continuation: the sum over its tokens."""
         return math.fsum(self.token_logprobs)
 
     @property

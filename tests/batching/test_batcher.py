@@ -1,4 +1,4 @@
-"""The batcher's rules, one by one. Time is a number that the tests move; the callable answers when it is told to."""
+"""The rules of the batcher, with a manual clock and a callable whose batches the test completes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace import DynamicBatcher
 from headrace.errors import BatchError, ConfigError, RequestError
 from tests.hand_timer import HandTimer
 
-PATIENCE = 30.0  # seconds until a test that hangs is given up; no result depends on it
+TEST_TIMEOUT_S = 30.0  # ends a test that hangs; no result depends on it
 
 
 class HandModel:
-    """A coroutine function that notes the batches it gets and answers each when `let_go` has named it."""
+    """A coroutine function that records its batches and completes each when `release` is called with its index."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -30,7 +30,7 @@ class HandModel:
         await self._gates.setdefault(index, asyncio.Event()).wait()
         return [f"<{item}>" for item in items]
 
-    def let_go(self, *indexes: int) -> None:
+    def release(self, *indexes: int) -> None:
         for index in indexes:
             self._gates.setdefault(index, asyncio.Event()).set()
 
@@ -42,7 +42,7 @@ async def settle() -> None:
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), PATIENCE))
+    asyncio.run(asyncio.wait_for(body(), TEST_TIMEOUT_S))
 
 
 def by_hand(**options: Any) -> tuple[DynamicBatcher[Any, Any], HandModel, HandTimer]:
@@ -59,13 +59,13 @@ def test_a_full_batch_starts_without_waiting() -> None:
         futures = [batcher.submit(i) for i in range(3)]
         await settle()
         assert model.batches == [[0, 1, 2]]
-        model.let_go(0)
+        model.release(0)
         assert [await future for future in futures] == ["<0>", "<1>", "<2>"]
 
     run(body)
 
 
-def test_a_batch_that_is_not_full_starts_when_its_oldest_has_waited_long_enough() -> None:
+def test_a_partial_batch_starts_when_its_oldest_item_has_waited_max_wait() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=3, max_wait_ms=20)
         batcher.submit("a")
@@ -81,7 +81,7 @@ def test_a_batch_that_is_not_full_starts_when_its_oldest_has_waited_long_enough(
     run(body)
 
 
-def test_after_a_batch_the_next_oldest_counts_its_own_time() -> None:
+def test_after_a_batch_the_wait_of_the_next_oldest_item_counts() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20, max_concurrent_batches=2)
         batcher.submit("a")
@@ -118,29 +118,29 @@ def test_tokens_fill_a_batch() -> None:
     run(body)
 
 
-def test_nobody_is_overtaken_by_a_smaller_one_that_would_fit() -> None:
+def test_a_smaller_item_does_not_overtake_a_larger_one() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_tokens_per_batch=10, size=len)
         for item in ("a" * 6, "b" * 9, "c"):
             batcher.submit(item)
         await settle()
         assert model.batches == [["a" * 6]]
-        model.let_go(0)
+        model.release(0)
         await settle()
         assert model.batches[1:] == [["b" * 9, "c"]]
 
     run(body)
 
 
-def test_what_comes_while_a_batch_runs_gathers_and_starts_when_it_ends() -> None:
+def test_items_that_arrive_while_a_batch_runs_start_when_it_ends() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20)
         for i in range(7):
             batcher.submit(i)
         await settle()
         assert model.batches == [[0, 1]]
-        assert timer.num_set == 0  # who finishes looks again
-        model.let_go(0, 1, 2)
+        assert timer.num_set == 0  # the end of a batch starts the next one
+        model.release(0, 1, 2)
         await settle()
         assert model.batches == [[0, 1], [2, 3], [4, 5]]
         timer.move(0.02)
@@ -150,13 +150,13 @@ def test_what_comes_while_a_batch_runs_gathers_and_starts_when_it_ends() -> None
     run(body)
 
 
-def test_a_wait_that_is_over_when_a_batch_ends_is_not_begun_again() -> None:
+def test_a_wait_that_expired_during_a_batch_is_not_repeated() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20)
         for i in range(3):
             batcher.submit(i)
         timer.move(0.5)
-        model.let_go(0)
+        model.release(0)
         await settle()
         assert model.batches == [[0, 1], [2]]
 
@@ -170,21 +170,21 @@ def test_without_a_wait_batches_form_only_while_another_runs() -> None:
             batcher.submit(i)
         await settle()
         assert model.batches == [[0]]
-        model.let_go(0)
+        model.release(0)
         await settle()
         assert model.batches == [[0], [1, 2, 3]]
 
     run(body)
 
 
-def test_as_many_batches_run_at_once_as_are_allowed() -> None:
+def test_at_most_max_concurrent_batches_run_at_once() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_batch_size=1, max_concurrent_batches=2)
         futures = [batcher.submit(i) for i in range(4)]
         await settle()
         assert model.batches == [[0], [1]]
         assert batcher.stats.num_running == 2 and batcher.stats.num_waiting == 2
-        model.let_go(1)
+        model.release(1)
         await settle()
         assert model.batches == [[0], [1], [2]]
         assert futures[1].done() and not futures[0].done()
@@ -204,7 +204,7 @@ def test_the_event_loops_own_clock_is_the_default() -> None:
 # ---- where the callable runs
 
 
-def test_a_plain_function_runs_on_a_thread_and_the_loop_goes_on() -> None:
+def test_a_plain_function_runs_on_a_thread_without_blocking_the_loop() -> None:
     async def body() -> None:
         started, may_end, threads = asyncio.Event(), threading.Event(), []
         loop = asyncio.get_running_loop()
@@ -212,12 +212,12 @@ def test_a_plain_function_runs_on_a_thread_and_the_loop_goes_on() -> None:
         def slow(items: list[int]) -> list[int]:
             threads.append(threading.current_thread())
             loop.call_soon_threadsafe(started.set)
-            assert may_end.wait(PATIENCE)
+            assert may_end.wait(TEST_TIMEOUT_S)
             return [-item for item in items]
 
         batcher = DynamicBatcher(slow, max_batch_size=2)
         futures = [batcher.submit(1), batcher.submit(2)]
-        await started.wait()  # the loop lives while the function stands still
+        await started.wait()  # the loop runs while the function blocks
         may_end.set()
         assert [await future for future in futures] == [-1, -2]
         assert threads[0] is not threading.current_thread()
@@ -225,7 +225,7 @@ def test_a_plain_function_runs_on_a_thread_and_the_loop_goes_on() -> None:
     run(body)
 
 
-def test_a_plain_function_that_returns_a_coroutine_has_it_awaited() -> None:
+def test_a_coroutine_returned_by_a_plain_function_is_awaited() -> None:
     async def later(items: list[int], step: int) -> list[int]:
         return [item + step for item in items]
 
@@ -247,7 +247,7 @@ def test_lists_tuples_and_arrays_are_results(answer: Callable[[int], Any]) -> No
 # ---- refusals
 
 
-def test_an_item_larger_than_any_batch_is_refused_with_both_numbers_and_the_queue_goes_on() -> None:
+def test_an_item_larger_than_a_batch_is_refused_with_both_numbers_and_others_run() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_tokens_per_batch=10, size=len)
         waiting = batcher.submit("aa")
@@ -255,14 +255,14 @@ def test_an_item_larger_than_any_batch_is_refused_with_both_numbers_and_the_queu
             batcher.submit("b" * 11)
         assert refusal.value.code == "request_too_large"
         batcher.submit("c" * 8)  # exactly full
-        model.let_go(0)
+        model.release(0)
         assert await waiting == "<aa>"
         assert batcher.stats.num_refused == 1
 
     run(body)
 
 
-def test_a_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
+def test_a_full_queue_refuses_items_until_there_is_room() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_batch_size=2, max_queue_size=3)
         for i in range(5):  # two run, three wait
@@ -271,7 +271,7 @@ def test_a_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
             await batcher(5)
         assert refusal.value.code == "queue_full"
         await settle()
-        model.let_go(0)
+        model.release(0)
         await settle()
         batcher.submit(6)
         assert batcher.stats.num_waiting == 2
@@ -279,20 +279,20 @@ def test_a_full_queue_refuses_and_takes_again_when_there_is_room() -> None:
     run(body)
 
 
-def test_a_cancelled_item_gives_its_place_in_the_queue_back_at_once() -> None:
+def test_a_cancelled_item_frees_its_place_in_the_queue_at_once() -> None:
     async def body() -> None:
         batcher, _, _ = by_hand(max_batch_size=1, max_queue_size=1)
         batcher.submit("runs")
         waits = batcher.submit("waits")
         waits.cancel()
-        batcher.submit("takes its place")  # no turn of the loop between
+        batcher.submit("takes its place")  # no loop iteration in between
         assert batcher.stats.num_waiting == 1
 
     run(body)
 
 
 @pytest.mark.parametrize("size", [lambda item: -1, lambda item: 1.5, lambda item: None])
-def test_a_size_that_is_no_count_is_refused(size: Callable[[Any], Any]) -> None:
+def test_a_size_that_is_not_a_count_is_refused(size: Callable[[Any], Any]) -> None:
     async def body() -> None:
         batcher, _, _ = by_hand(size=size)
         with pytest.raises(ConfigError, match="size must give a whole number"):
@@ -306,7 +306,7 @@ def test_a_size_that_is_no_count_is_refused(size: Callable[[Any], Any]) -> None:
     ("item", "num_tokens"),
     [([7, 8, 9], 3), ("text", 4), (np.arange(5), 5), (np.array(1.0), 1), (3.5, 1), ({"a": 1, "b": 2}, 1), (b"", 0)],
 )
-def test_the_default_size_is_the_length_where_there_is_one(item: Any, num_tokens: int) -> None:
+def test_the_default_size_is_the_length_of_the_item_if_it_has_one(item: Any, num_tokens: int) -> None:
     async def body() -> None:
         batcher = DynamicBatcher(lambda items: items, max_wait_ms=0)
         await batcher(item)
@@ -327,12 +327,12 @@ def test_the_default_size_is_the_length_where_there_is_one(item: Any, num_tokens
         ({"max_batchsize": 3}, "no argument 'max_batchsize', did you mean 'max_batch_size'"),
     ],
 )
-def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DynamicBatcher(lambda items: items, **options)
 
 
-def test_what_is_no_callable_is_refused() -> None:
+def test_a_value_that_is_not_callable_is_refused() -> None:
     with pytest.raises(ConfigError, match="fn must be a callable"):
         DynamicBatcher([1, 2])  # type: ignore[arg-type]
 
@@ -350,7 +350,7 @@ def test_a_cancelled_waiting_item_is_not_run() -> None:
         await settle()
         assert task.cancelled() and batcher.stats.num_waiting == 1
         timer.move(0.02)
-        model.let_go(0)
+        model.release(0)
         assert await other == "<b>"
         assert model.batches == [["b"]]
         assert batcher.stats.num_cancelled == 1 and batcher.stats.num_items == 1
@@ -358,14 +358,14 @@ def test_a_cancelled_waiting_item_is_not_run() -> None:
     run(body)
 
 
-def test_after_the_oldest_is_cancelled_the_next_one_s_time_counts() -> None:
+def test_after_the_oldest_item_is_cancelled_the_wait_of_the_next_counts() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_wait_ms=20)
         oldest = batcher.submit("a")
         timer.move(0.015)
         batcher.submit("b")
         oldest.cancel()
-        timer.move(0.005)  # a's time
+        timer.move(0.005)  # 20 ms for a
         await settle()
         assert model.batches == []
         timer.move(0.015)
@@ -375,20 +375,20 @@ def test_after_the_oldest_is_cancelled_the_next_one_s_time_counts() -> None:
     run(body)
 
 
-def test_a_cancelled_running_item_loses_its_result_and_the_others_keep_theirs() -> None:
+def test_cancelling_a_running_item_does_not_affect_the_others() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_batch_size=2)
         first, second = batcher.submit("a"), batcher.submit("b")
         await settle()
         first.cancel()
-        model.let_go(0)
+        model.release(0)
         assert await second == "<b>"
         assert first.cancelled() and model.batches == [["a", "b"]]
 
     run(body)
 
 
-def test_a_deadline_takes_a_waiting_item_out() -> None:
+def test_a_timeout_removes_a_waiting_item() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand()
         with pytest.raises(TimeoutError):
@@ -401,7 +401,7 @@ def test_a_deadline_takes_a_waiting_item_out() -> None:
 # ---- failures
 
 
-def test_an_exception_reaches_the_members_of_its_batch_and_nobody_else() -> None:
+def test_an_exception_fails_only_the_items_of_its_batch() -> None:
     def fails_on_bad(items: list[str]) -> list[str]:
         if "bad" in items:
             raise ZeroDivisionError("bad item")
@@ -429,7 +429,7 @@ def test_an_exception_reaches_the_members_of_its_batch_and_nobody_else() -> None
         (iter([1, 2, 3]), "got list_iterator"),
     ],
 )
-def test_a_wrong_answer_is_an_error_with_both_numbers_for_that_batch(answer: Any, message: str) -> None:
+def test_an_invalid_result_fails_the_batch_with_both_numbers(answer: Any, message: str) -> None:
     async def body() -> None:
         answers = [answer, ["x"]]
         batcher: DynamicBatcher[str, Any] = DynamicBatcher(lambda items: answers.pop(0), max_batch_size=3)
@@ -442,7 +442,7 @@ def test_a_wrong_answer_is_an_error_with_both_numbers_for_that_batch(answer: Any
     run(body)
 
 
-def test_a_stop_iteration_does_not_leave_its_members_waiting() -> None:
+def test_a_stop_iteration_fails_the_batch() -> None:
     async def body() -> None:
         batcher = DynamicBatcher(lambda items: [next(iter(())) for _ in items], max_wait_ms=0)
         with pytest.raises(BatchError, match="StopIteration"):
@@ -451,7 +451,7 @@ def test_a_stop_iteration_does_not_leave_its_members_waiting() -> None:
     run(body)
 
 
-def test_a_callable_that_cancels_itself_fails_its_batch_and_cancels_nobody() -> None:
+def test_a_callable_that_raises_cancelled_error_fails_its_batch_without_cancelling() -> None:
     async def cancels_itself(items: list[str]) -> list[str]:
         raise asyncio.CancelledError
 
@@ -465,11 +465,11 @@ def test_a_callable_that_cancels_itself_fails_its_batch_and_cancels_nobody() -> 
 # ---- closing
 
 
-def test_close_runs_what_waits_at_once_and_within_the_limits() -> None:
+def test_close_runs_waiting_items_at_once_within_the_limits() -> None:
     async def body() -> None:
         batcher, model, timer = by_hand(max_batch_size=2, max_wait_ms=20)
         futures = [batcher.submit(i) for i in range(5)]
-        model.let_go(0, 1, 2)
+        model.release(0, 1, 2)
         await batcher.close()
         assert timer.now == 0
         assert model.batches == [[0, 1], [2, 3], [4]]
@@ -478,7 +478,7 @@ def test_close_runs_what_waits_at_once_and_within_the_limits() -> None:
     run(body)
 
 
-def test_close_without_draining_fails_what_waits_and_finishes_what_runs() -> None:
+def test_close_without_draining_fails_waiting_items_and_finishes_running_ones() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_batch_size=2)
         futures = [batcher.submit(i) for i in range(3)]
@@ -488,7 +488,7 @@ def test_close_without_draining_fails_what_waits_and_finishes_what_runs() -> Non
         assert not closing.done()
         with pytest.raises(RequestError, match="closed before the item's batch started"):
             await futures[2]
-        model.let_go(0)
+        model.release(0)
         await closing
         assert [future.result() for future in futures[:2]] == ["<0>", "<1>"]
         assert model.batches == [[0, 1]]
@@ -508,13 +508,13 @@ def test_use_after_close_is_refused_and_closing_again_is_allowed() -> None:
     run(body)
 
 
-def test_what_waits_behind_a_close_that_drains_can_still_be_failed() -> None:
+def test_a_draining_close_can_be_followed_by_one_that_fails_waiting_items() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand(max_batch_size=1)
         _, second = batcher.submit(0), batcher.submit(1)
         draining = asyncio.ensure_future(batcher.close())
         await settle()
-        model.let_go(0)
+        model.release(0)
         await batcher.close(drain=False)
         await draining
         with pytest.raises(RequestError, match="closed"):
@@ -523,10 +523,10 @@ def test_what_waits_behind_a_close_that_drains_can_still_be_failed() -> None:
     run(body)
 
 
-def test_a_context_drains_when_it_is_left_and_fails_what_waits_when_it_breaks() -> None:
+def test_a_context_drains_at_its_end_and_fails_waiting_items_on_an_exception() -> None:
     async def body() -> None:
         batcher, model, _ = by_hand()
-        model.let_go(0)
+        model.release(0)
         async with batcher:
             future = batcher.submit("a")
         assert future.result() == "<a>"
@@ -541,10 +541,10 @@ def test_a_context_drains_when_it_is_left_and_fails_what_waits_when_it_breaks() 
     run(body)
 
 
-# ---- event loops and numbers
+# ---- event loops and statistics
 
 
-def test_an_idle_batcher_may_move_to_another_event_loop_and_forgets_what_died_with_the_last() -> None:
+def test_an_idle_batcher_can_move_to_another_event_loop_without_items_of_the_last() -> None:
     batcher = DynamicBatcher(lambda items: items, max_batch_size=2, max_wait_ms=3_600_000)
 
     async def leave_one() -> None:
@@ -579,7 +579,7 @@ def test_statistics_count_batches_items_tokens_and_waits() -> None:
         batcher.submit("bbbb")
         batcher.submit("c")
         timer.move(0.02)
-        model.let_go(0, 1)
+        model.release(0, 1)
         await settle()
         stats = batcher.stats
         assert (stats.num_batches, stats.num_items, stats.num_tokens) == (2, 3, 7)

@@ -1,4 +1,4 @@
-"""A talk over the real engine loop, a fake runner and a tokenizer of letters."""
+"""Chats over the real engine loop, with a fake runner and a tokenizer of letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from headrace.cli.chat import _answer_lines, _obey, _talk
+from headrace.cli.chat import answer_lines, chat_in_terminal, run_command
 from headrace.cli.conversation import Conversation
 from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
@@ -69,7 +69,7 @@ def conversation() -> Iterator[Conversation]:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What the user types; an exception stands for Ctrl-C or Ctrl-D."""
+    """Fakes the user's input; an exception is Ctrl-C or Ctrl-D."""
 
     def types(*entries: str | BaseException) -> None:
         left = iter(entries)
@@ -85,21 +85,21 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return types
 
 
-def test_an_answer_comes_in_pieces_and_stays_in_the_history(conversation: Conversation) -> None:
+def test_an_answer_is_shown_in_pieces_and_kept_in_the_history(conversation: Conversation) -> None:
     pieces: list[str] = []
     turn = conversation.ask("hi", pieces.append)
     assert len(pieces) > 1 and len("".join(pieces)) == 6
     assert not turn.was_stopped
-    assert [message["role"] for message in conversation._messages] == ["system", "user", "assistant"]
-    assert conversation._messages[-1]["content"] == "".join(pieces)
+    assert [message["role"] for message in conversation.messages] == ["system", "user", "assistant"]
+    assert conversation.messages[-1]["content"] == "".join(pieces)
 
 
 def test_the_second_turn_takes_the_first_from_the_cache(conversation: Conversation) -> None:
-    assert " 0 of 7 prompt tokens from the cache" in conversation.ask("hi", lambda piece: None).figures
-    assert " 12 of 17 prompt tokens from the cache" in conversation.ask("go", lambda piece: None).figures
+    assert " 0 of 7 prompt tokens from the cache" in conversation.ask("hi", lambda piece: None).stats
+    assert " 12 of 17 prompt tokens from the cache" in conversation.ask("go", lambda piece: None).stats
 
 
-def test_ctrl_c_ends_the_answer_and_keeps_what_was_said(conversation: Conversation) -> None:
+def test_ctrl_c_ends_the_answer_and_keeps_the_partial_text(conversation: Conversation) -> None:
     shown: list[str] = []
 
     def show(piece: str) -> None:
@@ -108,14 +108,14 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_was_said(conversation: Conversati
 
     turn = conversation.ask("hi", show)
     assert turn.was_stopped
-    assert conversation._messages[-1]["content"].startswith(shown[0])
+    assert conversation.messages[-1]["content"].startswith(shown[0])
     assert not conversation.ask("again", lambda piece: None).was_stopped
 
 
-def test_clear_forgets_all_but_the_system_message(conversation: Conversation) -> None:
+def test_clear_keeps_only_the_system_message(conversation: Conversation) -> None:
     conversation.ask("hi", lambda piece: None)
     conversation.clear()
-    assert conversation._messages == [{"role": "system", "content": "be"}]
+    assert conversation.messages == [{"role": "system", "content": "be"}]
 
 
 def test_a_model_without_a_template_cannot_chat() -> None:
@@ -123,47 +123,47 @@ def test_a_model_without_a_template_cannot_chat() -> None:
         build_conversation(SamplingParams(), can_chat=False)
 
 
-def test_a_talk_goes_on_until_the_user_leaves(
+def test_a_chat_continues_until_the_user_leaves(
     conversation: Conversation, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("hi", "", KeyboardInterrupt(), "/help", "/claer", "/clear", "/exit")
-    _talk(conversation)
+    chat_in_terminal(conversation)
     out, err = capsys.readouterr()
     assert "6 tokens" in err
-    assert "(/exit or Ctrl-D leaves)" in out
-    assert "forget the talk so far" in out
+    assert "(type /exit or press Ctrl-D to leave)" in out
+    assert "clear the conversation" in out
     assert "unknown command /claer, did you mean '/clear'?" in out
-    assert "(forgotten)" in out
+    assert "(conversation cleared)" in out
 
 
-def test_the_end_of_input_leaves(
+def test_the_end_of_input_ends_the_chat(
     conversation: Conversation, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(EOFError())
-    _talk(conversation)
+    chat_in_terminal(conversation)
     assert "tokens" not in capsys.readouterr().err  # nothing was answered
 
 
-def test_a_pipe_gives_one_answer_a_line(
+def test_piped_questions_are_answered_one_per_line(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n/clear\nthree\n/exit\nnever\n"))
-    _answer_lines(conversation)
+    answer_lines(conversation)
     out, err = capsys.readouterr()
     assert [len(line) for line in out.splitlines()] == [6, 6, 6]
     assert err == ""
 
 
-def test_a_talk_that_outgrows_the_context_says_what_to_do(
+def test_a_chat_that_exceeds_the_context_explains_what_to_do(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("a" * 200 + "\nhi\n"))
-    _answer_lines(conversation)
+    answer_lines(conversation)
     out, err = capsys.readouterr()
-    assert "the context holds 128" in err and "/clear starts anew" in err
+    assert "the context holds 128" in err and "/clear starts a new conversation" in err
     assert len(out.splitlines()) == 1
 
 
-def test_help_lists_what_can_be_typed(conversation: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
-    _obey("/help", conversation)
+def test_help_lists_the_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("/help", conversation)
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"/clear", "/help", "/exit"}

@@ -28,7 +28,7 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """Top-level modules that a fresh interpreter holds after the command."""
+    """Top-level modules that a fresh interpreter has imported after the command."""
     code = (
         f"import atexit, sys\n"
         f"atexit.register(lambda: print(*{{name.partition('.')[0] for name in sys.modules}}, file=sys.stderr))\n"
@@ -46,11 +46,11 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert not modules_after(*command, "--help") & heavy
 
 
-def test_the_top_help_does_not_even_import_numpy() -> None:
+def test_the_top_level_help_does_not_import_numpy() -> None:
     assert "numpy" not in modules_after("--help")
 
 
-def test_python_dash_m_is_the_command() -> None:
+def test_python_dash_m_headrace_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "headrace", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"headrace {__version__}\n"
 
@@ -70,20 +70,20 @@ def test_an_error_is_one_line_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
-    monkeypatch.setattr(entry, "_load", lambda name: fail(JobError("no disk")))
+    monkeypatch.setattr(entry, "load_command", lambda name: fail(JobError("no disk")))
     assert main(["run"]) == 1
     assert capsys.readouterr().err == "headrace: error: no disk\n"
 
 
-def test_debugging_shows_where_an_error_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debugging_raises_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_DEBUG", "1")
-    monkeypatch.setattr(entry, "_load", lambda name: fail(JobError("no disk")))
+    monkeypatch.setattr(entry, "load_command", lambda name: fail(JobError("no disk")))
     with pytest.raises(JobError):
         main(["run"])
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
-    monkeypatch.setattr(entry, "_load", lambda name: fail(KeyboardInterrupt()))
+    monkeypatch.setattr(entry, "load_command", lambda name: fail(KeyboardInterrupt()))
     assert main(["run"]) == 130
     assert "stopped" in capsys.readouterr().err

@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
-from headrace.cli.models import _size
+from headrace.cli.models import size_text
 from headrace.models.cache import EMBEDDED_FILE
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of our own, and no hub."""
+    """An empty Headrace cache, and an empty hub cache."""
     monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("headrace.models.cache._hub_models", list)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "models").mkdir()
     return tmp_path / "models"
 
 
-def test_an_empty_cache_says_how_to_fill_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_cache_is_listed_with_the_command_to_fetch_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     assert "headrace models fetch smollm2" in capsys.readouterr().out
 
@@ -37,18 +37,20 @@ def test_models_are_listed_with_size_and_path_and_removed(cache: Path, capsys: p
     assert not path.exists()
 
 
-def test_removing_what_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_removing_a_model_that_is_not_cached_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "remove", "smolm2"]) == 1
     assert capsys.readouterr().err.startswith("headrace: error: no model 'smolm2' is cached")
 
 
-def test_fetch_says_where_the_model_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetch_prints_the_path_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("headrace.models.sources.fetch", lambda name, **options: Path("/there") / options["revision"])
     assert main(["models", "fetch", "owner/name", "--revision", "v1"]) == 0
     assert capsys.readouterr().out == "owner/name is at /there/v1\n"
 
 
-def test_the_page_of_models_has_the_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_docs_have_the_current_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
     """If this fails, put what `headrace models families` prints into docs/models.md."""
     assert main(["models", "families"]) == 0
     table = capsys.readouterr().out
@@ -65,7 +67,7 @@ def test_the_page_of_models_has_the_table_of_families(capsys: pytest.CaptureFixt
         (["fetch"], "fetch needs a NAME"),
         (["list", "a"], "list takes no name"),
         (["families", "a"], "families takes no name"),
-        (["--revision", "v1"], "--revision goes with fetch only"),
+        (["--revision", "v1"], "--revision is only valid with fetch"),
     ],
 )
 def test_wrong_usage_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,4 +82,4 @@ def test_wrong_usage_is_refused(arguments: list[str], message: str, capsys: pyte
     [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (3 * 10**12, "3.0 TB"), (10**16, "10000.0 TB")],
 )
 def test_sizes_are_in_decimal_units(num_bytes: int, text: str) -> None:
-    assert _size(num_bytes) == text
+    assert size_text(num_bytes) == text

@@ -9,7 +9,7 @@ import pytest
 from headrace.cli import serve as command
 from headrace.cli.engine_flags import flag_of
 from headrace.cli.removed_flags import ALIASES, OTHER_FLAGS, table
-from headrace.cli.serve import Asked, build_parser, option_groups, read
+from headrace.cli.serve import Parsed, build_parser, option_groups, read
 from headrace.cli.serving_table import table as options_table
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
@@ -23,19 +23,19 @@ EXAMPLES |= {
     name: "text" for name, field in FIELDS.items() if field.type in ("str", "str | None") and name not in EXAMPLES
 }
 EXAMPLES |= {name: not field.default for name, field in FIELDS.items() if field.type == "bool"}
-TOGETHER = {  # what a field makes sense with
+TOGETHER = {  # options that a field requires
     "ssl_keyfile": ["--ssl-certfile", "text"],
     "allow_timeout_override": ["--queue-timeout-us", "5"],
 }
 
 
-def asked(*arguments: str) -> Asked:
+def parsed(*arguments: str) -> Parsed:
     return read(build_parser(), arguments)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as stopped:
-        asked(*arguments)
+        parsed(*arguments)
     assert stopped.value.code == 2
     return capsys.readouterr().err
 
@@ -49,8 +49,8 @@ def toml(directory: Path, text: str) -> str:
 # ---- flags
 
 
-def test_no_flag_is_the_default_of_both() -> None:
-    assert asked() == (EngineConfig(), ServerOptions())
+def test_no_flags_give_the_defaults() -> None:
+    assert parsed() == (EngineConfig(), ServerOptions())
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -58,7 +58,7 @@ def test_every_field_has_a_flag_that_sets_it(name: str) -> None:
     value = EXAMPLES.get(name, 7)
     flag = flag_of(name)
     given = [flag] if value is True else ["--no-" + flag.removeprefix("--")] if value is False else [flag, str(value)]
-    assert getattr(asked(*given, *TOGETHER.get(name, [])).options, name) == value
+    assert getattr(parsed(*given, *TOGETHER.get(name, [])).options, name) == value
 
 
 def test_every_field_is_in_one_group_with_its_help() -> None:
@@ -70,20 +70,20 @@ def test_every_field_is_in_one_group_with_its_help() -> None:
     assert "engine:" in text and "--max-num-seqs" in text
 
 
-def test_the_model_may_stand_alone() -> None:
-    assert asked("m", "--port", "1").config.model == asked("--model", "m").config.model == "m"
-    assert asked("m", "--model", "m").config.model == "m"
+def test_the_model_may_be_positional() -> None:
+    assert parsed("m", "--port", "1").config.model == parsed("--model", "m").config.model == "m"
+    assert parsed("m", "--model", "m").config.model == "m"
 
 
-def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "two models, 'a' and --model 'b'" in refused(capsys, "a", "--model", "b")
+def test_two_different_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two models are given, 'a' and --model 'b'" in refused(capsys, "a", "--model", "b")
 
 
 @pytest.mark.parametrize("field", ALIASES)
-def test_other_names_of_a_flag_set_the_same_field(field: str) -> None:
+def test_aliases_of_a_flag_set_the_same_field(field: str) -> None:
     values = []
     for flag in (flag_of(field), *ALIASES[field]):
-        made = asked(flag, "1")
+        made = parsed(flag, "1")
         values.append(getattr(made.options if field in FIELDS else made.config, field))
     assert len(values) > 1 and set(values) == {1}
 
@@ -99,37 +99,39 @@ def test_other_names_of_a_flag_set_the_same_field(field: str) -> None:
         (["--preferred-batch-size", "4,x"], "whole numbers from 1"),
         (["--allowed-origins", "example.com"], "must be like https://example.com"),
         (["--root-path", "llm"], "must begin with a slash"),
-        (["--ssl-keyfile", "k"], "of no use without ssl_certfile"),
+        (["--ssl-keyfile", "k"], "ssl_keyfile needs ssl_certfile"),
         (["--allow-timeout-override"], "queue_timeout_us, which is not set"),
         (["--max-num-queued-req", "1"], "did you mean '--max-num-queued-reqs'?"),
         (["--dtype", "int3"], "invalid choice"),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_an_invalid_option_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert message in refused(capsys, *arguments)
 
 
-def test_a_key_on_the_command_line_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked("--api-key", "k").options.api_key == "k"
-    assert "other users of this machine can see --api-key" in capsys.readouterr().err
+def test_a_key_on_the_command_line_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("--api-key", "k").options.api_key == "k"
+    assert "--api-key is visible to other users of this machine" in capsys.readouterr().err
 
 
-def test_lists_may_be_in_json_as_vllm_takes_them() -> None:
-    assert asked("--allowed-origins", '["https://a.example"]').options.origins == {"https://a.example"}
+def test_lists_may_be_json_as_in_vllm() -> None:
+    assert parsed("--allowed-origins", '["https://a.example"]').options.origins == {"https://a.example"}
 
 
 # ---- flags of vLLM
 
 
 @pytest.mark.parametrize("flag", OTHER_FLAGS)
-def test_every_flag_of_vllm_is_answered_in_one_line(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+def test_every_vllm_flag_is_ignored_or_refused_in_one_line(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     other = OTHER_FLAGS[flag]
     given = [flag, "x"] if other.takes_value else [flag]
     if other.outcome == "refused":
         assert f"{flag} is refused: {other.answer}" in refused(capsys, *given, "--port", "5")
         return
-    assert asked(*given, "--port", "5").options.port == 5
-    assert capsys.readouterr().err == f"headrace: {flag} is left out: {other.answer}\n"
+    assert parsed(*given, "--port", "5").options.port == 5
+    assert capsys.readouterr().err == f"headrace: {flag} is ignored: {other.answer}\n"
 
 
 @pytest.mark.parametrize(
@@ -141,31 +143,31 @@ def test_every_flag_of_vllm_is_answered_in_one_line(capsys: pytest.CaptureFixtur
         *("--cuda-graph-sizes", "--disable-log-requests", "--max-num-partial-prefills"),
     ],
 )
-def test_the_flags_that_older_guides_name_are_known(flag: str) -> None:
+def test_flags_named_by_older_guides_are_known(flag: str) -> None:
     assert flag in OTHER_FLAGS
 
 
-def test_no_flag_is_both_there_and_gone() -> None:
-    there = set(build_parser()._option_string_actions)
-    assert there.isdisjoint(OTHER_FLAGS)
-    assert not [word for other in OTHER_FLAGS.values() for word in _flags_in(other.answer) if word not in there]
+def test_no_flag_is_both_supported_and_removed() -> None:
+    supported = set(build_parser().flags)
+    assert supported.isdisjoint(OTHER_FLAGS)
+    assert not [word for other in OTHER_FLAGS.values() for word in _flags_in(other.answer) if word not in supported]
 
 
 def _flags_in(text: str) -> list[str]:
     return [word.strip(";,.") for word in text.split() if word.startswith("--")]
 
 
-def test_a_value_that_asks_for_what_is_the_case_anyway_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    asked("--tensor-parallel-size", "1", "-tp", "1", "--pipeline-parallel-size=1", "--generation-config", "vllm")
+def test_a_value_that_matches_the_behaviour_is_accepted_silently(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed("--tensor-parallel-size", "1", "-tp", "1", "--pipeline-parallel-size=1", "--generation-config", "vllm")
     assert capsys.readouterr().err == ""
     assert "(only 1 is accepted)" in refused(capsys, "--tensor-parallel-size", "2")
     assert "--tensor-parallel-size is refused" in refused(capsys, "--tensor-parallel-size=4")
 
 
-def test_a_switch_without_a_value_does_not_eat_the_next_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked("--use-v2-block-manager", "m").config.model == "m"
-    assert asked("--swap-space", "4", "m").config.model == "m"
-    assert asked("--swap-space=4", "m").config.model == "m"
+def test_a_switch_without_a_value_does_not_consume_the_next_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("--use-v2-block-manager", "m").config.model == "m"
+    assert parsed("--swap-space", "4", "m").config.model == "m"
+    assert parsed("--swap-space=4", "m").config.model == "m"
 
 
 def test_the_table_of_flags_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,24 +178,24 @@ def test_the_table_of_flags_can_be_printed(capsys: pytest.CaptureFixture[str]) -
 # ---- the file
 
 
-def test_a_file_has_the_same_keys_with_dashes_or_underscores(tmp_path: Path) -> None:
+def test_keys_in_a_file_may_have_dashes_or_underscores(tmp_path: Path) -> None:
     text = 'model = "m"\nmax-num-seqs = 3\nmax_body_bytes = 9\nread-timeout-s = 5\nenable-prefix-caching = false\n'
-    made = asked("--config", toml(tmp_path, text + 'preferred-batch-size = [4, 8]\nallowed-origins = ["https://a.b"]'))
+    made = parsed("--config", toml(tmp_path, text + 'preferred-batch-size = [4, 8]\nallowed-origins = ["https://a.b"]'))
     assert (made.config.model, made.config.max_num_seqs, made.config.enable_prefix_caching) == ("m", 3, False)
     assert (made.options.max_body_bytes, made.options.read_timeout_s) == (9, 5.0)
     assert made.options.preferred_batch_sizes == (4, 8) and made.options.origins == {"https://a.b"}
 
 
-def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = toml(tmp_path, 'model = "file"\nport = 1\nmax-n = 5\n')
-    made = asked("line", "--config", path, "--port", "2")
+    made = parsed("line", "--config", path, "--port", "2")
     assert (made.config.model, made.options.port, made.options.max_n) == ("line", 2, 5)
 
 
-def test_the_environment_sets_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_does_not_set_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes sets HEADRACE_PORT=tcp://... beside a service of that name."""
     monkeypatch.setenv("HEADRACE_PORT", "tcp://10.0.0.1:8000")
-    assert asked().options.port == 8000
+    assert parsed().options.port == 8000
 
 
 @pytest.mark.parametrize(
@@ -212,28 +214,28 @@ def test_the_environment_sets_no_option(monkeypatch: pytest.MonkeyPatch) -> None
         ("rope-scaling = 'x'", "--rope-scaling is refused"),
     ],
 )
-def test_a_wrong_file_is_wrong_usage(
+def test_an_invalid_file_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
 ) -> None:
     assert message in refused(capsys, "--config", toml(tmp_path, text))
 
 
-def test_flags_of_vllm_in_a_file_are_answered_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    asked("--config", toml(tmp_path, "swap_space = 4\ntensor-parallel-size = 1"))
-    assert capsys.readouterr().err.startswith("headrace: --swap-space is left out")
+def test_vllm_flags_in_a_file_are_ignored_or_refused_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    parsed("--config", toml(tmp_path, "swap_space = 4\ntensor-parallel-size = 1"))
+    assert capsys.readouterr().err.startswith("headrace: --swap-space is ignored")
 
 
-def test_a_file_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_file_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "cannot be read" in refused(capsys, "--config", str(tmp_path / "none.toml"))
 
 
 # ---- the command
 
 
-def test_the_command_serves_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_serves_with_the_parsed_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[EngineConfig, ServerOptions]] = []
 
-    def serve(config: EngineConfig, options: ServerOptions, *, tell: object) -> int:
+    def serve(config: EngineConfig, options: ServerOptions, *, print_line: object) -> int:
         seen.append((config, options))
         return 7
 
@@ -242,7 +244,7 @@ def test_the_command_serves_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [(EngineConfig(model="m"), ServerOptions(port=5))]
 
 
-def test_options_of_the_server_refuse_unknown_names() -> None:
+def test_server_options_refuse_unknown_names() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_body_bytes'"):
         ServerOptions(max_body_byte=1)  # type: ignore[call-arg]
 
@@ -251,6 +253,6 @@ def test_options_of_the_server_refuse_unknown_names() -> None:
 
 
 @pytest.mark.parametrize("made", [options_table(), table()])
-def test_the_page_has_the_tables_as_they_are(made: str) -> None:
+def test_the_docs_have_the_current_tables(made: str) -> None:
     """If this fails, put what `headrace serve --explain-flags` or `serving_table.table()` gives into the page."""
     assert made in PAGE.read_text(encoding="utf-8")

@@ -1,20 +1,25 @@
-"""The Python examples of the documents are programs that run; a tiny model stands in for those they name."""
+"""The Python examples of the documents run as programs, with a tiny model in place of those they name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import LLM
+from headrace import LLM, EngineConfig, SamplingParams
 from headrace.engine import start
 from tests.engine.tiny import save_model
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = [("docs/python.md", title) for title in ("LLM", "AsyncEngine", "DynamicBatcher")] + [("README.md", "Use it")]
+SECTIONS = [
+    *(("docs/python.md", title) for title in ("LLM", "AsyncEngine", "DynamicBatcher")),
+    ("docs/getting-started.md", "First Python program"),
+    ("README.md", "Use it from Python"),
+]
 STRUCTURED = ("docs/structured-output.md", ("In Python", "Mistakes", "Tool calls"))  # one program
 
 
@@ -89,19 +94,19 @@ def test_the_examples_of_structured_output_print_what_has_its_form(capsys: pytes
 
 
 def test_every_example_is_in_a_section_that_runs() -> None:
-    for document in ("docs/python.md", "README.md"):
+    for document in ("docs/python.md", "docs/getting-started.md", "README.md"):
         count = (ROOT / document).read_text().count("```python")
         assert count == sum(len(blocks_of(name, section)) for name, section in SECTIONS if name == document) > 0
 
 
-def test_every_setting_and_sampling_parameter_is_documented() -> None:
-    from dataclasses import fields
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs/settings.md").read_text()
+    assert [field.name for field in fields(EngineConfig) if f"`{field.name}`" not in text] == []
 
-    from headrace import EngineConfig, SamplingParams
 
+def test_every_sampling_parameter_is_documented() -> None:
     text = (ROOT / "docs/python.md").read_text()
-    names = [f.name for f in (*fields(EngineConfig), *fields(SamplingParams)) if f.name != "model"]
-    assert [name for name in names if f"`{name}`" not in text] == []
+    assert [field.name for field in fields(SamplingParams) if f"`{field.name}`" not in text] == []
 
 
 def test_every_public_method_of_llm_is_documented() -> None:

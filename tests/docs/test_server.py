@@ -1,4 +1,4 @@
-"""The page on the HTTP API names every parameter and route there is."""
+"""The page of the server API names every parameter and route."""
 
 from __future__ import annotations
 

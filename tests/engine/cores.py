@@ -1,6 +1,6 @@
-"""Cores for tests of the process around an engine: a runner without a model that fails when a prompt asks for it.
+"""Engine cores for tests of engine processes: a fake runner that fails when the first token of a prompt says so.
 
-Loaded by name in another process, so without torch.
+Loaded by name in another process, without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.sched import Scheduler
 from headrace.steps import Masks, StepPlan, StepResult
 from headrace.types import Request
 
-HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that do so
+HANG, RAISE, EXIT, BREAK, SECRETLY_REFUSED = 1, 2, 3, 4, 5  # first tokens of prompts that trigger a fault
 VOCAB_SIZE = 1000
 EOS = 999
 
@@ -82,7 +82,7 @@ def never_ready(config: EngineConfig, report: Callable[[str], None]) -> LoadedCo
 
 
 def breaks_the_second_time(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
-    """`config.model` is a file that is not there the first time."""
+    """Fail at every start but the first. `config.model` is a path that the first start creates."""
     try:
         with open(config.model, "x"):
             return faulty(config, report)

@@ -1,4 +1,4 @@
-"""JSON schemas whose texts are of bounded length, and a small judge of them, written apart from what is judged."""
+"""JSON schemas whose values have bounded length, and a small independent validator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD: dict[str, Any] = {"type": "string", "maxLength": 4}
 
 
 def record(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
-    """An object of these properties, all of them required unless said otherwise."""
+    """Build an object schema with these properties, all required unless given otherwise."""
     needed = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 
@@ -75,7 +75,7 @@ _FORMATS: dict[str, Any] = {"date": datetime.date.fromisoformat, "uuid": uuid.UU
 
 
 def fits(value: Any, schema: dict[str, Any] | bool, root: dict[str, Any] | None = None) -> bool:
-    """Whether a value is one of a schema's, for the keywords that are used here."""
+    """Validate a value against a schema, for the keywords that are used here."""
     if isinstance(schema, bool):
         return schema
     root = root or schema

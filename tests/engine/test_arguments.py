@@ -1,4 +1,4 @@
-"""A misspelt or unknown argument is refused in every call, with the right one."""
+"""A misspelt or unknown argument is refused in every call, with a suggestion."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CALLS: list[tuple[Callable[[LLM], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS)
-def test_calls_of_llm_name_the_right_argument(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
+def test_llm_suggests_the_right_argument(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         call(llm)
 
 
-def test_calls_of_the_async_engine_name_the_right_argument(tiny_directory: Path) -> None:
+def test_the_async_engine_suggests_the_right_argument(tiny_directory: Path) -> None:
     async def main() -> None:
         engine = await AsyncEngine.start(str(tiny_directory), max_num_seqs=2)
         try:
@@ -53,14 +53,14 @@ def test_calls_of_the_async_engine_name_the_right_argument(tiny_directory: Path)
     asyncio.run(main())
 
 
-def test_what_is_like_no_other_gets_the_list_of_those_there_are() -> None:
+def test_an_argument_unlike_all_others_is_refused_with_the_list_of_arguments() -> None:
     with pytest.raises(ConfigError, match="no argument 'worker_cls'; it takes model, tokenizer, revision"):
         EngineConfig(worker_cls="x")  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="no argument 'guided_json'; it takes n, "):
         SamplingParams(guided_json="{}")  # type: ignore[call-arg]
 
 
-def test_a_checked_function_keeps_its_name_its_text_and_its_signature() -> None:
+def test_a_checked_function_keeps_its_name_docstring_and_signature() -> None:
     @checks_arguments(ConfigError)
     def add(first: int, *, second: int = 2) -> int:
         """Adds."""

@@ -31,7 +31,7 @@ async def until_idle(engine: AsyncEngine) -> None:
         await asyncio.sleep(0)
 
 
-async def whole(engine: AsyncEngine, prompt: str, params: SamplingParams) -> str:
+async def full_text(engine: AsyncEngine, prompt: str, params: SamplingParams) -> str:
     text = ""
     async for output in engine.generate(prompt, params):
         text = output.outputs[0].text
@@ -53,8 +53,8 @@ def test_a_stream_grows_token_by_token_to_the_whole_answer(tiny_directory: Path)
 def test_many_streams_run_together_and_each_gets_its_own_answer(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
         prompts = [f"prompt {i}" for i in range(9)]
-        together = await asyncio.gather(*(whole(engine, prompt, SHORT) for prompt in prompts))
-        alone = [await whole(engine, prompt, SHORT) for prompt in prompts]
+        together = await asyncio.gather(*(full_text(engine, prompt, SHORT) for prompt in prompts))
+        alone = [await full_text(engine, prompt, SHORT) for prompt in prompts]
         assert together == alone
 
     with_engine(tiny_directory, body)
@@ -64,7 +64,7 @@ def test_abort_ends_a_stream_and_frees_its_blocks(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
         reasons = []
         async for output in engine.generate("abc", LONG, request_id="mine"):
-            if not reasons:  # at the first news, of however many tokens it is
+            if not reasons:  # at the first output, whatever its number of tokens
                 await engine.abort("mine")
             reasons.append(output.outputs[0].finish_reason)
         assert reasons[-1] == "abort"
@@ -89,7 +89,7 @@ def test_leaving_the_loop_aborts_the_request(tiny_directory: Path) -> None:
 
 def test_cancelling_the_task_aborts_the_request(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
-        task = asyncio.create_task(whole(engine, "abc", LONG))
+        task = asyncio.create_task(full_text(engine, "abc", LONG))
         while not engine.stats.scheduler.num_running:
             await asyncio.sleep(0)
         task.cancel()
@@ -109,12 +109,12 @@ def test_an_engine_serves_one_event_loop_after_the_other(tiny_directory: Path) -
             last = output.outputs[0].text
         return last
 
-    async def leave() -> None:
+    async def stop_early() -> None:
         async for _ in engine.generate("hi", SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)):
             return
 
     first = asyncio.run(ask())
-    asyncio.run(leave())  # what still comes is for nobody
+    asyncio.run(stop_early())  # events that still arrive have no reader
     assert asyncio.run(ask()) == first
     asyncio.run(engine.close())
 
@@ -137,7 +137,7 @@ def test_chat_streams_through_the_template(tiny_directory: Path) -> None:
     with_engine(tiny_directory, body)
 
 
-def test_with_best_of_a_stream_has_one_output_the_last(tiny_directory: Path) -> None:
+def test_with_best_of_a_stream_yields_only_the_final_output(tiny_directory: Path) -> None:
     async def body(engine: AsyncEngine) -> None:
         params = SamplingParams(best_of=3, max_tokens=6, ignore_eos=True, seed=1)
         outputs = [output async for output in engine.generate("abc", params)]

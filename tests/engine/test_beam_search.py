@@ -1,4 +1,4 @@
-"""Beam search and best_of: against transformers where the meanings agree, and against the plainest search there is."""
+"""Beam search and best_of, compared with transformers where the definitions agree, and with a naive search."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from headrace import LLM, BeamSearchParams, SamplingParams
 from headrace.errors import RequestError
 from tests.engine.tiny import EOS, SHAPE, save_model
 
+pytestmark = pytest.mark.parity
+
 PROMPTS = [[5, 9, 33, 7], list(range(1, 40)), [200]]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
-    """With a flatter head than usual, so that beams differ in more than one place and some come to an end."""
+    """A model with a flat output distribution, so that beams differ in several positions and some end."""
     directory = tmp_path_factory.mktemp("tiny")
     model = save_model(directory)
     with torch.no_grad():
@@ -30,8 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 Beam = tuple[tuple[int, ...], float]
 
 
-def plainest_search(model: PreTrainedModel, prompt: list[int], params: BeamSearchParams) -> list[Beam]:
-    """vLLM's rules, one beam at a time, the whole context again for every token."""
+def naive_search(model: PreTrainedModel, prompt: list[int], params: BeamSearchParams) -> list[Beam]:
+    """vLLM's rules, one beam at a time, recomputing the whole context for every token."""
 
     def score(beam: Beam) -> float:
         tokens, total = beam
@@ -54,12 +56,12 @@ def plainest_search(model: PreTrainedModel, prompt: list[int], params: BeamSearc
 
 @pytest.mark.parametrize("beam_width", [1, 2, 5])
 def test_beams_and_their_scores_are_those_of_transformers(model: tuple[Path, PreTrainedModel], beam_width: int) -> None:
-    directory, judge = model
+    directory, reference = model
     params = BeamSearchParams(beam_width=beam_width, max_tokens=9, ignore_eos=True, length_penalty=0.0)
     with LLM(str(directory), max_num_seqs=8, num_gpu_blocks_override=256) as llm:
         outputs = llm.beam_search(PROMPTS, params)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        theirs = judge.generate(
+        theirs = reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             num_beams=beam_width,
@@ -68,12 +70,12 @@ def test_beams_and_their_scores_are_those_of_transformers(model: tuple[Path, Pre
             do_sample=False,
             eos_token_id=None,
             pad_token_id=SHAPE["vocab_size"] - 1,
-            length_penalty=0.0,  # the sum itself: the two count lengths differently
+            length_penalty=0.0,  # plain sums: the two count lengths differently
             output_scores=True,
             return_dict_in_generate=True,
         )
         assert [list(beam.tokens) for beam in output.sequences] == theirs.sequences.tolist()
-        if beam_width > 1:  # one beam is greedy there, and has no score
+        if beam_width > 1:  # with one beam transformers decodes greedily, without scores
             sums = [beam.cum_logprob for beam in output.sequences]
             assert sums == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-3)
         assert all(beam.finish_reason == "length" for beam in output.sequences)
@@ -83,16 +85,16 @@ def test_beams_and_their_scores_are_those_of_transformers(model: tuple[Path, Pre
 @pytest.mark.parametrize(
     "settings", [{"block_size": 8, "max_num_seqs": 3}, {"enable_prefix_caching": False, "max_num_seqs": 16}]
 )
-def test_beams_that_end_are_ranked_by_their_length_as_in_the_plainest_search(
+def test_beams_that_end_are_ranked_by_their_length_as_in_the_naive_search(
     model: tuple[Path, PreTrainedModel], length_penalty: float, settings: dict[str, object]
 ) -> None:
-    directory, judge = model
+    directory, reference = model
     params = BeamSearchParams(beam_width=4, max_tokens=6, length_penalty=length_penalty)
     with LLM(str(directory), num_gpu_blocks_override=256, **settings) as llm:  # type: ignore[arg-type]
         outputs = llm.beam_search(PROMPTS, params)
     num_ended = 0
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        expected = plainest_search(judge, prompt, params)
+        expected = naive_search(reference, prompt, params)
         assert [beam.tokens for beam in output.sequences] == [tokens for tokens, _ in expected]
         assert [beam.cum_logprob for beam in output.sequences] == pytest.approx([s for _, s in expected], abs=2e-3)
         for beam in output.sequences:
@@ -120,12 +122,12 @@ def test_beams_have_the_text_of_all_their_tokens(llm: LLM) -> None:
         ({"beam_width": 2, "max_tokens": 4, "lenght_penalty": 1}, "did you mean 'length_penalty'"),
     ],
 )
-def test_what_a_beam_search_cannot_do_is_refused(params: dict[str, object], message: str) -> None:
+def test_invalid_beam_search_parameters_are_refused(params: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         BeamSearchParams(**params)  # type: ignore[arg-type]
 
 
-def test_a_search_that_would_leave_the_context_is_refused(llm: LLM) -> None:
+def test_a_search_that_would_exceed_the_context_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: 100 tokens and max_tokens \(500\) are more than"):
         llm.beam_search([[1], [1] * 100], BeamSearchParams(beam_width=2, max_tokens=500))
 
@@ -133,7 +135,7 @@ def test_a_search_that_would_leave_the_context_is_refused(llm: LLM) -> None:
 # ---- best_of
 
 
-def test_best_of_gives_the_answers_of_the_largest_mean_log_probability(llm: LLM) -> None:
+def test_best_of_returns_the_answers_with_the_largest_mean_log_probability(llm: LLM) -> None:
     options = {"max_tokens": 12, "seed": 3, "temperature": 1.5}
     (everything,) = llm.generate("hello", SamplingParams(n=8, logprobs=0, **options), use_tqdm=False)
     (best,) = llm.generate("hello", SamplingParams(n=3, best_of=8, logprobs=0, **options), use_tqdm=False)
@@ -147,12 +149,12 @@ def test_best_of_gives_the_answers_of_the_largest_mean_log_probability(llm: LLM)
     assert len({mean(answer) for answer in everything.outputs}) == 8
 
 
-def test_best_of_shows_no_log_probabilities_that_nobody_asked_for(llm: LLM) -> None:
+def test_best_of_returns_no_log_probabilities_unless_requested(llm: LLM) -> None:
     (output,) = llm.generate("hello", SamplingParams(best_of=3, max_tokens=4), use_tqdm=False)
     assert len(output.outputs) == 1
     assert output.outputs[0].logprobs is None
 
 
-def test_fewer_than_n_to_choose_from_is_refused() -> None:
+def test_a_best_of_smaller_than_n_is_refused() -> None:
     with pytest.raises(RequestError, match=r"best_of must be at least n \(3\), got 2"):
         SamplingParams(n=3, best_of=2)

@@ -14,7 +14,7 @@ def make_client(inbox: Inbox) -> EngineClient:
     return EngineClient(core, inbox.deliver)
 
 
-def test_an_exception_over_one_request_ends_that_one_only() -> None:
+def test_an_exception_of_one_request_ends_only_that_request() -> None:
     inbox = Inbox()
     client = make_client(inbox)
     client.submit(make_request("breaks", cores.BREAK))
@@ -25,7 +25,7 @@ def test_an_exception_over_one_request_ends_that_one_only() -> None:
     assert client.failure is None
 
 
-def test_after_a_failure_those_who_wait_are_told_and_others_refused() -> None:
+def test_after_a_failure_waiting_requests_are_told_and_new_ones_refused() -> None:
     inbox = Inbox()
     client = make_client(inbox)
     client.submit(make_request("fatal", cores.RAISE))
@@ -36,7 +36,7 @@ def test_after_a_failure_those_who_wait_are_told_and_others_refused() -> None:
     client.close()
 
 
-def test_closing_leaves_the_rest_undone() -> None:
+def test_closing_leaves_unfinished_requests_unfinished() -> None:
     inbox = Inbox()
     client = make_client(inbox)
     client.close()

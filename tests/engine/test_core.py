@@ -16,7 +16,7 @@ LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=16, max_model_le
 
 
 class RecordingRunner(FakeRunner):
-    """Notes how many steps are in flight whenever the host waits for one."""
+    """Records how many steps are in flight whenever the host waits for one."""
 
     def __init__(self, vocab_size: int = 50) -> None:
         super().__init__(max_num_seqs=LIMITS.max_num_seqs, vocab_size=vocab_size)
@@ -86,7 +86,7 @@ def test_the_host_does_not_wait_for_a_step_while_the_device_has_fewer_than_it_ma
     assert while_busy == [depth + 1] * (10 - depth)
 
 
-def test_when_nothing_is_left_to_plan_the_steps_in_flight_are_taken_in() -> None:
+def test_when_nothing_is_left_to_plan_the_steps_in_flight_are_applied() -> None:
     runner = RecordingRunner()
     core = make_core(runner, depth=3)
     core.add(make_request("one", max_tokens=2))
@@ -100,7 +100,7 @@ def test_an_idle_step_does_nothing() -> None:
     assert core.step() == []
 
 
-def test_work_remains_until_the_steps_of_an_aborted_request_are_taken_in() -> None:
+def test_work_remains_until_the_steps_of_an_aborted_request_are_applied() -> None:
     core = make_core(depth=3)
     core.add(make_request("one", max_tokens=20))
     core.step()
@@ -111,7 +111,7 @@ def test_work_remains_until_the_steps_of_an_aborted_request_are_taken_in() -> No
     assert not core.has_work
 
 
-def test_closing_takes_in_what_is_in_flight_and_closes_the_runner() -> None:
+def test_closing_collects_the_steps_in_flight_and_closes_the_runner() -> None:
     runner = RecordingRunner()
     core = make_core(runner, depth=3)
     core.add(make_request("one", max_tokens=20))
@@ -150,7 +150,7 @@ def test_end_of_sequence_tokens_stop_an_answer_unless_ignored() -> None:
     assert answers["stops", 0] == answers["goes on", 0][: answers["goes on", 0].index(1) + 1]
 
 
-def test_stop_ids_of_engine_and_request_go_down_together_without_repetition() -> None:
+def test_stop_ids_of_engine_and_request_are_combined_without_repetition() -> None:
     runner = RecordingRunner()
     core = make_core(runner, eos_token_ids=(48, 49))
     core.add(make_request("both", max_tokens=1, stop_token_ids=[49, 7]))
@@ -166,7 +166,7 @@ def test_a_refused_request_is_an_error_at_once() -> None:
     assert not core.has_work
 
 
-def test_time_on_the_host_and_waiting_are_told_apart() -> None:
+def test_host_time_and_waiting_time_are_counted_apart() -> None:
     core = make_core()
     core.add(make_request("one", max_tokens=10))
     run(core)
@@ -176,7 +176,7 @@ def test_time_on_the_host_and_waiting_are_told_apart() -> None:
     assert stats.scheduler.num_generated_tokens == 10
 
 
-def test_each_step_that_was_taken_in_is_in_the_histograms_of_time() -> None:
+def test_each_applied_step_is_in_the_histograms_of_time() -> None:
     core = make_core(depth=1)
     core.add(make_request("one", max_tokens=10))
     run(core)

@@ -1,4 +1,4 @@
-"""The embedded model, whole: equal greedy answers with transformers on the same file's weights."""
+"""The embedded model end to end: greedy answers equal those of transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -58,23 +58,21 @@ def reference_model() -> LlamaForCausalLM:
     return model.eval()
 
 
-def test_twenty_greedy_answers_equal_those_of_transformers() -> None:
+def test_twenty_greedy_answers_equal_those_of_transformers(smollm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with LLM(max_model_len=512) as llm:
-        outputs = llm.chat([[{"role": "user", "content": question}] for question in QUESTIONS], params, use_tqdm=False)
+    outputs = smollm.chat([[{"role": "user", "content": question}] for question in QUESTIONS], params, use_tqdm=False)
     model = reference_model()
     for output in outputs:
         prompt, answer = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + answer])).logits[0]
-        # If every token is the best one after those before it, the whole is its greedy answer.
+        # If every token is the argmax given the tokens before it, the answer is the greedy one.
         assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist(), output.prompt
 
 
-def test_it_knows_the_capital_of_france() -> None:
-    with LLM(max_model_len=256) as llm:
-        (output,) = llm.chat(
-            [{"role": "user", "content": QUESTIONS[0]}], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False
-        )
+def test_the_model_knows_the_capital_of_france(smollm: LLM) -> None:
+    (output,) = smollm.chat(
+        [{"role": "user", "content": QUESTIONS[0]}], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False
+    )
     assert output.outputs[0].text == "The capital of France is Paris."
     assert output.outputs[0].finish_reason == "stop"

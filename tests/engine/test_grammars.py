@@ -1,4 +1,4 @@
-"""Compiling grammars: what is refused, what hostile ones cost, what is kept."""
+"""Compiling grammars: what is refused, what hostile ones cost, what is cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def allowed(grammars: Grammars, grammar: Grammar, text: str = "") -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def test_a_mask_has_every_token_that_goes_on_and_no_other() -> None:
+def test_a_mask_has_every_token_that_can_follow_and_no_other() -> None:
     grammars = make_grammars()
     grammar = grammars.compile(StructuredOutputs(regex="(hello|help)!"))
     h, e, he, hello = ord("h"), ord("e"), 258 + WORDS.index("he"), 258 + WORDS.index("hello")
@@ -42,7 +42,7 @@ def test_a_mask_has_every_token_that_goes_on_and_no_other() -> None:
     assert allowed(grammars, grammar, "help!") == {grammars.end_id}
 
 
-def test_half_a_character_may_begin_it() -> None:
+def test_part_of_a_character_may_come_first() -> None:
     grammars = make_grammars()
     grammar = grammars.compile(StructuredOutputs(choice=["日本", "x"]))
     assert allowed(grammars, grammar) == {"日".encode()[0], 258 + WORDS.index("日本"), ord("x")}
@@ -116,7 +116,7 @@ def test_pieces_of_sentencepiece_are_matched_as_the_text_that_they_make() -> Non
 )
 def test_what_cannot_be_compiled_is_refused_with_the_reason(given: dict[str, Any], message: str) -> None:
     grammars = make_grammars()
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         with pytest.raises(RequestError, match=message) as refused:
             grammars.compile(StructuredOutputs(**given, asked_as="response_format"))
         assert refused.value.param == "response_format"
@@ -156,7 +156,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused_or_gives_up_or_goes_on_within_its_limits(name: str) -> None:
+def test_a_hostile_grammar_is_refused_or_fails_or_runs_within_its_limits(name: str) -> None:
     """Limits are counted in work, not in time: without them some of these take minutes, or all of the memory."""
     grammars = make_grammars()
     try:
@@ -179,7 +179,7 @@ def test_only_the_last_used_are_kept() -> None:
     assert grammars.compile(StructuredOutputs(regex="a0")) is kept[0]
     for i in range(100, 102):
         grammars.compile(StructuredOutputs(regex=f"a{i}"))
-    assert len(grammars._kept) == 3
+    assert grammars.num_kept == 3
     assert grammars.compile(StructuredOutputs(regex="a0")) is kept[0]
     assert grammars.compile(StructuredOutputs(regex="a1")) is not kept[1]
 
@@ -189,7 +189,8 @@ def test_long_sources_push_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = make_grammars()
     for i in range(10):
         grammars.compile(StructuredOutputs(regex="b" * 400 + str(i)))
-    assert sum(len(source) for _, source in grammars._kept) == grammars._kept_len <= 1_000
+    assert grammars.num_kept == 2
+    assert grammars.kept_len == 2 * 401
 
 
 def test_a_schema_and_a_choice_of_the_same_text_are_two_grammars() -> None:
@@ -217,7 +218,7 @@ def test_many_threads_compile_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert len(set(map(id, found))) <= 14  # two may compile the same at the same time; the last one is kept
+    assert len(set(map(id, found))) <= 14  # two threads may compile the same one at the same time; the last is kept
 
 
 def test_without_a_tokenizer_it_is_refused() -> None:
@@ -225,6 +226,7 @@ def test_without_a_tokenizer_it_is_refused() -> None:
         Grammars(None, vocab_size=100).compile(StructuredOutputs(regex="a"))
 
 
+@pytest.mark.processes
 def test_engines_that_need_no_grammar_do_not_load_llguidance() -> None:
     code = "import sys, headrace.engine.core, headrace.engine.llm; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -35,7 +35,7 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5]
 
 
-def test_a_list_of_parameters_of_another_length_is_refused(llm: LLM) -> None:
+def test_a_list_of_parameters_of_the_wrong_length_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 entries for 3 prompts"):
         llm.generate(["a", "b", "c"], [GREEDY, GREEDY])
 
@@ -54,7 +54,7 @@ def test_several_conversations_give_several_answers(llm: LLM) -> None:
 
 def test_n_answers_differ_when_sampled_and_share_the_prompt(llm: LLM) -> None:
     params = SamplingParams(n=4, temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
-    (output,) = llm.generate("the same beginning for all of them", params, use_tqdm=False)
+    (output,) = llm.generate("the same prefix for all of them", params, use_tqdm=False)
     assert [answer.index for answer in output.outputs] == [0, 1, 2, 3]
     assert len({answer.token_ids for answer in output.outputs}) == 4
 
@@ -68,11 +68,13 @@ def test_the_first_of_n_answers_is_the_one_that_n_1_gives(llm: LLM) -> None:
     )
 
 
-def test_a_seeded_request_gives_the_same_answer_alone_and_in_a_crowd(llm: LLM) -> None:
+def test_a_seeded_request_gives_the_same_answer_alone_and_in_a_batch(llm: LLM) -> None:
     seeded = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=16, ignore_eos=True, seed=123)
-    crowd = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
+    others = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
     (alone,) = llm.generate("tell me", seeded, use_tqdm=False)
-    together = llm.generate(["a", "bb", "tell me", "dddd", "e"], [crowd, crowd, seeded, crowd, crowd], use_tqdm=False)
+    together = llm.generate(
+        ["a", "bb", "tell me", "dddd", "e"], [others, others, seeded, others, others], use_tqdm=False
+    )
     assert together[2].outputs[0].token_ids == alone.outputs[0].token_ids
 
 
@@ -100,7 +102,7 @@ def test_a_stop_string_can_be_kept_in_the_text(llm: LLM) -> None:
     assert texts(llm, "go on", params) == [full[: full.index(stop) + len(stop)]]
 
 
-def test_min_tokens_holds_a_stop_string_off(llm: LLM) -> None:
+def test_min_tokens_delays_a_stop_string(llm: LLM) -> None:
     (full,) = texts(llm, "go on", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     params = SamplingParams(temperature=0, max_tokens=40, min_tokens=12, ignore_eos=True, stop=list(full[:8]))
     (output,) = llm.generate("go on", params, use_tqdm=False)
@@ -118,16 +120,16 @@ def test_a_stop_token_ends_the_answer_and_is_its_last_token(llm: LLM) -> None:
     assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
 
 
-def test_min_tokens_holds_a_stop_token_off(llm: LLM) -> None:
+def test_min_tokens_delays_a_stop_token(llm: LLM) -> None:
     (output,) = llm.generate("abc", GREEDY, use_tqdm=False)
     stop = output.outputs[0].token_ids[0]
     params = SamplingParams(temperature=0, max_tokens=8, min_tokens=3, stop_token_ids=[stop])
-    (held,) = llm.generate("abc", params, use_tqdm=False)
-    assert len(held.outputs[0].token_ids) >= 3
-    assert stop not in held.outputs[0].token_ids[:3]
+    (delayed,) = llm.generate("abc", params, use_tqdm=False)
+    assert len(delayed.outputs[0].token_ids) >= 3
+    assert stop not in delayed.outputs[0].token_ids[:3]
 
 
-def test_logprobs_come_with_the_chosen_token_and_the_most_likely(llm: LLM) -> None:
+def test_logprobs_include_the_sampled_token_and_the_most_likely_ones(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3)
     (output,) = llm.generate("abc", params, use_tqdm=False)
     answer = output.outputs[0]
@@ -138,7 +140,7 @@ def test_logprobs_come_with_the_chosen_token_and_the_most_likely(llm: LLM) -> No
         assert entry.logprob == pytest.approx(entry.top_logprobs[0]) and entry.logprob <= 0
 
 
-def test_an_answer_ends_where_the_context_does(tiny_directory: Path) -> None:
+def test_an_answer_ends_at_the_end_of_the_context(tiny_directory: Path) -> None:
     with LLM(str(tiny_directory), max_model_len=32, max_num_seqs=2) as small:
         (output,) = small.generate(
             [list(range(1, 31))], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
@@ -147,11 +149,11 @@ def test_an_answer_ends_where_the_context_does(tiny_directory: Path) -> None:
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_an_over_long_prompt_is_refused_with_its_place_and_the_numbers(llm: LLM) -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_its_index_and_the_numbers(llm: LLM) -> None:
     long = [1] * (SHAPE["max_position_embeddings"] + 1)
     with pytest.raises(RequestError, match=r"prompt 1: the prompt has 513 tokens .* context holds 512"):
         llm.generate([[1, 2], long], GREEDY, use_tqdm=False)
-    assert texts(llm, "still alive", GREEDY)  # and the engine goes on
+    assert texts(llm, "still alive", GREEDY)  # the engine still works
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(llm: LLM) -> None:
@@ -181,12 +183,12 @@ def test_the_end_of_sequence_token_ends_an_answer_unless_ignored(llm: LLM) -> No
         "abc", SamplingParams(temperature=1.0, max_tokens=400, seed=1, ignore_eos=True), use_tqdm=False
     )
     answer = ended.outputs[0]
-    assert EOS in ignored.outputs[0].token_ids, "the seed must draw an end-of-sequence token for this test"
+    assert EOS in ignored.outputs[0].token_ids, "with this seed an end-of-sequence token must be sampled"
     assert answer.finish_reason == "stop" and answer.stop_reason is None
     assert answer.token_ids[-1] == EOS and EOS not in answer.token_ids[:-1]
 
 
-def test_settings_say_why(llm: LLM) -> None:
+def test_settings_give_their_reasons(llm: LLM) -> None:
     reasons = {choice.name: choice.reason for choice in llm.settings.choices}
     assert reasons["max_num_seqs"] == "as set"
     assert reasons["max_model_len"] == "the model's own context"

@@ -1,4 +1,4 @@
-"""The order in which offline work starts, and how much of it runs at once."""
+"""The order in which offline requests start, and how many sequences run at once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_long_answers_start_first_and_unlimited_ones_before_all() -> None:
     assert starting_order(["a", "b", "c", "d"], limits(5, 70, None, 70)) == [2, 1, 3, 0]
 
 
-def test_equals_that_begin_alike_start_side_by_side() -> None:
+def test_equals_that_share_a_prefix_start_side_by_side() -> None:
     prompts = [[7, 1], [3, 9], [7, 2], [3, 1]]
-    assert starting_order(prompts, limits(4, 4, 4, 4)) == [1, 3, 0, 2]  # what is shared of such short ones is not kept
+    assert starting_order(prompts, limits(4, 4, 4, 4)) == [1, 3, 0, 2]  # such short prefixes fill no block
     assert starting_order(["on b", "an x", "on a"], limits(4, 4, 4)) == [1, 2, 0]
     dictionaries = [{"prompt": "on"}, {"prompt_token_ids": [0]}, {"prompt": "an"}]
     assert starting_order(dictionaries, limits(4, 4, 4)) == [1, 2, 0]
@@ -43,7 +43,7 @@ def test_what_cannot_be_compared_keeps_its_place() -> None:
     assert starting_order(odd, limits(4, 4, 4, 9, 4)) == [3, 0, 1, 2, 4]  # type: ignore[arg-type]
 
 
-def test_the_work_is_levelled_to_the_length_of_its_longest_answer() -> None:
+def test_the_target_concurrency_fits_the_longest_answer() -> None:
     even = limits(*[100] * 50)
     assert target_concurrency(even, fp8_settings()) == 50
     one_long = limits(1000, *[100] * 60)
@@ -51,7 +51,7 @@ def test_the_work_is_levelled_to_the_length_of_its_longest_answer() -> None:
     assert target_concurrency(limits(1000, 10, 10), fp8_settings()) == 4  # what the full rate needs
 
 
-def test_without_limits_or_on_a_cpu_nothing_is_levelled() -> None:
+def test_without_limits_or_on_a_cpu_there_is_no_target_concurrency() -> None:
     assert target_concurrency(limits(None, None), fp8_settings()) == 4
     assert target_concurrency(limits(10, 1000), settings()) is None
     assert target_concurrency([], fp8_settings()) is None

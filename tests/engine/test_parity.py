@@ -1,4 +1,4 @@
-"""The whole engine against transformers, greedy, through chunks, prefix hits, preemption and mixed batches."""
+"""Greedy answers equal those of transformers, through chunks, prefix hits, preemption and mixed batches."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
-from tests.engine.tiny import FAMILIES, SHAPE, greedy, save_model
+from tests.engine.tiny import FAMILIES, LIKE_OTHERS, SHAPE, greedy, save_model
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))  # never drawn, but who knows: it may be preempted
-
-# Put together of what the others have, one by one; their logits are held against transformers' in any case.
-LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm", "seed_oss", "ernie4_5", "exaone4"} | {
-    "cohere2",
-    "gemma",
-    "mixtral",
-}
+# The stop token is never sampled, but makes the length unknown, so that preemption can happen.
+OPEN_ENDED = dataclasses.replace(GREEDY, stop_token_ids=(10**6,))
+pytestmark = pytest.mark.parity
 
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """Tiny products are done before a second thread wakes up."""
+    """Tiny GEMMs finish before a second thread wakes up."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
 
 
-def prompts_that_begin_alike() -> list[list[int]]:
-    """Lengths around block borders, half of them with a common beginning of 40 tokens."""
+def prompts_with_a_shared_prefix() -> list[list[int]]:
+    """Lengths around block borders; half share a prefix of 40 tokens."""
     rng = random.Random(3)
     head = [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(40)]
     tails = [
@@ -52,7 +47,7 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
     family: str, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path, family)
-    prompts = prompts_that_begin_alike()
+    prompts = prompts_with_a_shared_prefix()
     expected = [greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_gpu_blocks_override": 60, "block_size": 8}
     with LLM(str(tmp_path), num_threads=1, **settings) as llm:
@@ -67,7 +62,7 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112},  # too small for all: preemption
+        {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112},  # too small for all prompts: preemption
         {
             "num_gpu_blocks_override": 14,
             "block_size": 8,
@@ -81,7 +76,7 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
     ids=["preemption", "no-evict", "whole-prompts", "no-prefix-cache", "larger-blocks"],
 )
 def test_settings_change_the_schedule_and_never_the_answer(settings: dict[str, object], tiny_directory: Path) -> None:
-    prompts = prompts_that_begin_alike()
+    prompts = prompts_with_a_shared_prefix()
     with LLM(str(tiny_directory), max_num_seqs=6) as plain:
         expected = [o.outputs[0].token_ids for o in plain.generate(prompts, GREEDY, use_tqdm=False)]
     with LLM(str(tiny_directory), max_num_seqs=6, **settings) as llm:

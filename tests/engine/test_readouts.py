@@ -1,4 +1,4 @@
-"""Embeddings and scores against transformers: one prompt at a time there; here in chunks, batches, beside streams."""
+"""Embeddings and scores, compared with transformers: here in chunks and batches, and beside streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.errors import RequestError
-from tests.engine.tiny import FAMILIES, SHAPE, save_model
+from tests.engine.tiny import FAMILIES, LIKE_OTHERS, SHAPE, save_model
+
+pytestmark = pytest.mark.parity
 
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_gpu_blocks_override": 60, "block_size": 8}
 
@@ -22,17 +24,17 @@ def some_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1, SHAPE["vocab_size"]) for _ in range(count)]
 
 
-def prompts_that_begin_alike() -> list[list[int]]:
-    """Most are longer than a step of eleven tokens; half have a beginning of 40 in common."""
+def prompts_with_a_shared_prefix() -> list[list[int]]:
+    """Most are longer than a step of eleven tokens; half share a prefix of 40."""
     rng = random.Random(3)
     head = some_tokens(rng, 40)
     return [(head if i % 2 else []) + some_tokens(rng, n) for i, n in enumerate((1, 7, 8, 9, 24, 25, 60, 3, 16, 1))]
 
 
 def states(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
-    """[T, H]: after the final norm."""
+    """[T, H]: hidden states after the final norm."""
     with torch.inference_mode():
-        inner = model.model if model.base_model is model else model.base_model  # Llama 4 has no name for it
+        inner = model.model if model.base_model is model else model.base_model  # Llama 4 has no base_model
         return inner(torch.tensor([prompt])).last_hidden_state[0].double()
 
 
@@ -49,13 +51,15 @@ def logprobs(model: PreTrainedModel, prompt: list[int], continuation: list[int])
     return after.gather(1, torch.tensor(continuation)[:, None])[:, 0].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in FAMILIES]
+)
 def test_embeddings_and_scores_equal_transformers_through_chunks_and_prefix_hits(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, family)
-    prompts = prompts_that_begin_alike()
+    prompts = prompts_with_a_shared_prefix()
     continuations = [some_tokens(random.Random(i), 1 + 5 * (i % 4)) for i in range(len(prompts))]
     with LLM(str(tmp_path), **SMALL) as llm:  # type: ignore[arg-type]
-        for _ in range(2):  # the second time with what the first left in the cache
+        for _ in range(2):  # the second time with prefix hits from the first
             for pooling in ("last", "mean"):
                 outputs = llm.embed(prompts, pooling=pooling, use_tqdm=False)  # type: ignore[arg-type]
                 for prompt, output in zip(prompts, outputs, strict=True):
@@ -89,12 +93,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     ],
     ids=["plain", "small-cache", "whole-prompts", "no-prefix-cache"],
 )
-def test_readouts_beside_streams_are_the_same_and_change_no_stream(
+def test_readouts_and_streams_do_not_change_each_other(
     settings: dict[str, object], device: str, tiny_directory: Path, model: PreTrainedModel
 ) -> None:
-    prompts = prompts_that_begin_alike()
+    prompts = prompts_with_a_shared_prefix()
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    tolerance = 1e-4 if device == "cpu" else 0.05  # bfloat16 there
+    tolerance = 1e-4 if device == "cpu" else 0.05  # bfloat16 on the GPU
 
     async def stream(engine: AsyncEngine, prompt: list[int]) -> tuple[int, ...]:
         return [output async for output in engine.generate(prompt, params)][-1].outputs[0].token_ids
@@ -127,7 +131,7 @@ def test_readouts_beside_streams_are_the_same_and_change_no_stream(
     asyncio.run(asyncio.wait_for(main(), 300))
 
 
-def test_only_what_is_before_the_first_read_token_comes_from_the_prefix_cache(tiny_directory: Path) -> None:
+def test_the_prefix_cache_serves_only_tokens_before_the_first_read_token(tiny_directory: Path) -> None:
     prompt = some_tokens(random.Random(1), 40)
     with LLM(str(tiny_directory), max_num_seqs=4, block_size=8) as llm:
         llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
@@ -153,7 +157,7 @@ def test_one_prompt_may_have_several_continuations_and_its_blocks_are_computed_o
     assert [output.num_cached_tokens for output in together] == [0, 56, 56]
 
 
-def test_two_texts_are_tokenized_as_the_one_text_they_make(llm: LLM) -> None:
+def test_prompt_and_continuation_are_tokenized_as_one_text(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     (text,) = llm.score("the river ", "flows", use_tqdm=False)
     (ids,) = llm.score(tokenizer.encode("the river "), tokenizer.encode("flows"), use_tqdm=False)
@@ -163,7 +167,7 @@ def test_two_texts_are_tokenized_as_the_one_text_they_make(llm: LLM) -> None:
     assert text.outputs.logprob == pytest.approx(ids.outputs.logprob, abs=1e-4)
 
 
-def test_an_embedding_has_the_shape_that_users_of_vllm_know(llm: LLM) -> None:
+def test_an_embedding_output_has_the_fields_of_vllms(llm: LLM) -> None:
     (output,) = llm.embed("some text", use_tqdm=False)
     assert output.prompt == "some text" and output.finished
     assert output.outputs.embedding.shape == (SHAPE["hidden_size"],) and output.outputs.embedding.dtype == np.float32
@@ -178,10 +182,10 @@ def test_a_prompt_may_fill_the_whole_context_and_no_more(tiny_directory: Path) -
         assert llm.score([tokens[:30]], [tokens[30:]], use_tqdm=False)[0].outputs.num_tokens == 3
         with pytest.raises(RequestError, match=r"prompt 0: the prompt has 33 tokens, but the context holds 32"):
             llm.embed([tokens], use_tqdm=False)
-        assert llm.embed([tokens[:5]], use_tqdm=False)  # and the engine goes on
+        assert llm.embed([tokens[:5]], use_tqdm=False)  # the engine still works
 
 
-def test_readouts_draw_no_random_numbers_that_others_would_have_drawn(tiny_directory: Path) -> None:
+def test_readouts_do_not_advance_the_random_state_of_later_requests(tiny_directory: Path) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
 
     def answer(*, after_a_readout: bool) -> tuple[int, ...]:
@@ -194,7 +198,7 @@ def test_readouts_draw_no_random_numbers_that_others_would_have_drawn(tiny_direc
     assert answer(after_a_readout=True) == answer(after_a_readout=False)
 
 
-def test_impossible_readouts_are_refused(llm: LLM) -> None:
+def test_invalid_readouts_are_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="pooling must be one of last, mean, got 'men', did you mean 'mean'"):
         llm.embed("x", pooling="men", use_tqdm=False)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="2 continuations for 3 prompts"):
@@ -208,7 +212,7 @@ def test_impossible_readouts_are_refused(llm: LLM) -> None:
     assert llm.embed([], use_tqdm=False) == [] and llm.score([], [], use_tqdm=False) == []
 
 
-def test_leaving_a_readout_early_frees_its_blocks(tiny_directory: Path) -> None:
+def test_cancelling_a_readout_frees_its_blocks(tiny_directory: Path) -> None:
     async def main() -> None:
         engine = await AsyncEngine.start(str(tiny_directory), max_num_seqs=2, max_num_batched_tokens=2)
         try:

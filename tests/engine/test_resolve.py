@@ -89,7 +89,7 @@ def test_a_cache_smaller_than_the_context_shortens_the_context() -> None:
 def test_a_small_cache_lowers_the_number_of_sequences() -> None:
     resolved = settings(num_gpu_blocks_override=40)
     assert resolved.max_num_seqs == 10
-    assert reason(resolved, "max_num_seqs") == "the KV cache holds so many sequences of 64 tokens"
+    assert reason(resolved, "max_num_seqs") == "the KV cache holds this many sequences of 64 tokens"
 
 
 def test_kv_cache_memory_in_bytes_is_honoured() -> None:
@@ -129,9 +129,9 @@ def test_a_small_budget_alone_lowers_the_number_of_sequences() -> None:
     assert settings(max_num_batched_tokens=9).max_num_seqs == 9
 
 
-def test_without_chunks_the_budget_holds_the_longest_prompt() -> None:
+def test_without_chunked_prefill_the_budget_holds_the_longest_prompt() -> None:
     assert settings(enable_chunked_prefill=False).max_num_batched_tokens == 4096
-    with pytest.raises(ConfigError, match="without chunks a prompt must fit in one step"):
+    with pytest.raises(ConfigError, match="without chunked prefill a prompt must fit in one step"):
         settings(enable_chunked_prefill=False, max_num_batched_tokens=1024)
 
 
@@ -162,11 +162,11 @@ def test_a_gpus_cache_is_its_share_less_weights_and_the_measured_step() -> None:
     assert resolved.num_blocks == min(room // (BLOCK_BYTES // 2), 1024 * 4096 // 16)
 
 
-def test_what_others_hold_of_a_gpu_is_not_taken() -> None:
+def test_gpu_memory_of_other_processes_is_not_taken() -> None:
     small = replace(GPU, total_memory=8 * GIB, free_memory=4 * GIB)
     resolved = on_gpu(small, max_num_seqs=100_000, max_num_batched_tokens=100_000)
     assert resolved.num_blocks == (4 * GIB - SPEC.num_params * 2 - 2 * GIB - GPU_RUNTIME_BYTES) // (BLOCK_BYTES // 2)
-    assert "others have left" in reason(resolved, "num_blocks")
+    assert "other processes have left" in reason(resolved, "num_blocks")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_gpu_runs_as_many_sequences_as_fill_its_processors_or_as_the_cache_hol
     assert resolve(config, spec, replace(facts(), gpu=GPU)).max_num_seqs == expected
 
 
-def test_eight_bits_halve_the_layers_and_the_cache() -> None:
+def test_fp8_halves_the_layers_and_the_cache() -> None:
     plain = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000)
     half = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000, kv_cache_dtype="fp8", quantization="fp8")
     saved = SPEC.num_linear_params
@@ -191,20 +191,20 @@ def test_eight_bits_halve_the_layers_and_the_cache() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
-def test_eight_bits_are_refused_where_nothing_multiplies_them(wish: dict[str, str]) -> None:
+def test_fp8_is_refused_without_hardware_for_it(wish: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="needs a GPU; a CPU computes in float32"):
         settings(**wish)
     with pytest.raises(ConfigError, match=r"compute capability 8\.9 or more, and a gpu has 8\.0"):
         on_gpu(replace(GPU, capability=(8, 0)), **wish)
 
 
-def test_quantized_products_are_in_bfloat16() -> None:
+def test_quantized_gemms_compute_in_bfloat16() -> None:
     with pytest.raises(ConfigError, match="set dtype='bfloat16'"):
         on_gpu(quantization="fp8", dtype="float16")
     with pytest.raises(ConfigError, match="quantization must be one of fp8, got 'int3'"):
         EngineConfig(quantization="int3")  # type: ignore[arg-type]
 
 
-def test_prompts_join_a_full_gpu_several_at_a_time() -> None:
-    assert on_gpu().admit_at_once == 32
-    assert settings().admit_at_once == 1
+def test_sequences_join_a_full_gpu_several_at_a_time() -> None:
+    assert on_gpu().min_slots_to_admit == 32
+    assert settings().min_slots_to_admit == 1

@@ -1,4 +1,4 @@
-"""Sampling features through the whole engine: against transformers, under preemption, and beside rows without them."""
+"""Sampling features end to end: compared with transformers, under preemption, and beside sequences without them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from headrace import LLM, SamplingParams
 from headrace.errors import RequestError
 from tests.engine.tiny import SHAPE, save_model
 
+pytestmark = pytest.mark.parity
+
 NUM_TOKENS = 24
-NEVER_DRAWN = (10**6,)  # but who knows: such answers may be preempted
+NEVER_SAMPLED = (10**6,)  # outside the vocabulary, but a stop token makes the length unknown: preemption can happen
 TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 14, "block_size": 8, "max_model_len": 112, "max_num_seqs": 6}
 BIASES = {token: 3.0 * (token % 5) for token in range(1, 41)}
 BAD_WORDS = [[token] for token in range(7, 300, 7)] + [[5, 6], [8, 9, 10]]
@@ -65,17 +67,17 @@ def processed_greedy(model: PreTrainedModel, prompt: list[int], processors: list
 def test_greedy_answers_equal_those_of_transformers_processors_through_preemption(
     model: tuple[Path, PreTrainedModel],
 ) -> None:
-    directory, judge = model
+    directory, reference = model
     kinds = [list(FEATURES.values())[i % len(FEATURES)] for i in range(len(prompts()))]
     params = [
-        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN, **settings)
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_SAMPLED, **settings)
         for settings, _ in kinds
     ]
     with LLM(str(directory), **TIGHT) as llm:
         outputs = llm.generate(prompts(), params, use_tqdm=False)
         assert llm.stats.scheduler.num_preemptions > 0
     for output, prompt, (_, processors) in zip(outputs, prompts(), kinds, strict=True):
-        assert list(output.outputs[0].token_ids) == processed_greedy(judge, prompt, processors)
+        assert list(output.outputs[0].token_ids) == processed_greedy(reference, prompt, processors)
 
 
 SAMPLED: list[dict[str, Any]] = [
@@ -90,7 +92,7 @@ SAMPLED: list[dict[str, Any]] = [
 def test_sampled_answers_are_the_same_alone_together_and_through_preemption(tiny_directory: Path) -> None:
     params = [
         SamplingParams(
-            max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN, seed=i, **SAMPLED[i % len(SAMPLED)]
+            max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_SAMPLED, seed=i, **SAMPLED[i % len(SAMPLED)]
         )
         for i in range(len(prompts()))
     ]
@@ -107,7 +109,7 @@ def test_sampled_answers_are_the_same_alone_together_and_through_preemption(tiny
     assert set(together[3]) <= set(range(50, 90))
 
 
-def test_a_strong_repetition_penalty_leaves_no_token_twice(llm: LLM) -> None:
+def test_a_strong_repetition_penalty_prevents_repeated_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     plain, penalized = llm.generate(
         ["again and again"] * 2,
@@ -118,7 +120,7 @@ def test_a_strong_repetition_penalty_leaves_no_token_twice(llm: LLM) -> None:
     assert len(set(penalized.outputs[0].token_ids)) == 60
 
 
-def test_bad_words_are_read_by_the_tokenizer_and_never_written(llm: LLM) -> None:
+def test_bad_words_are_tokenized_and_never_generated(llm: LLM) -> None:
     letters = llm.get_tokenizer().encode("abcdefgh ")
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "allowed_token_ids": letters}
     (before,) = llm.generate("hello", SamplingParams(**options), use_tqdm=False)
@@ -134,7 +136,7 @@ def test_a_token_outside_the_vocabulary_is_refused_before_anything_runs(llm: LLM
         llm.generate("a", SamplingParams(logit_bias={320: 1.0}), use_tqdm=False)
 
 
-def test_forbidding_every_token_ends_the_request_with_the_reason(llm: LLM) -> None:
+def test_a_request_that_forbids_every_token_fails_with_the_reason(llm: LLM) -> None:
     params = SamplingParams(allowed_token_ids=[5], bad_words_token_ids=[[5]], max_tokens=4)
     (output,) = llm.generate("a", params, use_tqdm=False)
     assert output.error is not None
@@ -145,7 +147,7 @@ def test_forbidding_every_token_ends_the_request_with_the_reason(llm: LLM) -> No
 
 
 def prompt_logprobs_of(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
-    """[len - 1, V]: what the model foretells of each token but the first."""
+    """[len - 1, V]: log-probabilities of each token but the first."""
     with torch.inference_mode():
         return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
 
@@ -158,10 +160,10 @@ def prompt_logprobs_of(model: PreTrainedModel, prompt: list[int]) -> torch.Tenso
 def test_log_probabilities_of_prompts_are_those_of_transformers(
     model: tuple[Path, PreTrainedModel], settings: dict[str, Any]
 ) -> None:
-    directory, judge = model
-    plain = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_DRAWN)
-    asking = dataclasses.replace(plain, prompt_logprobs=2)
-    params = [asking if i % 3 else plain for i in range(len(prompts()))]
+    directory, reference = model
+    plain = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop_token_ids=NEVER_SAMPLED)
+    requesting = dataclasses.replace(plain, prompt_logprobs=2)
+    params = [requesting if i % 3 else plain for i in range(len(prompts()))]
     with LLM(str(directory), **settings) as llm:
         without = llm.generate(prompts(), plain, use_tqdm=False)  # leaves prefixes that the next call could hit
         outputs = llm.generate(prompts(), params, use_tqdm=False)
@@ -173,7 +175,7 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
             continue
         found = output.prompt_logprobs
         assert found is not None and len(found) == len(prompt) and found[0] is None
-        expected = prompt_logprobs_of(judge, prompt)
+        expected = prompt_logprobs_of(reference, prompt)
         for position, entry in enumerate(found[1:]):
             assert entry is not None and entry.token_id == prompt[position + 1]
             assert entry.logprob == pytest.approx(float(expected[position, entry.token_id]), abs=2e-3)
@@ -182,7 +184,7 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
             assert entry.top_logprobs == pytest.approx(expected[position].topk(2).values.tolist(), abs=2e-3)
 
 
-def test_a_request_for_several_answers_has_its_prompts_log_probabilities_once(llm: LLM) -> None:
+def test_a_request_with_several_answers_has_prompt_logprobs_once(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=4, prompt_logprobs=0, ignore_eos=True)
     (output,) = llm.generate([[5, 6, 7, 8] * 10], params, use_tqdm=False)
     assert output.prompt_logprobs is not None
@@ -190,12 +192,12 @@ def test_a_request_for_several_answers_has_its_prompts_log_probabilities_once(ll
     assert len(output.outputs) == 3
 
 
-def test_a_prompt_of_one_token_has_nothing_foretold(llm: LLM) -> None:
+def test_the_first_prompt_token_has_no_logprob(llm: LLM) -> None:
     (output,) = llm.generate([[5]], SamplingParams(max_tokens=2, prompt_logprobs=1), use_tqdm=False)
     assert output.prompt_logprobs == (None,)
 
 
-def test_prefix_hits_are_used_again_by_those_who_do_not_ask(tiny_directory: Path) -> None:
+def test_prompt_logprobs_skip_the_prefix_cache_and_other_requests_use_it(tiny_directory: Path) -> None:
     prompt = list(range(1, 49))
     with LLM(str(tiny_directory), max_num_seqs=4, block_size=16) as llm:
         asked, plain = SamplingParams(max_tokens=2, prompt_logprobs=0), SamplingParams(max_tokens=2)

@@ -1,10 +1,9 @@
-"""The embedded model under grammars: its vocabulary is large, and its answers mean something."""
+"""The embedded model with grammars: a large vocabulary and meaningful answers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from headrace.text.tool_grammar import tools_grammar
 from tests.engine.json_schemas import SCHEMAS, fits, record
 
 pytestmark = pytest.mark.embedded
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Iterator[LLM]:
-    with LLM(max_model_len=512) as engine:
-        yield engine
 
 
 def ask(llm: LLM, question: str, **params: Any) -> str:
@@ -41,7 +34,7 @@ def test_json_follows_its_schema(smollm: LLM) -> None:
         assert fits(json.loads(answer.text), schema), (name, answer.text)
 
 
-def test_a_question_is_answered_in_its_form(smollm: LLM) -> None:
+def test_a_question_is_answered_within_its_schema_and_choices(smollm: LLM) -> None:
     schema = record(capital={"type": "string", "maxLength": 20}, continent={"enum": ["Europe", "Asia", "Africa"]})
     outputs = StructuredOutputs(json=schema)
     text = ask(smollm, "What is the capital of France?", temperature=0, max_tokens=80, structured_outputs=outputs)
@@ -50,7 +43,7 @@ def test_a_question_is_answered_in_its_form(smollm: LLM) -> None:
     assert ask(smollm, "What is the capital of France?", temperature=0, structured_outputs=choice) in choice.choice
 
 
-def test_regexes_hold_over_a_large_vocabulary(smollm: LLM) -> None:
+def test_answers_match_regexes_with_a_large_vocabulary(smollm: LLM) -> None:
     for regex in (
         r"\d{4}-\d{2}-\d{2}",
         r"[A-Z][a-z]{1,9}( [a-z]{1,9}){2,5}\.",
@@ -61,7 +54,7 @@ def test_regexes_hold_over_a_large_vocabulary(smollm: LLM) -> None:
         assert re.fullmatch(regex, text), (regex, text)
 
 
-def test_a_forced_call_is_read_back(smollm: LLM) -> None:
+def test_a_forced_tool_call_is_parsed(smollm: LLM) -> None:
     schema = record(city={"type": "string", "maxLength": 20})
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]
     outputs = tools_grammar(tools, "required", "hermes", parallel_tool_calls=False)

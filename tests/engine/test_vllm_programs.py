@@ -1,4 +1,4 @@
-"""Programs as vLLM's users write them for `LLM.generate`, `LLM.chat` and `LLM.embed`: only the import differs."""
+"""Programs written for vLLM's `LLM.generate`, `LLM.chat` and `LLM.embed`: only the import differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.tiny import SHAPE
 RIVERS = ["The longest river is", "A river begins", "Rivers end in", "Boats"]
 
 
-def test_prompts_in_answers_out(tiny_directory: Path) -> None:
+def test_a_list_of_prompts_gives_a_list_of_answers(tiny_directory: Path) -> None:
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
     llm = LLM(model=str(tiny_directory), max_num_seqs=4)
     outputs = llm.generate(RIVERS, sampling_params)
@@ -29,7 +29,7 @@ def test_prompts_in_answers_out(tiny_directory: Path) -> None:
         assert re.fullmatch(rf"Prompt: '{prompt}', Generated text: .+", line)
 
 
-def test_the_engine_is_told_what_vllms_is_told(tiny_directory: Path) -> None:
+def test_the_engine_accepts_vllms_arguments(tiny_directory: Path) -> None:
     llm = LLM(
         model=str(tiny_directory),
         tokenizer=str(tiny_directory),
@@ -51,12 +51,12 @@ def test_the_engine_is_told_what_vllms_is_told(tiny_directory: Path) -> None:
         assert len(llm.generate("x", SamplingParams(max_tokens=3), use_tqdm=False)) == 1
 
 
-def test_no_parameters_are_the_defaults(llm: LLM) -> None:
+def test_generate_without_parameters_uses_the_defaults(llm: LLM) -> None:
     (output,) = llm.generate("only a prompt", use_tqdm=False)
     assert 1 <= len(output.outputs[0].token_ids) <= 16
 
 
-def test_a_list_of_parameters_goes_with_a_list_of_prompts(llm: LLM) -> None:
+def test_each_prompt_uses_its_entry_of_a_list_of_parameters(llm: LLM) -> None:
     params = [
         SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
         SamplingParams(n=3, temperature=1.0, top_k=20, max_tokens=4, ignore_eos=True),
@@ -83,7 +83,7 @@ def test_prompts_may_be_dictionaries_of_text_or_token_ids(llm: LLM) -> None:
     assert [o.prompt for o in by_text] == RIVERS and [o.prompt for o in by_ids] == [None] * 4
 
 
-def test_the_tokenizer_is_there_for_templates_and_counting(llm: LLM) -> None:
+def test_the_tokenizer_counts_and_decodes_prompts(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     (output,) = llm.generate("count me", SamplingParams(max_tokens=1), use_tqdm=False)
     assert list(output.prompt_token_ids) == tokenizer.encode("count me")
@@ -105,7 +105,7 @@ def test_an_output_has_the_fields_that_programs_read(llm: LLM) -> None:
     assert answer.logprobs is not None and len(answer.logprobs) == 3 and answer.cumulative_logprob is not None
 
 
-def test_a_conversation_and_a_batch_of_conversations(llm: LLM) -> None:
+def test_chat_accepts_one_conversation_or_several(llm: LLM) -> None:
     conversation = [
         {"role": "system", "content": "You answer briefly"},
         {"role": "user", "content": "Hello"},
@@ -131,7 +131,7 @@ def test_a_chat_template_may_be_given(llm: LLM) -> None:
     assert output.prompt == "[user: Hi]!"
 
 
-def test_embeddings_are_read_as_vllms_are(llm: LLM) -> None:
+def test_embeddings_are_lists_of_numbers_as_in_vllm(llm: LLM) -> None:
     outputs = llm.embed(RIVERS)
     for prompt, output in zip(RIVERS, outputs, strict=True):
         embeds = output.outputs.embedding

@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for a Hopper GPU, down to machine code, on a machine that has none.
 
 Run as a program, without Triton's interpreter: the wrappers are called with tensors on the CPU, and a launch compiles
-instead of running. Says what was compiled, and fails as a compilation would on a GPU.
+instead of running. Prints the names of the compiled kernels, and fails as a compilation on a GPU would.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels import gpu
 from headrace.kernels.gpu import slots as slot_kernels
-from headrace.kernels.gpu.allowed import keep_allowed
-from headrace.kernels.gpu.filters import Filters
-from headrace.kernels.gpu.gather import gather_contexts
-from headrace.kernels.gpu.sample import draw
+from headrace.kernels.gpu.allowed_tokens import keep_allowed
+from headrace.kernels.gpu.gather_kv import gather_contexts
+from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.scores import scores
 from headrace.kernels.gpu.shared_attention import shared_shape
+from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -30,7 +30,7 @@ compiled: set[str] = set()
 
 
 class HopperWithoutHardware:
-    """What the compiler asks of a driver."""
+    """The part of a driver that the compiler uses."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -53,18 +53,18 @@ def compile_only() -> None:
     driver.set_active(HopperWithoutHardware())
 
 
-def layout_of(num_single: int, num_splits: int) -> StepLayout:
-    num_seqs, num_tokens = num_single + 1, num_single + 128
+def layout_of(num_decodes: int, num_splits: int) -> StepLayout:
+    num_seqs, num_tokens = num_decodes + 1, num_decodes + 128
     return StepLayout(
         positions=torch.arange(num_tokens),
         slot_mapping=torch.arange(num_tokens),
-        query_starts=torch.tensor([*range(num_single + 1), num_tokens], dtype=torch.int32),
+        query_starts=torch.tensor([*range(num_decodes + 1), num_tokens], dtype=torch.int32),
         context_lens=torch.full((num_seqs,), 128, dtype=torch.int32),
         slots=torch.arange(num_seqs, dtype=torch.int32),
         block_tables=torch.zeros((num_seqs, 16), dtype=torch.int32),
         max_query_len=128,
         max_context_len=256,
-        num_single=num_single,
+        num_decodes=num_decodes,
         splits=Splits(num_splits),
         tiles=torch.zeros((1, 2), dtype=torch.int32),
     )
@@ -103,9 +103,9 @@ def elementwise() -> None:
     for activation in (gpu.silu_and_mul, gpu.gelu_tanh_and_mul, gpu.silu_and_mul_fp8, gpu.gelu_tanh_and_mul_fp8):
         activation(x)
     gpu.soft_cap(x, 30.0)
-    places, bits = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int32)
+    rows, bits = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int32)
     for logits in (x, x.float()):
-        gpu.apply_bitmask(logits, places, bits)
+        gpu.apply_bitmask(logits, rows, bits)
 
 
 def experts() -> None:
@@ -119,7 +119,7 @@ def experts() -> None:
             gpu.pack_experts(weight[:, :, :72], as_fp8=as_fp8)(x[:num_tokens, :72], routes)
 
 
-def rows() -> None:
+def slots_and_sampling() -> None:
     numbers, wide = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int64)
     tokens, tables = torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, 16, dtype=torch.int32)
     slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
@@ -130,10 +130,10 @@ def rows() -> None:
     for advances in (None, wide):
         slot_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)
     logits, temperature = torch.zeros(32, 8192, dtype=BF16), torch.zeros(32, dtype=torch.float64)
-    draw(logits, numbers, wide, temperature, wide, wide, flags)
+    sample(logits, numbers, wide, temperature, wide, wide, flags)
     for dtype in (BF16, torch.float32):
         filters = Filters(temperature, wide, temperature)
-        draw(logits.to(dtype), numbers, wide, temperature, wide, wide, flags, filters)
+        sample(logits.to(dtype), numbers, wide, temperature, wide, wide, flags, filters)
     keep_allowed(logits.float(), wide, wide, torch.zeros(32, 1024, dtype=torch.uint8))
     scores(logits.float(), wide, num_top=5)
 
@@ -141,7 +141,7 @@ def rows() -> None:
 def main() -> None:
     compile_only()
     elementwise()
-    rows()
+    slots_and_sampling()
     experts()
     attention(8, 2, 64, BF16)
     attention(8, 2, 128, FP8)

@@ -1,5 +1,4 @@
-"""Where kernels are tested: on a GPU, and in Triton's interpreter, which runs the same kernels on a CPU; and what they
-are tested with."""
+"""Where kernels are tested (on a GPU, and on a CPU in Triton's interpreter), and builders of their inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from headrace.kernels.layout import LayerCache, Splits, StepLayout
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the kernels run, in which type, and how far from their twins they may be there."""
+    """Where the kernels run, in which type, and how far they may be from their references there."""
 
     name: str
     device: str
@@ -27,15 +26,15 @@ class Place:
 
 
 GPU = Place("gpu", "cuda", torch.bfloat16, error=5e-3, attention_error=1e-2)
-INTERPRETERS = [  # no bfloat16: the interpreter keeps it as integers, and multiplies these in a `tl.dot`
+INTERPRETERS = [  # no bfloat16: the interpreter stores it as integers and multiplies these in `tl.dot`
     Place("interpreted_float16", "cpu", torch.float16, error=1e-3, attention_error=1e-3),
     Place("interpreted_float32", "cpu", torch.float32, error=1e-5, attention_error=1e-5),
 ]
 
 
 def cases(names: str, *, gpu: list[tuple[Any, ...]], interpreted: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """`place` and the named values: some on a GPU, some, small because it is slow, in each type of the interpreter. Of
-    the two, float16 is left to the slow tests."""
+    """Parametrizes `place` and the named values: large cases on a GPU, small ones in each type of the slow
+    interpreter. float16 is left to the slow tests."""
     params = [pytest.param(GPU, *values, marks=pytest.mark.gpu) for values in gpu]
     for place in INTERPRETERS:
         marks = [pytest.mark.interpreted] + ([pytest.mark.slow] if place.dtype == torch.float16 else [])
@@ -49,6 +48,15 @@ SHAPES = [(32, 8, 128), (24, 8, 128), (32, 8, 64), (9, 3, 64), (8, 8, 96), (16, 
 SMALL_SHAPES = [(4, 2, 16), (3, 1, 24)]
 WHOLE = Splits()
 everywhere = cases("", gpu=[()], interpreted=[()])
+
+
+def record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list to which Triton adds the name of each kernel that it compiles from now on."""
+    import triton
+
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda *, fn, **_: compiled.append(fn.name))
+    return compiled
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -69,8 +77,8 @@ def make_layout(
     *,
     num_fresh: int = 0,
 ) -> tuple[StepLayout, int]:
-    """Sequences with scattered blocks, those of one token first and `num_fresh` that begin last; the layout and the
-    number of blocks."""
+    """Builds sequences with scattered blocks, decodes first and `num_fresh` fresh prefills last. Returns the layout and
+    the number of blocks."""
     from headrace.runner.gpu.tiles import tiles_of
 
     num_seqs = len(query_lens)
@@ -81,26 +89,26 @@ def make_layout(
     for seq, count in enumerate(counts):
         tables[seq, :count] = order[start : start + count]
         start += count
-    rows = torch.randperm(num_seqs).int()
+    slots = torch.randperm(num_seqs).int()
     shuffled = torch.zeros_like(tables)
-    shuffled[rows.long()] = tables
+    shuffled[slots.long()] = tables
     positions = torch.cat([torch.arange(c - q, c) for q, c in zip(query_lens, context_lens, strict=True)])
-    token_rows = torch.repeat_interleave(torch.arange(num_seqs), torch.tensor(query_lens))
-    slot_mapping = tables[token_rows, positions // block_size].long() * block_size + positions % block_size
+    token_seqs = torch.repeat_interleave(torch.arange(num_seqs), torch.tensor(query_lens))
+    slot_mapping = tables[token_seqs, positions // block_size].long() * block_size + positions % block_size
     starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32)
     lens = torch.tensor(query_lens).numpy()
-    num_single = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
-    tiles, num_fresh_tiles = tiles_of(lens, num_single, num_fresh)
+    num_decodes = next((i for i, q in enumerate(query_lens) if q > 1), num_seqs)
+    tiles, num_fresh_tiles = tiles_of(lens, num_decodes, num_fresh)
     return StepLayout(
         positions=positions.to(place.device),
         slot_mapping=slot_mapping.to(place.device),
         query_starts=starts.to(place.device),
         context_lens=torch.tensor(context_lens, dtype=torch.int32).to(place.device),
-        slots=rows.to(place.device),
+        slots=slots.to(place.device),
         block_tables=shuffled.to(place.device),
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
-        num_single=num_single,
+        num_decodes=num_decodes,
         splits=splits,
         tiles=torch.from_numpy(tiles.copy()).int().to(place.device) if len(tiles) else None,
         num_fresh=num_fresh,

@@ -1,4 +1,4 @@
-"""Paged attention: the twin against PyTorch's own attention, the CPU kernel against the twin."""
+"""Paged attention: the reference against PyTorch's own attention, the CPU kernel against the reference."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def build_step(
     poison: float = NAN,
     seed: int = 0,
 ) -> Step:
-    """A step whose blocks and rows lie scattered, and whose unused slots and blocks all hold `poison`."""
+    """Builds a step with scattered blocks and slots, whose unused cache positions and blocks all hold `poison`."""
     generator = torch.Generator().manual_seed(seed)
     num_blocks = [-(-context_len // block_size) for _, context_len in lens]
     block_ids = torch.randperm(sum(num_blocks) + 2, generator=generator, dtype=torch.int32)
-    rows = torch.randperm(len(lens) + 2, generator=generator, dtype=torch.int32)[: len(lens)]
+    slots = torch.randperm(len(lens) + 2, generator=generator, dtype=torch.int32)[: len(lens)]
     tables = torch.full((len(lens) + 2, max(num_blocks) + 1), 2**30, dtype=torch.int32)
     cache = ops.allocate_cache(len(block_ids), block_size, heads[1], head_dim, torch.float32, torch.device("cpu"))
     cache.keys.fill_(poison)
@@ -50,7 +50,7 @@ def build_step(
     for seq, (_, context_len) in enumerate(lens):
         blocks = block_ids[first : first + num_blocks[seq]]
         first += num_blocks[seq]
-        tables[rows[seq], : len(blocks)] = blocks
+        tables[slots[seq], : len(blocks)] = blocks
         positions = torch.arange(context_len)
         where = blocks.long()[positions // block_size], slice(None), positions % block_size
         cache.keys[where] = keys[seq].transpose(0, 1)
@@ -61,7 +61,7 @@ def build_step(
         slot_mapping=torch.zeros_like(positions),
         query_starts=torch.tensor([0, *[query_len for query_len, _ in lens]]).cumsum(0).int(),
         context_lens=torch.tensor([context_len for _, context_len in lens], dtype=torch.int32),
-        slots=rows,
+        slots=slots,
         block_tables=tables,
         max_query_len=max(query_len for query_len, _ in lens),
         max_context_len=max(context_len for _, context_len in lens),
@@ -74,10 +74,10 @@ def torch_attention(step: Step, *, window: int | None = None, slides: bool = Tru
     outs = []
     for seq, (keys, values) in enumerate(zip(step.keys, step.values, strict=True)):
         tokens = slice(int(step.layout.query_starts[seq]), int(step.layout.query_starts[seq + 1]))
-        positions, places = step.layout.positions[tokens, None], torch.arange(keys.shape[1])
-        mask = places <= positions
+        positions, key_positions = step.layout.positions[tokens, None], torch.arange(keys.shape[1])
+        mask = key_positions <= positions
         if window is not None:
-            mask &= (positions - places < window) if slides else (positions // window == places // window)
+            mask &= (positions - key_positions < window) if slides else (positions // window == key_positions // window)
         q = step.q[tokens].transpose(0, 1)
         out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         outs.append(out.transpose(0, 1).flatten(1))
@@ -89,20 +89,20 @@ MIXED = [(1, 100), (7, 7), (1, 1), (40, 300), (1, 129), (3, 17)]
 
 @pytest.mark.parametrize("slides", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 20])
-def test_the_twin_agrees_with_torch_attention_over_contiguous_keys(window: int | None, slides: bool) -> None:
+def test_the_reference_agrees_with_torch_attention_over_contiguous_keys(window: int | None, slides: bool) -> None:
     step = build_step(MIXED)
     out = reference.paged_attention(step.q, step.cache, step.layout, 64**-0.5, window, slides=slides)
     torch.testing.assert_close(out, torch_attention(step, window=window, slides=slides), atol=1e-5, rtol=1e-5)
 
 
-def test_the_twin_caps_scores_softly() -> None:
+def test_the_reference_caps_scores_softly() -> None:
     step = build_step([(1, 2)], heads=(1, 1))
     out = reference.paged_attention(step.q, step.cache, step.layout, 1.0, softcap=0.5)
     scores = 0.5 * torch.tanh(step.keys[0][0] @ step.q[0, 0] / 0.5)
     torch.testing.assert_close(out[0], scores.softmax(0) @ step.values[0][0])
 
 
-def assert_like_twin(
+def assert_like_reference(
     step: Step, *, window: int | None = None, softcap: float | None = None, slides: bool = True
 ) -> None:
     scale = step.q.shape[-1] ** -0.5
@@ -113,13 +113,13 @@ def assert_like_twin(
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 5])
 @pytest.mark.parametrize("head_dim", [64, 128, 96, 80, 72])
-def test_the_kernel_agrees_with_the_twin_in_a_mixed_step(head_dim: int, block_size: int) -> None:
-    assert_like_twin(build_step(MIXED, head_dim=head_dim, block_size=block_size))
+def test_the_kernel_matches_the_reference_in_a_mixed_step(head_dim: int, block_size: int) -> None:
+    assert_like_reference(build_step(MIXED, head_dim=head_dim, block_size=block_size))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (9, 3), (8, 2), (16, 2), (64, 1)])
 def test_the_kernel_agrees_for_every_number_of_heads_in_a_group(heads: tuple[int, int]) -> None:
-    assert_like_twin(build_step(MIXED, heads=heads))
+    assert_like_reference(build_step(MIXED, heads=heads))
 
 
 @pytest.mark.parametrize("block_size", [8, 16])
@@ -128,16 +128,16 @@ def test_the_kernel_agrees_for_every_number_of_heads_in_a_group(heads: tuple[int
 def test_the_kernel_agrees_with_windows_and_soft_caps(
     window: int | None, softcap: float | None, block_size: int
 ) -> None:
-    assert_like_twin(build_step(MIXED, block_size=block_size), window=window, softcap=softcap)
+    assert_like_reference(build_step(MIXED, block_size=block_size), window=window, softcap=softcap)
 
 
 @pytest.mark.parametrize("window", [1, 16, 50, 128, 150, 1000])
-def test_the_kernel_agrees_with_windows_that_jump(window: int) -> None:
-    assert_like_twin(build_step(MIXED), window=window, slides=False)
+def test_the_kernel_agrees_with_windows_that_do_not_slide(window: int) -> None:
+    assert_like_reference(build_step(MIXED), window=window, slides=False)
 
 
 def test_the_kernel_agrees_over_contexts_of_many_blocks() -> None:
-    assert_like_twin(build_step([(1, 2000), (200, 1500)]))
+    assert_like_reference(build_step([(1, 2000), (200, 1500)]))
 
 
 @settings(deadline=None, max_examples=25)
@@ -164,12 +164,12 @@ def test_the_kernel_agrees_on_any_step(
     lens = [(query_len, query_len + before) for query_len, before in lens]
     heads = (group * num_kv_heads, num_kv_heads)
     step = build_step(lens, heads=heads, head_dim=head_dim, block_size=block_size, seed=seed)
-    assert_like_twin(step, window=window, slides=slides)
+    assert_like_reference(step, window=window, slides=slides)
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf"), 3e38])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_what_unused_slots_hold_never_shows(poison: float, block_size: int) -> None:
+def test_what_unused_cache_positions_hold_never_shows(poison: float, block_size: int) -> None:
     poisoned, clean = (build_step(MIXED, block_size=block_size, poison=held) for held in (poison, 0.0))
     assert torch.equal(_attend(poisoned), _attend(clean))
 
@@ -189,7 +189,7 @@ def test_very_large_scores_do_not_overflow() -> None:
     torch.testing.assert_close(out, reference.paged_attention(step.q * 1e4, step.cache, step.layout, 1.0))
 
 
-def test_a_tokens_result_is_the_same_to_the_bit_in_any_company() -> None:
+def test_a_tokens_result_is_the_same_to_the_bit_in_any_batch() -> None:
     together = _attend(build_step([(60, 200), (1, 77)]))[:60]
     step = build_step([(60, 200), (1, 77)])
     for token in (0, 31, 59):

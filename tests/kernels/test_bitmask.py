@@ -1,4 +1,4 @@
-"""Forbidding tokens by a bit each: on a CPU, in Triton's interpreter and on a GPU."""
+"""Masking tokens by one bit each: on a CPU, in Triton's interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 from headrace.kernels import ops, reference
 
 
-def random_case(num_rows: int, vocab_size: int, places: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def random_case(num_rows: int, vocab_size: int, rows: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(vocab_size)
     logits = torch.randn(num_rows, vocab_size).to(dtype)
     num_words = -(-(vocab_size + 1) // 32)
-    bits = torch.randint(-(2**31), 2**31, (len(places), num_words), dtype=torch.int32)
+    bits = torch.randint(-(2**31), 2**31, (len(rows), num_words), dtype=torch.int32)
     bits[:, ::3] = -1
     bits[:, 1::4] = 0
-    return logits, torch.tensor(places, dtype=torch.int64), bits
+    return logits, torch.tensor(rows, dtype=torch.int64), bits
 
 
-def test_the_twin_keeps_what_is_set_and_forbids_the_rest() -> None:
+def test_the_reference_keeps_what_is_set_and_forbids_the_rest() -> None:
     logits = torch.arange(3 * 40.0).view(3, 40)
     bits = torch.tensor([[0b101, 0b10], [-1, -1]], dtype=torch.int32)
     reference.apply_bitmask(logits, torch.tensor([2, 0]), bits)
@@ -29,11 +29,11 @@ def test_the_twin_keeps_what_is_set_and_forbids_the_rest() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 320, 5_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_cpu_it_equals_its_twin(vocab_size: int, dtype: torch.dtype) -> None:
-    logits, places, bits = random_case(7, vocab_size, [5, 0, 6], dtype)
+def test_on_a_cpu_it_matches_its_reference(vocab_size: int, dtype: torch.dtype) -> None:
+    logits, rows, bits = random_case(7, vocab_size, [5, 0, 6], dtype)
     expected = logits.clone()
-    reference.apply_bitmask(expected, places, bits)
-    ops.apply_bitmask(logits, places, bits)
+    reference.apply_bitmask(expected, rows, bits)
+    ops.apply_bitmask(logits, rows, bits)
     assert torch.equal(logits, expected)
 
 
@@ -46,11 +46,11 @@ def test_on_a_cpu_it_equals_its_twin(vocab_size: int, dtype: torch.dtype) -> Non
         pytest.param("cuda", torch.bfloat16, 49_153, marks=pytest.mark.gpu),
     ],
 )
-def test_the_triton_kernel_equals_its_twin(device: str, dtype: torch.dtype, vocab_size: int) -> None:
+def test_the_triton_kernel_matches_its_reference(device: str, dtype: torch.dtype, vocab_size: int) -> None:
     from headrace.kernels import gpu
 
-    logits, places, bits = (x.to(device) for x in random_case(9, vocab_size, [8, 2, 3, 0], dtype))
+    logits, rows, bits = (x.to(device) for x in random_case(9, vocab_size, [8, 2, 3, 0], dtype))
     expected = logits.clone()
-    reference.apply_bitmask(expected, places, bits)
-    gpu.apply_bitmask(logits, places, bits)
+    reference.apply_bitmask(expected, rows, bits)
+    gpu.apply_bitmask(logits, rows, bits)
     assert torch.equal(logits, expected)

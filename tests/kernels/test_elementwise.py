@@ -1,4 +1,4 @@
-"""Norms, activation and embedding: CPU kernels against their twins, and twins against PyTorch."""
+"""Norms, activation and embedding: CPU kernels against their references, and references against PyTorch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.kernels.cpu import activation, norms
 SHAPES = [(1, 576), (128, 576), (33, 2048), (3, 7), (700, 64), (0, 64)]
 
 
-def test_the_rms_norm_twin_agrees_with_torch() -> None:
+def test_the_rms_norm_reference_agrees_with_torch() -> None:
     x, weight = torch.randn(5, 64), torch.randn(64)
     torch.testing.assert_close(
         reference.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (64,), weight, 1e-5)
     )
 
 
-def test_the_rms_norm_twin_sums_bfloat16_in_float32() -> None:
+def test_the_rms_norm_reference_sums_bfloat16_in_float32() -> None:
     x = torch.full((1, 4096), 0.1, dtype=torch.bfloat16)
     out = reference.rms_norm(x, torch.ones(4096, dtype=torch.bfloat16), 0.0)
     assert out.dtype == torch.bfloat16
@@ -28,7 +28,7 @@ def test_the_rms_norm_twin_sums_bfloat16_in_float32() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rms_norm_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+def test_rms_norm_matches_its_reference(shape: tuple[int, int]) -> None:
     x, weight = torch.randn(shape), torch.randn(shape[1])
     torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
 
@@ -39,7 +39,7 @@ def test_rms_norm_reads_rows_that_lie_apart() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_add_rms_norm_agrees_with_its_twin_and_updates_the_residual(shape: tuple[int, int]) -> None:
+def test_add_rms_norm_matches_its_reference_and_updates_the_residual(shape: tuple[int, int]) -> None:
     x, residual, weight = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-6)
@@ -55,7 +55,7 @@ def test_add_rms_norm_updates_a_residual_that_is_a_view() -> None:
     torch.testing.assert_close(out, reference.rms_norm(x, weight, 1e-6))
 
 
-def test_the_layer_norm_twin_sums_bfloat16_in_float32() -> None:
+def test_the_layer_norm_reference_sums_bfloat16_in_float32() -> None:
     x = (100 + torch.randn(3, 4096)).bfloat16()
     out = reference.layer_norm(x, torch.ones(4096), torch.zeros(4096), 0.0)
     assert out.dtype == torch.bfloat16
@@ -64,7 +64,7 @@ def test_the_layer_norm_twin_sums_bfloat16_in_float32() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_layer_norm_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+def test_layer_norm_matches_its_reference(shape: tuple[int, int]) -> None:
     x, weight, bias = 3 + torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
     before = x.clone()
     torch.testing.assert_close(
@@ -74,7 +74,7 @@ def test_layer_norm_agrees_with_its_twin(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_add_layer_norm_agrees_with_its_twin_and_updates_the_residual(shape: tuple[int, int]) -> None:
+def test_add_layer_norm_matches_its_reference_and_updates_the_residual(shape: tuple[int, int]) -> None:
     x, residual, weight, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
     expected_residual = residual.clone()
     expected = reference.add_layer_norm(x, expected_residual, weight, bias, 1e-5)
@@ -101,7 +101,7 @@ def test_both_gelus_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3072), (128, 3072), (5, 46), (3, 2), (0, 64)])
-def test_silu_and_mul_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+def test_silu_and_mul_matches_its_reference(shape: tuple[int, int]) -> None:
     gate_up = 4 * torch.randn(shape)
     torch.testing.assert_close(activation.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
 
@@ -118,7 +118,7 @@ def test_silu_does_not_hide_a_nan() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3072), (128, 3072), (5, 46), (3, 2), (0, 64)])
-def test_gelu_tanh_and_mul_agrees_with_its_twin(shape: tuple[int, int]) -> None:
+def test_gelu_tanh_and_mul_matches_its_reference(shape: tuple[int, int]) -> None:
     gate_up = 4 * torch.randn(shape)
     found, expected = activation.gelu_tanh_and_mul(gate_up), reference.gelu_tanh_and_mul(gate_up)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Routes to experts and products with their matrices: the twins against plain sums, the kernels against the twins."""
+"""Expert routing and grouped GEMMs: the references against plain sums, the kernels against the references."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RULES = ["sigmoid", "softmax", "softmax_of_chosen"]
 
 
 def route_one_by_one(logits: Tensor, num_chosen: int, rule: str) -> list[list[tuple[int, float]]]:
-    """Of each token, its experts and their weights, the highest first."""
+    """Returns each token's experts and their weights, the highest first."""
     found = []
     for line in logits.float():
         chosen = line.argsort(descending=True)[:num_chosen]
@@ -28,7 +28,7 @@ def route_one_by_one(logits: Tensor, num_chosen: int, rule: str) -> list[list[tu
 
 
 def experts_of(routes: Routes) -> Tensor:
-    """[R]: of each route, the expert in whose part of the order it stands."""
+    """Returns the expert of each route, [R]."""
     counts = routes.ends.diff(prepend=torch.zeros_like(routes.ends[:1]))
     experts = torch.empty_like(routes.order)
     experts[routes.order.long()] = torch.repeat_interleave(counts.cpu()).to(experts)
@@ -49,11 +49,11 @@ def test_tokens_go_to_their_highest_experts(rule: str, num_chosen: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_chosen", [1, 3])
-def test_products_are_with_the_matrix_of_each_routes_expert(num_chosen: int, dtype: torch.dtype) -> None:
+def test_each_route_is_multiplied_by_the_matrix_of_its_expert(num_chosen: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(7, 24, 16).to(dtype), torch.randn(20, 16).to(dtype)
     logits = torch.randn(20, 7)
-    logits[:, 2] = -9.0  # nobody goes there
+    logits[:, 2] = -9.0  # no token is routed there
     routes = ops.route(logits, num_chosen, "softmax")
     experts = experts_of(routes).tolist()
     packed = ops.pack_experts(weight)
@@ -79,11 +79,13 @@ def test_no_tokens_have_no_routes() -> None:
     interpreted=[(1, 16, 1), (30, 7, 3), (600, 4, 2), (0, 8, 2)],
 )
 @pytest.mark.parametrize("rule", RULES)
-def test_routes_equal_their_twin(place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str) -> None:
+def test_routes_match_their_reference(
+    place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str
+) -> None:
     from headrace.kernels import gpu
 
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randperm(num_experts, generator=generator) for _ in range(num_tokens)]  # no two alike
+    rows = [torch.randperm(num_experts, generator=generator) for _ in range(num_tokens)]  # no two equal
     logits = torch.stack(rows) if rows else torch.empty(0, num_experts)
     logits = ((logits - num_experts / 2) / 8).to(place.device, place.dtype)
     found, expected = gpu.route(logits, num_chosen, rule), reference.route(logits, num_chosen, rule)
@@ -104,29 +106,29 @@ def test_a_token_whose_logits_are_no_numbers_still_goes_to_experts_that_exist(pl
     assert routes.ends[-1] == 10
 
 
-def routes_with_crowds(place: Place, num_tokens: int, num_experts: int, num_chosen: int) -> Routes:
-    """Most go to one expert, and nobody to some."""
+def uneven_routes(place: Place, num_tokens: int, num_experts: int, num_chosen: int) -> Routes:
+    """Routes most tokens to one expert, and none to some."""
     logits = torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(1))
     logits[: num_tokens // 2, 1] += 9.0
     logits[:, 0] = -20.0
     return reference.route(logits.to(place.device), num_chosen, "softmax")
 
 
-PRODUCTS = [(1, 16, 1), (3, 16, 2), (40, 4, 1), (150, 4, 2), (900, 4, 1)]  # tokens, experts, chosen
+GEMMS = [(1, 16, 1), (3, 16, 2), (40, 4, 1), (150, 4, 2), (900, 4, 1)]  # tokens, experts, chosen
 
 
 @cases(
     "num_tokens num_experts num_chosen num_columns width",
-    gpu=[(*case, *shape) for case in [*PRODUCTS, (4000, 64, 4)] for shape in [(512, 256), (200, 136)]],
-    interpreted=[(*case, *shape) for case in PRODUCTS[:4] for shape in [(128, 64), (72, 40)]],
+    gpu=[(*case, *shape) for case in [*GEMMS, (4000, 64, 4)] for shape in [(512, 256), (200, 136)]],
+    interpreted=[(*case, *shape) for case in GEMMS[:4] for shape in [(128, 64), (72, 40)]],
 )
 @pytest.mark.parametrize("weighs", [False, True])
-def test_products_with_experts_equal_their_twin(
+def test_expert_gemms_match_their_reference(
     place: Place, num_tokens: int, num_experts: int, num_chosen: int, num_columns: int, width: int, weighs: bool
 ) -> None:
     from headrace.kernels import gpu
 
-    routes = routes_with_crowds(place, num_tokens, num_experts, num_chosen)
+    routes = uneven_routes(place, num_tokens, num_experts, num_chosen)
     weight = place.randn(num_experts, num_columns, width)
     for num_rows in {num_tokens, num_tokens * num_chosen}:
         x = place.randn(num_rows, width)
@@ -137,10 +139,10 @@ def test_products_with_experts_equal_their_twin(
 
 @cases("num_tokens num_chosen", gpu=[(1, 1), (50, 2), (900, 1)], interpreted=[])
 @pytest.mark.parametrize("weighs", [False, True])
-def test_products_in_eight_bits_equal_their_twin(place: Place, num_tokens: int, num_chosen: int, weighs: bool) -> None:
+def test_fp8_gemms_match_their_reference(place: Place, num_tokens: int, num_chosen: int, weighs: bool) -> None:
     from headrace.kernels import gpu
 
-    routes = routes_with_crowds(place, num_tokens, 8, num_chosen)
+    routes = uneven_routes(place, num_tokens, 8, num_chosen)
     weight, x = place.randn(8, 512, 384), place.randn(num_tokens, 384)
     expected = reference.pack_experts(weight, as_fp8=True)(x, routes, weighs=weighs)
     packed = gpu.pack_experts(weight, as_fp8=True)

@@ -1,4 +1,4 @@
-"""The kernels in eight bits against their twins."""
+"""The FP8 kernels against their references."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Splits
 from tests.kernels.places import SHAPES, SMALL_SHAPES, Place, cases, make_layout, relative_error
 
-ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may fall on either side of a step
+ROUNDING = 0.02  # of e4m3: two kernels that differ in the last bit of a sum may round to different FP8 values
 
 
-# What writes eight bits runs on a GPU alone: the interpreter does not carry when it rounds up to a power of two.
+# What writes FP8 runs on a GPU only: the interpreter does not carry when it rounds up to a power of two.
 on_gpu = cases("", gpu=[()], interpreted=[])
 
 
-def widened(rows: Fp8Rows) -> torch.Tensor:
+def dequantized(rows: Fp8Rows) -> torch.Tensor:
     return rows.values.float() * rows.scales
 
 
@@ -33,60 +33,63 @@ def test_rows_are_quantized_by_their_largest_value(place: Place) -> None:
     x[4] = 0
     found, expected = gpu.quantize_rows(x), reference.quantize_rows(x)
     assert torch.equal(found.scales, expected.scales)
-    assert relative_error(widened(found), x) < 0.04
-    assert relative_error(widened(found), widened(expected)) < ROUNDING
-    assert not widened(found)[4].any()
+    assert relative_error(dequantized(found), x) < 0.04
+    assert relative_error(dequantized(found), dequantized(expected)) < ROUNDING
+    assert not dequantized(found)[4].any()
 
 
 @on_gpu
-def test_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
+def test_norms_in_fp8_match_their_references(place: Place) -> None:
     from headrace.kernels import gpu
 
     x, weight = place.randn(7, 200), torch.randn(200, device=place.device)
-    assert relative_error(widened(gpu.rms_norm_fp8(x, weight, 1e-5)), reference.rms_norm(x, weight, 1e-5)) < 0.04
+    assert relative_error(dequantized(gpu.rms_norm_fp8(x, weight, 1e-5)), reference.rms_norm(x, weight, 1e-5)) < 0.04
     residual = place.randn(7, 200)
     other = residual.clone()
     found = gpu.add_rms_norm_fp8(x, residual, weight, 1e-5)
-    assert relative_error(widened(found), widened(reference.add_rms_norm_fp8(x, other, weight, 1e-5))) < ROUNDING
+    assert (
+        relative_error(dequantized(found), dequantized(reference.add_rms_norm_fp8(x, other, weight, 1e-5))) < ROUNDING
+    )
     assert torch.equal(residual, other)
 
 
 @on_gpu
-def test_layer_norms_in_eight_bits_equal_their_twins(place: Place) -> None:
+def test_layer_norms_in_fp8_match_their_references(place: Place) -> None:
     from headrace.kernels import gpu
 
     x, weight, bias = place.randn(7, 200), *(torch.randn(200, device=place.device) for _ in range(2))
     expected = reference.layer_norm(x, weight, bias, 1e-5)
-    assert relative_error(widened(gpu.layer_norm_fp8(x, weight, bias, 1e-5)), expected) < 0.04
+    assert relative_error(dequantized(gpu.layer_norm_fp8(x, weight, bias, 1e-5)), expected) < 0.04
     residual = place.randn(7, 200)
     other = residual.clone()
     found = gpu.add_layer_norm_fp8(x, residual, weight, bias, 1e-5)
     assert (
-        relative_error(widened(found), widened(reference.add_layer_norm_fp8(x, other, weight, bias, 1e-5))) < ROUNDING
+        relative_error(dequantized(found), dequantized(reference.add_layer_norm_fp8(x, other, weight, bias, 1e-5)))
+        < ROUNDING
     )
     assert torch.equal(residual, other)
 
 
 @on_gpu
 @pytest.mark.parametrize("name", ["gelu_fp8", "gelu_tanh_fp8"])
-def test_plain_activations_in_eight_bits_equal_their_twins(place: Place, name: str) -> None:
+def test_plain_activations_in_fp8_match_their_references(place: Place, name: str) -> None:
     from headrace.kernels import gpu
 
     x = 3 * place.randn(5, 700)
-    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(reference, name)(x))) < ROUNDING
+    assert relative_error(dequantized(getattr(gpu, name)(x)), dequantized(getattr(reference, name)(x))) < ROUNDING
 
 
 @on_gpu
 @pytest.mark.parametrize("name", ["silu_and_mul_fp8", "gelu_tanh_and_mul_fp8"])
-def test_gated_activations_in_eight_bits_equal_their_twins(place: Place, name: str) -> None:
+def test_gated_activations_in_fp8_match_their_references(place: Place, name: str) -> None:
     from headrace.kernels import gpu
 
     x = 3 * place.randn(5, 2 * 700)
-    assert relative_error(widened(getattr(gpu, name)(x)), widened(getattr(reference, name)(x))) < ROUNDING
+    assert relative_error(dequantized(getattr(gpu, name)(x)), dequantized(getattr(reference, name)(x))) < ROUNDING
 
 
 @cases("num_heads num_kv_heads head_dim query_lens", gpu=[(*shape, [1, 1, 40, 7]) for shape in SHAPES], interpreted=[])
-def test_a_cache_in_eight_bits_is_written_as_its_twin_does(
+def test_a_cache_in_fp8_is_written_as_by_its_reference(
     place: Place, num_heads: int, num_kv_heads: int, head_dim: int, query_lens: list[int]
 ) -> None:
     from headrace.kernels import gpu
@@ -111,7 +114,7 @@ def test_a_cache_in_eight_bits_is_written_as_its_twin_does(
 )
 @pytest.mark.parametrize("splits", [Splits(), Splits(5), Splits(5, num_seqs=3)], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, 20.0)])
-def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
+def test_attention_over_a_cache_in_fp8_matches_its_reference(
     place: Place,
     num_heads: int,
     num_kv_heads: int,
@@ -135,7 +138,7 @@ def test_attention_over_a_cache_in_eight_bits_equals_its_twin(
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300])
-def test_products_in_eight_bits_equal_their_twins(num_tokens: int, has_bias: bool) -> None:
+def test_fp8_gemms_match_their_references(num_tokens: int, has_bias: bool) -> None:
     from headrace.kernels import gpu
 
     weight = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)

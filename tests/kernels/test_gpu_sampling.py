@@ -1,4 +1,4 @@
-"""Allowed tokens and log-probabilities on a GPU, each against its plain twin."""
+"""Allowed tokens and log-probabilities on a GPU, each against its reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from headrace.sampling.allowed_tokens import AllowedTokens
 from headrace.sampling.feature import Batch
-from headrace.sampling.logprobs import plain_scores
+from headrace.sampling.logprobs import reference_scores
 from tests.kernels.places import Place, cases
 
 INF = float("inf")
@@ -19,26 +19,26 @@ shapes = cases("num_rows vocab_size", gpu=[(300, 128_256), (50, 5003)], interpre
 def test_what_is_not_allowed_becomes_minus_infinity_and_nothing_else_changes(
     place: Place, num_rows: int, vocab_size: int
 ) -> None:
-    from headrace.kernels.gpu.allowed import keep_allowed
+    from headrace.kernels.gpu.allowed_tokens import keep_allowed
 
     torch.manual_seed(num_rows)
     logits = place.randn(num_rows, vocab_size)
     logits[0, : vocab_size // 2] = float("nan")
     is_allowed = np.random.default_rng(num_rows).random((num_rows + 2, vocab_size)) < 0.5
     bits = torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little")).to(place.device)
-    rows = torch.randperm(num_rows + 2)[:num_rows].to(place.device)
-    users = torch.randperm(num_rows)[: num_rows - 2].to(place.device)
+    slots = torch.randperm(num_rows + 2)[:num_rows].to(place.device)
+    rows = torch.randperm(num_rows)[: num_rows - 2].to(place.device)
     expected = logits.clone()
-    AllowedTokens().apply_plainly(Batch(expected, rows, rows, {"allowed_tokens": bits}), users)
+    AllowedTokens().apply_reference(Batch(expected, slots, slots, {"allowed_tokens": bits}), rows)
     found = logits.clone()
-    keep_allowed(found, users, rows, bits)
+    keep_allowed(found, rows, slots, bits)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(0.5, INF, -INF), expected.nan_to_num(0.5, INF, -INF))
 
 
 @shapes
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
-def test_scores_are_those_of_the_twin(place: Place, num_rows: int, vocab_size: int, num_top: int) -> None:
+def test_scores_are_those_of_the_reference(place: Place, num_rows: int, vocab_size: int, num_top: int) -> None:
     from headrace.kernels.gpu.scores import scores
 
     torch.manual_seed(num_top)
@@ -47,7 +47,7 @@ def test_scores_are_those_of_the_twin(place: Place, num_rows: int, vocab_size: i
     tokens = torch.randint(0, vocab_size, (num_rows,), device=place.device)
     tokens[1] = logits[1].argmax()
     chosen, ranks, top_ids, top_values = scores(logits, tokens, num_top=num_top)
-    expected = plain_scores(logits.double(), tokens, num_top=num_top)
+    expected = reference_scores(logits.double(), tokens, num_top=num_top)
     torch.testing.assert_close(chosen.double(), expected.chosen, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(top_values.double(), expected.top_values, rtol=1e-5, atol=1e-5)
     assert torch.equal(ranks, expected.ranks)

@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p on a GPU, which sort nothing, against the twin, which sorts."""
+"""min_p, top_k and top_p on a GPU, without a sort, against the reference, which sorts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INF = float("inf")
 
 
 def settings_of(place: Place, num_rows: int, vocab_size: int, **given: Any) -> dict[str, Tensor]:
-    """Columns: what is given, for all rows or one each, and elsewhere what filters nothing."""
+    """Returns columns with the given values (one for all slots, or one each), and defaults that filter nothing."""
     defaults = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     return {
         name: torch.as_tensor(given.get(name, default), device=place.device)
@@ -29,7 +29,7 @@ def settings_of(place: Place, num_rows: int, vocab_size: int, **given: Any) -> d
 
 
 def random_settings(place: Place, num_rows: int, vocab_size: int) -> dict[str, Tensor]:
-    """Each filter on for about half the rows, in all combinations."""
+    """Each filter on for about half the slots, in all combinations."""
 
     def some(values: Tensor, off: float) -> Tensor:
         return torch.where(torch.rand(num_rows) < 0.5, values, torch.full_like(values, off))
@@ -46,50 +46,50 @@ def random_settings(place: Place, num_rows: int, vocab_size: int) -> dict[str, T
     )
 
 
-def kept_by_kernel(logits: Tensor, rows: Tensor, columns: dict[str, Tensor]) -> Tensor:
-    from headrace.kernels.gpu.draw import weigh
-    from headrace.kernels.gpu.filters import Cuts, Filters
-    from headrace.kernels.gpu.thresholds import find_cuts
+def kept_by_kernel(logits: Tensor, slots: Tensor, columns: dict[str, Tensor]) -> Tensor:
+    from headrace.kernels.gpu.sample import weigh
+    from headrace.kernels.gpu.threshold_types import Filters, Thresholds
+    from headrace.kernels.gpu.thresholds import find_thresholds
 
-    cuts = Cuts(
-        torch.empty(len(rows), device=logits.device), torch.empty(len(rows), device=logits.device, dtype=torch.int32)
+    thresholds = Thresholds(
+        torch.empty(len(slots), device=logits.device), torch.empty(len(slots), device=logits.device, dtype=torch.int32)
     )
     filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"])
-    weights = weigh(logits, rows, columns["temperature"])
-    find_cuts(logits, rows, weights, columns["temperature"], filters, cuts)
+    weights = weigh(logits, slots, columns["temperature"])
+    find_thresholds(logits, slots, weights, columns["temperature"], filters, thresholds)
     values, tokens = logits.float(), torch.arange(logits.shape[1], device=logits.device)
-    is_equal = (values == cuts.values[:, None]) & (tokens <= cuts.last_ids[:, None])
-    return ((values > cuts.values[:, None]) | is_equal) & (values > -INF)
+    is_equal = (values == thresholds.values[:, None]) & (tokens <= thresholds.last_ids[:, None])
+    return ((values > thresholds.values[:, None]) | is_equal) & (values > -INF)
 
 
 def num_searched(monkeypatch: pytest.MonkeyPatch, logits: Tensor, columns: dict[str, Tensor]) -> int:
-    """How many rows are left to the search."""
+    """Returns how many slots are left to the search."""
     from headrace.kernels.gpu import thresholds as module
 
     seen: list[int] = []
 
     def watched(*args: Any) -> None:
         seen.append(int(args[-1].values.isnan().sum()))
-        search_cuts(*args)
+        search_thresholds(*args)
 
-    search_cuts = module.search_cuts
-    monkeypatch.setattr(module, "search_cuts", watched)
+    search_thresholds = module.search_thresholds
+    monkeypatch.setattr(module, "search_thresholds", watched)
     kept_by_kernel(logits, torch.arange(len(logits), device=logits.device), columns)
-    monkeypatch.setattr(module, "search_cuts", search_cuts)
+    monkeypatch.setattr(module, "search_thresholds", search_thresholds)
     return seen[0]
 
 
-def kept_by_twin(logits: Tensor, rows: Tensor, columns: dict[str, Tensor]) -> Tensor:
+def kept_by_reference(logits: Tensor, slots: Tensor, columns: dict[str, Tensor]) -> Tensor:
     changed = logits.double()
-    everyone = torch.arange(len(rows), device=logits.device)
+    all_rows = torch.arange(len(slots), device=logits.device)
     for feature in FILTERS:
-        feature.apply(Batch(changed, rows, rows, columns), everyone)
+        feature.apply(Batch(changed, slots, slots, columns), all_rows)
     return changed > -INF
 
 
-def assert_kept_alike(logits: Tensor, rows: Tensor, columns: dict[str, Tensor]) -> None:
-    found, expected = kept_by_kernel(logits, rows, columns), kept_by_twin(logits, rows, columns)
-    is_exact = columns["top_p"][rows] == 1.0
+def assert_kept_alike(logits: Tensor, slots: Tensor, columns: dict[str, Tensor]) -> None:
+    found, expected = kept_by_kernel(logits, slots, columns), kept_by_reference(logits, slots, columns)
+    is_exact = columns["top_p"][slots] == 1.0
     assert torch.equal(found[is_exact], expected[is_exact])
     # Where top_p ends can be a matter of the last bits of a sum.
     assert (found != expected).sum(dim=1).max() <= (1 if logits.shape[1] < 10_000 else 4)
@@ -97,15 +97,18 @@ def assert_kept_alike(logits: Tensor, rows: Tensor, columns: dict[str, Tensor]) 
 
 
 shapes = cases("num_rows vocab_size", gpu=[(64, 128_256), (200, 5003)], interpreted=[(12, 700), (3, 9000)])
+few_rows = cases("num_rows vocab_size", gpu=[(64, 128_256), (200, 5003)], interpreted=[(4, 700), (1, 9000)])
 
 
 @shapes
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
-def test_the_same_tokens_are_kept_as_by_the_twin(place: Place, num_rows: int, vocab_size: int, spread: float) -> None:
+def test_the_same_tokens_are_kept_as_by_the_reference(
+    place: Place, num_rows: int, vocab_size: int, spread: float
+) -> None:
     torch.manual_seed(num_rows)
     logits = place.randn(num_rows, vocab_size) * spread + 3.0
-    rows = torch.randperm(num_rows).to(place.device)
-    assert_kept_alike(logits, rows, random_settings(place, num_rows, vocab_size))
+    slots = torch.randperm(num_rows).to(place.device)
+    assert_kept_alike(logits, slots, random_settings(place, num_rows, vocab_size))
 
 
 @cases("num_rows vocab_size", gpu=[(64, 128_256)], interpreted=[(8, 700), (2, 5000)])
@@ -142,9 +145,9 @@ def test_rows_that_are_not_flat_are_settled_without_a_search(
 ) -> None:
     torch.manual_seed(6)
     logits = (torch.randn(num_rows, vocab_size, device=place.device) * spread).to(place.dtype)
-    logits[0, 77] += 12.0  # one token with most of the probability, which no sample shows
+    logits[0, 77] += 12.0  # one token with most of the probability, which the histogram may miss
     columns = settings_of(place, num_rows, vocab_size, **settings)
-    assert num_searched(monkeypatch, logits, columns) <= num_rows // 500  # a sample can be that unlucky
+    assert num_searched(monkeypatch, logits, columns) <= num_rows // 500  # so many histograms may be unlucky
 
 
 @shapes
@@ -163,23 +166,23 @@ def test_what_is_minus_infinity_is_never_kept(place: Place, num_rows: int, vocab
     assert_kept_alike(logits, torch.arange(num_rows, device=place.device), random_settings(place, num_rows, vocab_size))
 
 
-@shapes
+@few_rows
 @pytest.mark.parametrize("name, value", [("top_k", 1), ("top_k", 50), ("top_p", 0.3), ("top_p", 0.95), ("min_p", 0.1)])
 def test_each_filter_keeps_what_transformers_keeps(
     place: Place, num_rows: int, vocab_size: int, name: str, value: float
 ) -> None:
     torch.manual_seed(3)
     logits = (torch.randn(num_rows, vocab_size, device=place.device) * 3).bfloat16().to(place.dtype)
-    if name == "top_k":  # of equal logits theirs keeps all
+    if name == "top_k":  # transformers keeps all equal logits
         logits = torch.stack([torch.randperm(vocab_size, device=place.device) for _ in range(num_rows)]).float() / 99
     warper = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}[name](value)
     theirs = warper(torch.empty(0), logits.double()) > -INF
-    rows = torch.arange(num_rows, device=place.device)
-    found = kept_by_kernel(logits, rows, settings_of(place, num_rows, vocab_size, **{name: value}))
+    slots = torch.arange(num_rows, device=place.device)
+    found = kept_by_kernel(logits, slots, settings_of(place, num_rows, vocab_size, **{name: value}))
     if name == "top_p":
-        # In bfloat16 a hundred tokens may have the logit of the cut; theirs keeps others of them, as their sort has it.
+        # In bfloat16 a hundred logits may equal the threshold; transformers keeps others of them, in its sort's order.
         # How many are kept is a matter of sums, here in float32: where 1e-6 of the sum is less than the token at the
-        # cut, they can differ by that one.
+        # threshold, they can differ by that token.
         ours, judges = (logits.masked_fill(~kept, -INF).sort(dim=1, descending=True).values for kept in (found, theirs))
         assert (ours != judges).sum(dim=1).max() <= 1
         assert (ours != judges).any(dim=1).float().mean() < 0.1
@@ -187,21 +190,21 @@ def test_each_filter_keeps_what_transformers_keeps(
         assert torch.equal(found, theirs)
 
 
-def drawn_from(logits: Tensor, rows: Tensor, columns: dict[str, Tensor], *, has_filters: bool = True) -> list[int]:
-    from headrace.kernels.gpu.draw import draw
-    from headrace.kernels.gpu.filters import Filters
+def sampled_from(logits: Tensor, slots: Tensor, columns: dict[str, Tensor], *, has_filters: bool = True) -> list[int]:
+    from headrace.kernels.gpu.sample import sample
+    from headrace.kernels.gpu.threshold_types import Filters
 
-    drawn = torch.empty(len(rows), device=logits.device, dtype=torch.int64)
-    flags = torch.empty(len(rows), device=logits.device, dtype=torch.uint8)
+    sampled = torch.empty(len(slots), device=logits.device, dtype=torch.int64)
+    flags = torch.empty(len(slots), device=logits.device, dtype=torch.uint8)
     filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
     lens = torch.arange(len(columns["seed"]), device=logits.device) + 5
-    draw(logits, rows, lens, columns["temperature"], columns["seed"], drawn, flags, filters)
+    sample(logits, slots, lens, columns["temperature"], columns["seed"], sampled, flags, filters)
     assert not flags.any()
-    return drawn.tolist()
+    return sampled.tolist()
 
 
-@cases("num_rows vocab_size", gpu=[(256, 128_256)], interpreted=[(10, 4200)])
-def test_rows_without_filters_draw_the_same_beside_rows_that_have_some(
+@cases("num_rows vocab_size", gpu=[(256, 128_256)], interpreted=[(6, 4200)])
+def test_rows_without_filters_sample_the_same_beside_rows_that_have_some(
     place: Place, num_rows: int, vocab_size: int
 ) -> None:
     torch.manual_seed(4)
@@ -209,61 +212,61 @@ def test_rows_without_filters_draw_the_same_beside_rows_that_have_some(
     columns = random_settings(place, num_rows, vocab_size)
     for name, off in (("min_p", 0.0), ("top_k", 0), ("top_p", 1.0)):
         columns[name][:4] = off
-    rows = torch.arange(num_rows, device=place.device)
+    slots = torch.arange(num_rows, device=place.device)
     has_filters = (columns["min_p"] > 0) | (columns["top_k"] > 0) | (columns["top_p"] < 1)
-    together = drawn_from(logits, rows, columns)
-    alone = drawn_from(logits, rows, columns, has_filters=False)
+    together = sampled_from(logits, slots, columns)
+    alone = sampled_from(logits, slots, columns, has_filters=False)
     plain = (~has_filters).nonzero().flatten().tolist()
     assert len(plain) < num_rows and [together[i] for i in plain] == [alone[i] for i in plain]
-    kept = kept_by_kernel(logits, rows, columns)
-    assert kept[rows, torch.tensor(together, device=place.device)].all()
-    for i in range(0, num_rows, 5):  # and any row draws what it draws as the only one
-        assert drawn_from(logits[i : i + 1], rows[i : i + 1], columns) == together[i : i + 1]
+    kept = kept_by_kernel(logits, slots, columns)
+    assert kept[slots, torch.tensor(together, device=place.device)].all()
+    for i in range(0, num_rows, 5):  # and every row samples the same when it is alone
+        assert sampled_from(logits[i : i + 1], slots[i : i + 1], columns) == together[i : i + 1]
 
 
-@cases("num_draws vocab_size", gpu=[(20_000, 9000)], interpreted=[(80, 500)])
-def test_what_is_left_is_drawn_by_its_probabilities(place: Place, num_draws: int, vocab_size: int) -> None:
+@cases("num_samples vocab_size", gpu=[(20_000, 9000)], interpreted=[(30, 500)])
+def test_what_is_left_is_sampled_by_its_probabilities(place: Place, num_samples: int, vocab_size: int) -> None:
     """Temperature 0.5 makes squares: 900, 625, 400, 225, 49, 9. min_p leaves four, top_k three, top_p two."""
-    logits = torch.full((num_draws, vocab_size), -50.0, device=place.device, dtype=torch.float32)
+    logits = torch.full((num_samples, vocab_size), -50.0, device=place.device, dtype=torch.float32)
     second = vocab_size // 2
     logits[:, [3, second, second + 1, vocab_size - 1, 20, 21]] = (
         torch.tensor([0.30, 0.25, 0.20, 0.15, 0.07, 0.03]).log().to(place.device)
     )
     columns = settings_of(
-        place, num_draws, vocab_size, temperature=0.5, min_p=0.2, top_k=3, top_p=0.75, seed=torch.arange(num_draws)
+        place, num_samples, vocab_size, temperature=0.5, min_p=0.2, top_k=3, top_p=0.75, seed=torch.arange(num_samples)
     )
-    drawn = torch.tensor(drawn_from(logits, torch.arange(num_draws, device=place.device), columns))
-    assert set(drawn.tolist()) == {3, second}
+    sampled = torch.tensor(sampled_from(logits, torch.arange(num_samples, device=place.device), columns))
+    assert set(sampled.tolist()) == {3, second}
     expected = 900 / 1525
-    error = (expected * (1 - expected) / num_draws) ** 0.5
-    assert abs((drawn == 3).double().mean() - expected) < 4 * error
+    error = (expected * (1 - expected) / num_samples) ** 0.5
+    assert abs((sampled == 3).double().mean() - expected) < 4 * error
 
 
 @cases("", gpu=[()], interpreted=[()])
 def test_broken_rows_are_flagged_with_filters_too(place: Place) -> None:
-    from headrace.kernels.gpu.draw import draw
-    from headrace.kernels.gpu.filters import Filters
+    from headrace.kernels.gpu.sample import sample
+    from headrace.kernels.gpu.threshold_types import Filters
 
     logits = place.randn(4, 5000)
     logits[1, 4500], logits[2] = float("nan"), -INF
-    rows = torch.arange(4, device=place.device)
+    slots = torch.arange(4, device=place.device)
     columns = settings_of(place, 4, 5000, top_k=3, top_p=0.5, min_p=0.1)
-    drawn, flags = torch.empty_like(rows), torch.empty(4, device=place.device, dtype=torch.uint8)
+    sampled, flags = torch.empty_like(slots), torch.empty(4, device=place.device, dtype=torch.uint8)
     filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"])
-    draw(logits, rows, torch.zeros_like(rows), columns["temperature"], columns["seed"], drawn, flags, filters)
+    sample(logits, slots, torch.zeros_like(slots), columns["temperature"], columns["seed"], sampled, flags, filters)
     assert (flags != 0).tolist() == [False, True, True, False]
-    assert drawn[1:3].tolist() == [0, 0]
+    assert sampled[1:3].tolist() == [0, 0]
 
 
 @cases("", gpu=[()], interpreted=[()])
-def test_the_samplers_draw_is_that_of_the_graphs(place: Place) -> None:
-    from headrace.sampling.draw import _draw_on_gpu
+def test_the_sampler_samples_as_the_graphs_do(place: Place) -> None:
+    from headrace.sampling.sample import sample_on_gpu
 
     torch.manual_seed(5)
     logits = place.randn(8, 600) * 2
     columns = random_settings(place, 8, 600)
-    rows = torch.randperm(8).to(place.device)
-    batch = Batch(logits.float(), rows, rows + 5, columns)  # a row's length as `drawn_from` has it
-    tokens, is_valid = _draw_on_gpu(batch, has_filters=True)
+    slots = torch.randperm(8).to(place.device)
+    batch = Batch(logits.float(), slots, slots + 5, columns)  # the length that `sampled_from` uses
+    tokens, is_valid = sample_on_gpu(batch, has_filters=True)
     assert is_valid.all()
-    assert tokens.tolist() == drawn_from(logits, rows, columns)
+    assert tokens.tolist() == sampled_from(logits, slots, columns)

@@ -12,19 +12,21 @@ from headrace.kernels.cpu import linear
 @pytest.fixture(params=["packed", "transposed"])
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "transposed":
-        monkeypatch.setattr(linear, "_pack", lambda weight: None)
+        monkeypatch.setattr(linear, "pack", lambda weight: None)
 
 
 @pytest.mark.usefixtures("_form")
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("num_out", "num_in"), [(960, 576), (576, 1536), (7, 5), (1, 64), (1000, 3)])
-def test_a_packed_linear_is_the_product_for_any_number_of_rows(num_out: int, num_in: int, with_bias: bool) -> None:
+def test_a_packed_linear_multiplies_any_number_of_rows(num_out: int, num_in: int, with_bias: bool) -> None:
     weight = torch.randn(num_out, num_in)
     bias = torch.randn(num_out) if with_bias else None
     packed = ops.pack_linear(weight, bias)
     for num_rows in (0, 1, 2, 7, 16, 33, 128, 257):
         x = torch.randn(num_rows, num_in)
-        torch.testing.assert_close(packed(x), torch.nn.functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+        expected = torch.nn.functional.linear(x, weight, bias)
+        # A sum of 1,536 terms is near 40; rounding in another order moves it by up to 2e-4.
+        torch.testing.assert_close(packed(x), expected, atol=3e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("_form")
@@ -43,8 +45,8 @@ def test_a_packed_linear_does_not_need_its_weight_afterwards() -> None:
 
 
 def test_a_packing_that_gives_wrong_answers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = torch.randn(11, 13), torch.randn(4, 13)  # a shape no other test has: the verdict is kept
-    monkeypatch.setattr(linear, "_multiply", lambda x, packed, shape, bias: x.new_zeros(x.shape[0], shape.shape[0]))
+    weight, x = torch.randn(11, 13), torch.randn(4, 13)  # a shape that no other test has: the check's result is cached
+    monkeypatch.setattr(linear, "multiply", lambda x, packed, shape, bias: x.new_zeros(x.shape[0], shape.shape[0]))
     torch.testing.assert_close(ops.pack_linear(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Rotary embedding and the write to the cache: the kernel against its twin, and the cache's own operations."""
+"""Rotary embedding and the write to the cache: the kernel against its reference, and the cache's own operations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_caches(num_kv_heads: int, head_dim: int, block_size: int) -> tuple[Lay
     ("num_tokens", "heads", "head_dim", "block_size"),
     [(1, (9, 3), 64, 16), (70, (9, 3), 64, 16), (33, (4, 4), 128, 8), (20, (8, 1), 96, 32), (5, (2, 1), 8, 4)],
 )
-def test_the_kernel_agrees_with_the_twin_and_touches_no_other_slot(
+def test_the_kernel_matches_the_reference_and_touches_no_other_slot(
     num_tokens: int, heads: tuple[int, int], head_dim: int, block_size: int, with_norms: bool
 ) -> None:
     qkv = torch.randn(num_tokens, (heads[0] + 2 * heads[1]) * head_dim)
@@ -62,7 +62,7 @@ def test_the_kernel_agrees_with_the_twin_and_touches_no_other_slot(
     torch.testing.assert_close(fast.values, plain.values)
 
 
-def test_the_twin_turns_each_pair_of_halves_by_its_angle() -> None:
+def test_the_reference_turns_each_pair_of_halves_by_its_angle() -> None:
     _, cache = build_caches(1, 2, 16)
     layout = build_layout(1, num_slots=16)
     angle = 0.3

@@ -53,7 +53,7 @@ def test_a_shared_block_stays_held_until_its_last_owner_drops_it() -> None:
     assert pool.num_held == 0
 
 
-def test_dropping_what_nobody_holds_is_our_own_bug() -> None:
+def test_dropping_a_block_without_owners_is_our_own_bug() -> None:
     pool = Pool(1)
     with pytest.raises(AssertionError, match="block 0 dropped more often than held"):
         pool.drop([0])
@@ -74,7 +74,7 @@ def test_a_dropped_block_that_is_not_findable_is_free() -> None:
     assert (pool.num_idle, pool.num_available) == (0, 2)
 
 
-def test_sharing_an_idle_block_brings_it_back_to_life() -> None:
+def test_sharing_an_idle_block_makes_it_held() -> None:
     pool = Pool(2)
     blocks = pool.take(1)
     pool.make_findable(*blocks)
@@ -112,7 +112,7 @@ def test_use_makes_a_block_recent_again() -> None:
     assert pool.take(1) == second
 
 
-def test_the_end_of_a_sequence_is_evicted_before_its_beginning() -> None:
+def test_the_tail_of_a_sequence_is_evicted_before_its_head() -> None:
     pool = Pool(3)
     blocks = pool.take(3)
     pool.make_findable(*blocks)
@@ -148,7 +148,7 @@ def test_blocks_without_an_owner_are_counted_among_others() -> None:
     assert pool.num_idle_among([*held, *idle]) == 1
 
 
-def test_every_drop_is_noticed_by_those_who_wait_for_room() -> None:
+def test_every_drop_is_counted() -> None:
     pool = Pool(2)
     blocks = pool.take(2)
     num_drops = pool.num_drops

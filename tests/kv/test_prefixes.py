@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ def test_an_empty_index_finds_nothing() -> None:
     assert hit.blocks == ()
 
 
-def test_the_longest_cached_beginning_is_found_in_order() -> None:
+def test_the_longest_cached_prefix_is_found_in_order() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2, 3, 4), [7, 5])
     assert index.find(tokens(1, 2, 3, 4, 9, 9), None).blocks == (7, 5)
@@ -44,7 +46,7 @@ def test_only_full_blocks_are_found() -> None:
     assert index.find(tokens(1), None).blocks == ()
 
 
-def test_a_hit_says_where_its_chain_goes_on() -> None:
+def test_a_hit_has_the_entry_of_its_last_block() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2), [7])
     hit = index.find(tokens(1, 2, 3, 4), None)
@@ -52,14 +54,14 @@ def test_a_hit_says_where_its_chain_goes_on() -> None:
     assert index.find(tokens(1, 2, 3, 4), None).blocks == (7, 8)
 
 
-def test_a_miss_goes_on_from_the_salt() -> None:
+def test_a_miss_starts_a_chain_from_the_salt() -> None:
     index = PrefixIndex(2)
     index.register(index.find(tokens(1, 2), "tenant").last_entry, tokens(1, 2), [7])
     assert index.find(tokens(1, 2), "tenant").blocks == (7,)
     assert index.find(tokens(1, 2), None).blocks == ()
 
 
-def test_equal_tokens_after_different_beginnings_are_different_blocks() -> None:
+def test_equal_tokens_after_different_prefixes_are_different_blocks() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2, 8, 8), [0, 1])
     register(index, tokens(3, 4, 8, 8), [2, 3])
@@ -67,13 +69,13 @@ def test_equal_tokens_after_different_beginnings_are_different_blocks() -> None:
     assert index.find(tokens(3, 4, 8, 8), None).blocks == (2, 3)
 
 
-def test_the_middle_of_a_prompt_is_not_the_beginning_of_another() -> None:
+def test_the_middle_of_a_prompt_is_not_the_prefix_of_another() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2, 8, 8), [0, 1])
     assert index.find(tokens(8, 8), None).blocks == ()
 
 
-def test_the_middle_of_a_cached_prompt_is_not_found_once_its_beginning_is_forgotten() -> None:
+def test_the_middle_of_a_cached_prompt_is_not_found_once_its_prefix_is_forgotten() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2, 3, 4), [0, 1])
     index.forget(0)
@@ -82,7 +84,7 @@ def test_the_middle_of_a_cached_prompt_is_not_found_once_its_beginning_is_forgot
     assert index.find(tokens(1, 2, 3, 4), None).blocks == (5,)
 
 
-def test_prompts_meet_only_under_the_same_salt() -> None:
+def test_prompts_share_blocks_only_under_the_same_salt() -> None:
     index = PrefixIndex(2)
     register(index, tokens(1, 2), [0], salt="one")
     register(index, tokens(1, 2), [1], salt="other")
@@ -162,16 +164,16 @@ def test_what_was_found_before_is_found_again_until_it_is_forgotten() -> None:
     assert index.find(tokens(1, 2, 3, 4, 5, 6), None).blocks == (0,)
 
 
-def test_finding_one_after_the_other_is_finding_each_for_itself() -> None:
-    """Against an index that is asked for one prompt only, while blocks come and go."""
+def test_the_memory_of_the_last_lookup_changes_no_result() -> None:
+    """Against a copy of the index that has forgotten its last lookup, while blocks are registered and forgotten."""
     random = np.random.default_rng(0)
     index = PrefixIndex(2)
     free, registered = list(range(64)), {}
     for _ in range(3000):
         prompt = random.integers(0, 2, 2 * random.integers(1, 6)).astype(np.int32)
         salt = "ab"[random.integers(2)]
-        fresh = PrefixIndex(2)
-        fresh._by_key, fresh._key_of = index._by_key, index._key_of
+        fresh = copy.deepcopy(index)
+        fresh.find(tokens(), None)  # nothing in common with any prompt
         hit = index.find(prompt, salt)
         assert hit == fresh.find(prompt, salt)
         if random.random() < 0.5 and len(free) > 6:

@@ -54,7 +54,7 @@ def test_what_is_not_computed_is_not_findable() -> None:
     assert tables.find_prefix(tokens(12), None).num_blocks == 1
 
 
-def test_publishing_goes_on_where_it_stopped() -> None:
+def test_publishing_continues_where_it_stopped() -> None:
     tables = make_tables()
     table = tables.open(tables.find_prefix(tokens(12), None), 12)
     for num_computed in (3, 4, 9, 12):

@@ -1,4 +1,4 @@
-"""Opening and loading directories: what is missing, misshapen, left over or unsafe is named."""
+"""Opening and loading directories: what is missing, misshapen, unused or unsafe is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from headrace.errors import ConfigError, ModelError, UnsupportedModelError
 from headrace.models import load_decoder, open_checkpoint
 from headrace.models.hub_config import spec_from_config
-from headrace.models.weights.random_numbers import RandomNumbers
+from headrace.models.weights.random_weights import RandomWeights
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,7 +83,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     model = write(tmp_path, tensors())
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors, which is not there"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors, which does not exist"):
         load(model)
 
 
@@ -109,7 +109,7 @@ def test_a_directory_without_weights_or_config_says_what_it_lacks(tmp_path: Path
         open_checkpoint(write(tmp_path, None))
 
 
-def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config.json cannot be read"):
         open_checkpoint(str(tmp_path))
@@ -131,7 +131,7 @@ def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
     assert (decoder.norm.weight == 1).all()
 
 
-def test_random_norms_come_to_one_where_a_checkpoint_has_them_less_one(tmp_path: Path) -> None:
+def test_random_norm_weights_are_one_after_the_norm_offset(tmp_path: Path) -> None:
     model = write(tmp_path, None, architectures=["Gemma2ForCausalLM"])
     decoder = load(model, load_format="random")
     assert (decoder.norm.weight == 1).all()
@@ -143,7 +143,7 @@ def test_random_weights_depend_on_the_seed_and_the_name_only() -> None:
 
     def filled(name: str, seed: int) -> torch.Tensor:
         out = torch.empty(spec.tensor_shapes()[name])
-        RandomNumbers(spec, seed=seed).fill(name, out)
+        RandomWeights(spec, seed=seed).fill(name, out)
         return out
 
     gate, up = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
@@ -155,7 +155,7 @@ def test_random_weights_depend_on_the_seed_and_the_name_only() -> None:
 def test_random_weights_longer_than_their_pool_do_not_repeat_rows() -> None:
     config = CONFIG | {"vocab_size": 5000, "hidden_size": 1024}
     out = torch.empty(5000, 1024)
-    RandomNumbers(spec_from_config(config), seed=0).fill("model.embed_tokens.weight", out)
+    RandomWeights(spec_from_config(config), seed=0).fill("model.embed_tokens.weight", out)
     assert len(torch.unique(out[:, 0])) > 4900
     assert out.std().item() == pytest.approx(0.02, rel=0.01)
 

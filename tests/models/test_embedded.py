@@ -37,7 +37,7 @@ def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:
         tensor.name: stored_weights(checkpoint.source, tensor)
         for tensor in read_gguf(checkpoint.source).tensors.values()
     }
-    with torch.device("meta"):  # no time for weights that are replaced at once
+    with torch.device("meta"):  # the weights are replaced at once
         model = LlamaForCausalLM(config)
     state = {}
     for name in model.state_dict():

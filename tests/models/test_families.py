@@ -453,7 +453,7 @@ def test_a_mixture_of_experts_of_another_kind_is_refused_as_such(config: dict[st
 
 
 @pytest.mark.parametrize("name", ["su", "yarn"])
-def test_longrope_goes_by_other_names_in_older_configs(name: str) -> None:
+def test_longrope_has_other_names_in_older_configs(name: str) -> None:
     older = PHI_4_MINI["rope_scaling"] | {"type": name}
     assert spec(PHI_4_MINI, rope_scaling=older) == spec(PHI_4_MINI)
 
@@ -484,7 +484,7 @@ def test_the_config_of_gemma_3_reads_as_its_authors_mean_it() -> None:
     assert read.eos_token_ids == (1, 106)
 
 
-def test_gemma_3_scales_the_rope_of_layers_that_see_everything_and_states_the_stretched_context() -> None:
+def test_gemma_3_scales_the_rope_of_layers_with_full_attention_and_states_the_scaled_context() -> None:
     read = spec(GEMMA_3_1B, rope_scaling={"rope_type": "linear", "factor": 8.0}, max_position_embeddings=131072)
     assert read.rope == RopeSpec(theta=1e6, kind="linear", factor=8.0)
     assert read.local_rope == RopeSpec(theta=1e4)
@@ -504,7 +504,7 @@ def test_older_and_newer_configs_of_gemma_3_read_the_same() -> None:
     assert spec(newer) == spec(GEMMA_3_1B, rope_scaling=scaling)
 
 
-def test_a_local_rope_stays_where_the_context_does_not_outgrow_the_window() -> None:
+def test_a_local_rope_stays_where_the_context_does_not_exceed_the_window() -> None:
     read = spec(GEMMA_3_1B, max_position_embeddings=512)
     assert read.rope_of(0) == RopeSpec(theta=1e4)
 
@@ -583,7 +583,7 @@ def test_a_window_as_long_as_the_context_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
-def test_stretched_rope_stretches_the_context(kind: str) -> None:
+def test_rope_scaling_scales_the_context(kind: str) -> None:
     scaling = {"rope_type": kind, "factor": 4.0}
     assert spec(QWEN2, rope_scaling=scaling, max_position_embeddings=1000).max_model_len == 4000
 

@@ -123,7 +123,7 @@ def gguf_name(name: str, architecture: str) -> str:
 
 
 def interleave(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Row order for llama.cpp's rotation of neighbours: first halves and second halves of a head take turns."""
+    """Row order for llama.cpp's rotation of neighbours: first and second halves of a head are interleaved."""
     half = weight.shape[0] // num_heads // 2
     order = [head * 2 * half + side * half + i for head in range(num_heads) for i in range(half) for side in (0, 1)]
     return np.ascontiguousarray(weight[order])
@@ -198,7 +198,7 @@ def write(
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if key == "general.alignment":
-        writer.add_custom_alignment(value)  # which also lays out the tensors by it
+        writer.add_custom_alignment(value)  # also used for the tensors
     elif isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):
@@ -295,16 +295,16 @@ def random_blocks(kind: Types, num_rows: int) -> np.ndarray:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (num_rows * 512 // block_len, block_bytes), dtype=np.uint8)
-    scale_places = {
+    scale_offsets = {
         Types.Q6_K: (208,),
         Types.Q4_K: (0, 2),
         Types.Q5_K: (0, 2),
         Types.Q2_K: (80, 82),
         Types.Q3_K: (108,),
     }
-    for place in scale_places.get(kind, (0, 2) if kind in (Types.Q4_1, Types.Q5_1) else (0,)):
+    for offset in scale_offsets.get(kind, (0, 2) if kind in (Types.Q4_1, Types.Q5_1) else (0,)):
         scales = rng.normal(size=len(blocks)).astype(np.float16)
-        blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(num_rows, -1)
 
 
@@ -425,9 +425,9 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 300, 5000, -1])
-def test_a_file_cut_short_anywhere_is_refused(keep: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(keep: int, tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.gguf", tensors_of(make("llama"), "llama")).read_bytes()
-    path = tmp_path / "cut.gguf"
+    path = tmp_path / "truncated.gguf"
     path.write_bytes(whole[:keep])
     with pytest.raises(ModelError):
         open_checkpoint(str(path))

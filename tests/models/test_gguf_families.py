@@ -1,4 +1,4 @@
-"""Families whose GGUF files hold more than names: the logits of the models they were made from.
+"""Families whose GGUF files need more than renaming: the logits of the models they were made from.
 
 Tensors are named by the gguf package and rearranged as llama.cpp's converter does it.
 """
@@ -50,6 +50,8 @@ from headrace.models import RopeSpec, load_decoder, open_checkpoint
 from tests.models.test_gguf import SMALL, interleave, logits, write
 from tests.models.test_parity import is_gain
 
+pytestmark = pytest.mark.parity
+
 Array = np.ndarray
 EPS = 1e-6
 DIVISORS = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + 0.5 * i for i in range(6)]}
@@ -68,12 +70,12 @@ def interleaved_rows(name: str, weight: Array, model: PreTrainedModel) -> Array:
 
 
 def unturned(name: str, weight: Array, model: PreTrainedModel) -> Array:
-    """Matrices of GPT-2's layers have their inputs first."""
+    """Transposes the matrices of GPT-2's layers, which are [in, out]."""
     return np.ascontiguousarray(weight.T) if ".c_" in name and weight.ndim == 2 else weight
 
 
 def by_kind(name: str, weight: Array, model: PreTrainedModel) -> Array:
-    """Queries of all heads, then keys, then values, where GPT-NeoX has them head by head."""
+    """Reorders to all queries, then keys, then values; GPT-NeoX interleaves them head by head."""
     if "query_key_value" not in name:
         return weight
     heads = weight.reshape(model.config.num_attention_heads, 3, -1, *weight.shape[1:])
@@ -300,7 +302,7 @@ def test_the_fused_matrices_of_a_chatglm_file_are_taken_apart(tmp_path: Path) ->
         torch.testing.assert_close(tensor, plain[name], atol=0, rtol=0)
 
 
-def test_an_olmo_3_file_may_leave_its_pattern_out_and_state_the_rope_of_its_windows(tmp_path: Path) -> None:
+def test_an_olmo_3_file_may_omit_its_pattern_and_state_the_rope_of_its_windows(tmp_path: Path) -> None:
     case = CASES["olmo 3"]
     changes = {"attention.sliding_window_pattern": None, "rope.freq_base_swa": 500.0}
     spec = open_checkpoint(save(case, make(case), tmp_path, **changes)).spec

@@ -28,6 +28,8 @@ from headrace.models.weights import gguf_tensors
 from tests.models.test_gguf import LLAMA3_ROPE, SMALL, Types, interleave, logits, rope_divisors, write
 from tests.models.test_parity import is_gain
 
+pytestmark = pytest.mark.parity
+
 Tensors = dict[str, np.ndarray]
 FOUR_LAYERS = SMALL | {"num_hidden_layers": 4, "head_dim": 16}
 # One layer does not rotate, every other one has experts.
@@ -89,7 +91,7 @@ def make(case: Case) -> PreTrainedModel:
 
 
 def parts(name: str, tensor: torch.Tensor, case: Case) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stacks of experts have a row for each output, and the gate apart; Llama 4's checkpoints turn them."""
+    """Stacks of experts have a row per output, with a separate gate; Llama 4's checkpoints transpose them."""
     if ".experts." in name and case.architecture == "llama4":
         tensor = tensor.transpose(1, 2)
     if name.endswith("experts.gate_up_proj"):

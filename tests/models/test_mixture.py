@@ -1,4 +1,4 @@
-"""A mixture of experts as a layer of its own; whole models with one are held against transformers in test_parity."""
+"""A mixture of experts as a single layer; test_parity compares whole models with transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mixture_of(decoder: Decoder) -> Mixture:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_what_a_token_gets_does_not_depend_on_its_company(family: str, tmp_path: Path) -> None:
+def test_a_tokens_output_does_not_depend_on_the_batch(family: str, tmp_path: Path) -> None:
     decoder = load(tmp_path, family)
     mixture = mixture_of(decoder)
     x = torch.randn(30, decoder.spec.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -36,14 +36,14 @@ def test_what_a_token_gets_does_not_depend_on_its_company(family: str, tmp_path:
 
 
 @pytest.mark.parametrize("family", ["llama4", "qwen3_moe"])
-def test_no_tokens_come_out_as_none(family: str, tmp_path: Path) -> None:
+def test_no_tokens_give_an_empty_output(family: str, tmp_path: Path) -> None:
     decoder = load(tmp_path, family)
     empty = torch.empty(0, decoder.spec.hidden_size)
     assert mixture_of(decoder)(empty).shape == empty.shape
 
 
 @pytest.mark.parametrize("family", ["llama4", "qwen3_moe"])
-def test_experts_in_eight_bits_give_nearly_the_same_in_half_the_memory(family: str, tmp_path: Path) -> None:
+def test_experts_in_fp8_give_nearly_the_same_in_half_the_memory(family: str, tmp_path: Path) -> None:
     exact = load(tmp_path, family, torch.bfloat16)
     narrow = load(tmp_path, family, torch.bfloat16, "fp8")
     assert narrow.num_bytes == exact.num_bytes - exact.spec.num_linear_params

@@ -1,4 +1,4 @@
-"""Every family against transformers on tiny random weights: equal logits however the tokens are cut into steps."""
+"""Every family against transformers on tiny random weights: equal logits however the tokens are split into steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
 
+pytestmark = pytest.mark.parity
+
 VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 24, 6
 MODEL_FILE = "model.safetensors"
-TEXT_LENS = (50, 37, 5)  # of rows 0, 1 and 2
+TEXT_LENS = (50, 37, 5)  # of slots 0, 1 and 2
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -257,7 +259,7 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
 }
 MAX_LENS = {"phi 3, within the original context": 128}  # of engines whose context is not the model's
 
-Step = list[tuple[int, int]]  # (row, number of its next tokens)
+Step = list[tuple[int, int]]  # (slot, number of its next tokens)
 SCHEDULES: dict[str, list[Step]] = {
     "one prefill": [[(0, 50)]],
     "prefill in chunks": [[(0, 7)], [(0, 16)], [(0, 27)]],
@@ -268,7 +270,7 @@ SCHEDULES: dict[str, list[Step]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny products are done before a second thread wakes up."""
+    """Tiny matmuls finish before a second thread wakes up."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -292,7 +294,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def randomize(model: transformers.PreTrainedModel) -> None:
-    """Fresh models have biases of zero and norms of one, which would hide a mix-up."""
+    """Fresh models have biases of zero and norms of one, which would hide mistakes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if is_gain(name) else 0.0, 0.2)
@@ -349,7 +351,7 @@ class PagedRun:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_logits_equal_transformers_however_the_tokens_are_cut_into_steps(pair: Pair, schedule: str) -> None:
+def test_logits_equal_transformers_however_the_tokens_are_split_into_steps(pair: Pair, schedule: str) -> None:
     torch.manual_seed(1)
     texts = [torch.randint(VOCAB_SIZE, (length,)) for length in TEXT_LENS]
     run = PagedRun(pair.ours, texts)
@@ -360,7 +362,7 @@ def test_logits_equal_transformers_however_the_tokens_are_cut_into_steps(pair: P
             continue
         with torch.no_grad():
             expected = pair.theirs(text[None]).logits[0]
-        assert expected.std() > 0.5  # else closeness would say little
+        assert expected.std() > 0.5  # else closeness would mean little
         torch.testing.assert_close(torch.cat(parts), expected, atol=2e-4, rtol=1e-4)
 
 
@@ -377,7 +379,7 @@ def test_a_sharded_checkpoint_gives_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_bare_gpt_2_with_its_old_masks_loads(tmp_path: Path) -> None:
-    """The first checkpoints leave out the name of the model and hold causal masks beside the weights."""
+    """The first checkpoints omit the model's prefix and contain causal masks besides the weights."""
     torch.manual_seed(7)
     theirs = FAMILIES["gpt-2"]().float().eval()
     randomize(theirs)
@@ -464,7 +466,7 @@ def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path
     ["granite", "olmo 2", "glm 4", "starcoder 2", "gpt-neox", "gpt-2", "cohere", "llama 4", "mixtral", "qwen3 moe"],
 )
 def test_in_bfloat16_we_are_as_near_the_exact_logits_as_transformers(name: str, tmp_path: Path) -> None:
-    """What was taken out of the weights at load must not have cost digits."""
+    """What was folded into the weights at load must not lose precision."""
     torch.manual_seed(7)
     exact = FAMILIES[name]().float().eval()
     randomize(exact)
@@ -486,7 +488,7 @@ def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> N
     torch.manual_seed(7)
     config = transformers.GemmaConfig(
         **SMALL | {"hidden_size": 72}, head_dim=32
-    )  # the root of 72 is none of bfloat16's numbers
+    )  # the root of 72 is not a bfloat16 number
     theirs = transformers.GemmaForCausalLM(config).bfloat16().eval()
     randomize(theirs)
     theirs.save_pretrained(tmp_path)

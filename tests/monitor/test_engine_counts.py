@@ -31,7 +31,7 @@ def stats_of(started_at: float, num_steps: int, **scheduler: int) -> EngineStats
     )
 
 
-def test_an_engines_counts_and_state_are_shown() -> None:
+def test_the_counters_and_gauges_of_an_engine_are_exported() -> None:
     metrics = ServerMetrics("m")
     metrics.observe(
         stats_of(
@@ -73,7 +73,7 @@ def test_an_engines_counts_and_state_are_shown() -> None:
     assert page.value("headrace:engine_seconds_total", part="wait") == pytest.approx(0.45)
 
 
-def test_the_same_snapshot_twice_counts_once() -> None:
+def test_a_repeated_snapshot_is_counted_once() -> None:
     metrics = ServerMetrics("m")
     for _ in range(2):
         metrics.observe(stats_of(1.0, 50, num_generated_tokens=150))
@@ -83,7 +83,7 @@ def test_the_same_snapshot_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [10, 90], ids=["fewer steps than before", "more steps than before"])
-def test_counters_go_on_when_another_engine_takes_over(num_steps: int) -> None:
+def test_counters_continue_when_the_engine_is_replaced(num_steps: int) -> None:
     metrics = ServerMetrics("m")
     metrics.observe(stats_of(1.0, 50, num_generated_tokens=150))
     metrics.observe(None)
@@ -95,7 +95,7 @@ def test_counters_go_on_when_another_engine_takes_over(num_steps: int) -> None:
     assert page.value("headrace:step_seconds_sum") == pytest.approx(0.01 * (50 + num_steps))
 
 
-def test_an_engine_that_does_not_answer_has_no_state_but_keeps_its_counts() -> None:
+def test_an_unavailable_engine_has_no_gauges_but_keeps_its_counters() -> None:
     metrics = ServerMetrics("m")
     metrics.observe(stats_of(1.0, 50, num_generated_tokens=150, num_running=3))
     assert page_of(metrics).value("headrace:engine_up") == 1.0
@@ -107,11 +107,11 @@ def test_an_engine_that_does_not_answer_has_no_state_but_keeps_its_counts() -> N
     assert page.value("vllm:generation_tokens_total") == 150.0
 
 
-def test_rates_are_over_ten_seconds_whoever_else_scrapes() -> None:
+def test_rates_are_over_ten_seconds_however_many_scrapers() -> None:
     clock = Clock()
     metrics = ServerMetrics("m", clock=clock)
     shown = []
-    for second in range(1, 31):  # 100 tokens a second, then none
+    for second in range(1, 31):  # 100 tokens per second, then none
         clock.now += 1.0
         num_tokens = 100 * min(second, 15)
         for _ in range(3):  # three scrapers
@@ -124,7 +124,7 @@ def test_rates_are_over_ten_seconds_whoever_else_scrapes() -> None:
     assert shown[24:] == [0.0] * 6
 
 
-def test_rates_are_since_the_last_scrape_where_scrapes_are_rare() -> None:
+def test_rates_are_since_the_last_scrape_when_scrapes_are_rare() -> None:
     clock = Clock()
     metrics = ServerMetrics("m", clock=clock)
     for minute in (1, 2):

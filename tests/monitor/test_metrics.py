@@ -47,7 +47,7 @@ SETTINGS = fake_settings(
 )
 
 
-def test_a_finished_request_is_in_the_histogram_of_each_phase() -> None:
+def test_a_finished_request_is_counted_in_the_histogram_of_each_phase() -> None:
     metrics = ServerMetrics("m")
     metrics.finished(TIMES, "length")
     page = page_of(metrics)
@@ -74,7 +74,7 @@ def test_a_finished_request_is_in_the_histogram_of_each_phase() -> None:
     assert page.value("vllm:request_success_total", finished_reason="stop") == 0.0
 
 
-def test_a_twin_with_fewer_buckets_has_the_same_counts_up_to_each_of_them() -> None:
+def test_an_alias_with_fewer_buckets_has_the_same_cumulative_counts() -> None:
     metrics = ServerMetrics("m")
     gaps = Histogram(TOKEN_GAP_BOUNDS)
     for gap in (0.0005, 0.004, 0.01, 0.02, 500.0):
@@ -89,13 +89,13 @@ def test_a_twin_with_fewer_buckets_has_the_same_counts_up_to_each_of_them() -> N
         assert page.value(f"{name}_sum") == pytest.approx(500.0345)
 
 
-def test_every_twins_bounds_are_among_its_series_own() -> None:
+def test_the_bounds_of_every_alias_are_bounds_of_its_series() -> None:
     for series in SERIES:
         for alias in series.aliases:
             assert set(alias.bounds or ()) <= set(series.bounds or ())
 
 
-def test_a_request_that_never_started_has_only_an_end() -> None:
+def test_a_request_that_never_started_has_only_its_total_latency() -> None:
     metrics = ServerMetrics("m")
     metrics.finished(RequestTimes(arrived=1.0, finished=3.0, num_prompt=7), "abort")
     page = page_of(metrics)
@@ -105,7 +105,7 @@ def test_a_request_that_never_started_has_only_an_end() -> None:
     assert page.value("headrace:requests_finished_total", reason="abort") == 1.0
 
 
-def test_a_first_token_that_was_counted_when_it_came_is_not_counted_again() -> None:
+def test_a_first_token_is_counted_once() -> None:
     metrics = ServerMetrics("m")
     metrics.first_token(3.0)
     metrics.finished(replace(TIMES, first_token_is_counted=True), "stop")
@@ -138,7 +138,7 @@ def test_requests_and_refusals_are_counted() -> None:
     assert page.value("headrace:engine_restarts_total") == 1.0
 
 
-def test_http_answers_are_counted_by_route_and_class_of_status() -> None:
+def test_http_responses_are_counted_by_route_and_status_class() -> None:
     metrics = ServerMetrics("m")
     for status in (200, 201, 503):
         metrics.answered("/v1/models", "GET", status)
@@ -173,7 +173,7 @@ def test_settings_and_version_are_labels() -> None:
     assert page.bounds("headrace:request_prompt_tokens")[-2:] == [2000.0, float("inf")]
 
 
-def test_token_bounds_go_up_to_the_context() -> None:
+def test_token_bounds_end_at_the_context_length() -> None:
     assert token_bounds(100) == (1, 2, 5, 10, 20, 50, 100)
     assert token_bounds(99) == (1, 2, 5, 10, 20, 50)
 
@@ -192,7 +192,7 @@ def test_the_page_is_prometheus_text(accept: str | None) -> None:
 
 
 @pytest.mark.parametrize("accept", [PROMETHEUS_ACCEPTS, "application/openmetrics-text", "Application/OpenMetrics-Text"])
-def test_the_page_is_openmetrics_with_the_same_names_where_that_is_asked_for(accept: str) -> None:
+def test_the_page_is_openmetrics_with_the_same_names_if_requested(accept: str) -> None:
     metrics = ServerMetrics("m")
     metrics.refused("auth")
     body, content_type = metrics.render(accept)
@@ -203,7 +203,7 @@ def test_the_page_is_openmetrics_with_the_same_names_where_that_is_asked_for(acc
     assert as_openmetrics == as_text
 
 
-def test_the_process_is_watched_too_unless_the_registry_is_somebodys() -> None:
+def test_process_metrics_are_exported_unless_a_registry_is_given() -> None:
     assert page_of(ServerMetrics("m")).value("process_open_fds") > 0
     registry = CollectorRegistry()
     assert "process_open_fds" not in page_of(ServerMetrics("m", registry=registry)).text

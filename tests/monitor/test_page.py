@@ -8,7 +8,7 @@ from headrace.monitor.table import SERIES
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def test_the_page_of_metrics_has_the_table() -> None:
+def test_the_docs_have_the_current_table_of_metrics() -> None:
     """If this fails, put what `python -m headrace.monitor.page` prints into docs/metrics.md."""
     page = DOCS.read_text(encoding="utf-8")
     section = page.split("## Every series\n")[1].split("\n## ")[0]
@@ -16,6 +16,6 @@ def test_the_page_of_metrics_has_the_table() -> None:
     assert rows == metrics_table()
 
 
-def test_no_name_is_used_twice() -> None:
+def test_metric_names_are_unique() -> None:
     names = [name for series in SERIES for name in (series.name, *(alias.name for alias in series.aliases))]
     assert len(names) == len(set(names))

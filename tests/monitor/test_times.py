@@ -1,4 +1,4 @@
-"""A request's times as its events come, from an engine with a fake runner and a clock that the test moves."""
+"""Latencies of requests, measured from their events: an engine with a fake runner and a manual clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORD = "Cinnamon"
 
 
 class SlowRunner(FakeRunner):
-    """A step takes a second of the server's clock."""
+    """A runner whose steps take one second of the server's clock."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(max_num_seqs=2)
@@ -28,7 +28,7 @@ class SlowRunner(FakeRunner):
 
 
 class Server:
-    """Requests go into an engine of two rows, and their events into the meters."""
+    """Submits requests to an engine with two slots and passes their events to the meters."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -72,9 +72,9 @@ class Server:
         return page_of(self.metrics)
 
 
-def test_a_stream_of_requests_has_the_times_that_its_steps_took() -> None:
+def test_latencies_are_sums_of_step_times() -> None:
     server = Server()
-    for name in ("one", "two", "three"):  # the third waits for a row
+    for name in ("one", "two", "three"):  # the third waits for a slot
         server.ask(name, max_tokens=4)
     page = server.drain()
     for name, total in {
@@ -93,7 +93,7 @@ def test_a_stream_of_requests_has_the_times_that_its_steps_took() -> None:
     assert page.value("vllm:request_success_total", finished_reason="length") == 3.0
 
 
-def test_a_streams_numbers_agree_with_the_engines() -> None:
+def test_per_request_metrics_agree_with_the_engines_counters() -> None:
     server = Server()
     server.ask("one", prompt_len=9, max_tokens=6)
     server.drain()
@@ -108,7 +108,7 @@ def test_a_streams_numbers_agree_with_the_engines() -> None:
     assert page.value("vllm:num_requests_running") == page.value("vllm:num_requests_waiting") == 0.0
 
 
-def test_a_request_that_is_left_in_the_queue_is_an_abort_without_a_start() -> None:
+def test_a_request_aborted_in_the_queue_has_no_queue_time() -> None:
     server = Server()
     for name in ("one", "two", "three"):
         server.ask(name, max_tokens=4)
@@ -124,7 +124,7 @@ def test_a_request_that_is_left_in_the_queue_is_an_abort_without_a_start() -> No
     assert page.value("vllm:request_queue_time_seconds_count") == 2.0
 
 
-def test_a_first_token_counts_before_the_request_ends() -> None:
+def test_a_first_token_is_counted_before_the_request_ends() -> None:
     server = Server()
     server.ask("one", max_tokens=50)
     server.step()
@@ -133,7 +133,7 @@ def test_a_first_token_counts_before_the_request_ends() -> None:
     assert page.value("vllm:e2e_request_latency_seconds_count") == 0.0
 
 
-def test_an_answer_that_the_front_ends_was_decoded_until_then() -> None:
+def test_an_answer_ended_by_the_front_has_its_decode_time() -> None:
     server = Server()
     server.ask("one", max_tokens=50)
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_an_answer_that_the_front_ends_was_decoded_until_then() -> None:
     assert page.value("vllm:request_success_total", finished_reason="stop") == 1.0
 
 
-def test_nothing_of_a_request_but_numbers_is_shown() -> None:
+def test_metrics_contain_no_text_or_tokens_of_requests() -> None:
     server = Server()
     params = SamplingParams(stop=[WORD], max_tokens=2)
     server.submit(Request(WORD, np.array([48_879] * 5, np.int32), params, cache_salt=WORD, watched=True))

@@ -1,4 +1,4 @@
-"""Dashboards, alerts and gateways made for vLLM find here what they look for: names, types, labels, buckets."""
+"""Names, types, labels and buckets that dashboards, alerts and gateways made for vLLM need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headrace.monitor import ServerMetrics
 from headrace.sched import SchedulerStats
 from tests.monitor.pages import Page, page_of
 
-# What the queries of vLLM's dashboards name (grafana.json, performance_statistics, query_statistics, vllm_overview,
-# vllm_kv_cache, vllm_service_status), those of its production stack and what older guides look for, with the labels
-# that they select or group by.
+# Metrics that the queries of vLLM's dashboards (grafana.json, performance_statistics, query_statistics, vllm_overview,
+# vllm_kv_cache, vllm_service_status), of its production stack and of older guides name, with the labels that they
+# select or group by.
 QUERIED = {
     "vllm:e2e_request_latency_seconds_bucket": {"model_name", "engine", "le"},
     "vllm:e2e_request_latency_seconds_sum": {"model_name", "engine"},
@@ -90,7 +90,7 @@ BOUNDS = {
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """Of a server that has just started; only HTTP answers need one to be there."""
+    """The page of a server that has just started. HTTP counters need one response to exist."""
     metrics = ServerMetrics("some-model")
     metrics.observe(EngineStats(SchedulerStats(num_blocks=10, block_size=16), 0.0, 0.0))
     metrics.answered("/health", "GET", 200)
@@ -98,7 +98,7 @@ def page() -> Page:
 
 
 @pytest.mark.parametrize("name", QUERIED)
-def test_each_queried_series_is_there_with_its_labels(name: str, page: Page) -> None:
+def test_each_queried_series_is_exported_with_its_labels(name: str, page: Page) -> None:
     samples = page.labels(name)
     assert samples
     for labels in samples:
@@ -108,7 +108,7 @@ def test_each_queried_series_is_there_with_its_labels(name: str, page: Page) -> 
 
 
 @pytest.mark.parametrize("name", QUERIED)
-def test_each_queried_series_has_its_type(name: str, page: Page) -> None:
+def test_each_queried_series_has_the_expected_type(name: str, page: Page) -> None:
     (family,) = [f for f in page.families.values() if any(s.name == name for s in f.samples)]
     if name.endswith(("_bucket", "_sum", "_count")):
         assert family.type == "histogram"
@@ -119,7 +119,7 @@ def test_each_queried_series_has_its_type(name: str, page: Page) -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_buckets_are_those_of_vllm(name: str, page: Page) -> None:
+def test_buckets_equal_vllms(name: str, page: Page) -> None:
     assert page.bounds(name) == BOUNDS[name]
 
 
@@ -128,11 +128,11 @@ def test_every_histogram_under_a_vllm_name_is_compared(page: Page) -> None:
     assert shown - {"vllm:time_in_queue_requests"} == set(BOUNDS)
 
 
-def test_finish_reasons_are_those_of_vllm(page: Page) -> None:
+def test_finish_reasons_equal_vllms(page: Page) -> None:
     reasons = {labels["finished_reason"] for labels in page.labels("vllm:request_success_total")}
     assert reasons == {"stop", "length", "abort", "error", "repetition"}
 
 
-def test_a_status_board_sees_an_engine_that_is_awake(page: Page) -> None:
+def test_the_sleep_state_of_the_engine_is_awake(page: Page) -> None:
     assert page.value("vllm:engine_sleep_state", sleep_state="awake") == 1.0
     assert page.value("vllm:engine_sleep_state", sleep_state="discard_all") == 0.0

@@ -1,4 +1,4 @@
-"""What changes logits before the draw: penalties, biases, allowed tokens and bad words, against transformers' own
+"""Changes of logits before sampling: penalties, biases, allowed tokens and bad words, against transformers' own
 processors where it has one of the same meaning."""
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-class Rows:
-    """A sampler with the tokens of its rows, as a runner has them; past a row's length they are anything."""
+class Slots:
+    """A sampler with the tokens of its slots, as a runner has them; past a sequence's length they are anything."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.tokens = torch.full((num_rows, MAX_LEN), -(2**31), dtype=torch.int32)
-        self.lens = torch.zeros(num_rows, dtype=torch.int64)
-        self.sampler = Sampler(num_rows, VOCAB_SIZE, tokens=self.tokens)
+    def __init__(self, num_slots: int) -> None:
+        self.tokens = torch.full((num_slots, MAX_LEN), -(2**31), dtype=torch.int32)
+        self.lens = torch.zeros(num_slots, dtype=torch.int64)
+        self.sampler = Sampler(num_slots, VOCAB_SIZE, tokens=self.tokens)
 
     def admit(self, slot: int, prompt: list[int], answer: list[int], *, seed: int = 0, **params: Any) -> None:
         tokens = prompt + answer
@@ -47,14 +47,14 @@ class Rows:
         self.sampler.admit(slot, settings, seed=seed, prompt_len=len(prompt), end_len=MAX_LEN, stop_token_ids=())
 
     def sample(self, logits: Tensor, slots: list[int]) -> tuple[Sampled, Tensor]:
-        """What is drawn, and from which logits."""
+        """Returns what is sampled, and the changed logits."""
         changed = logits.clone()
         index = torch.tensor(slots)
         return self.sampler.sample(changed, index, self.lens[index]), changed
 
 
 def changed(logits: Tensor, prompt: list[int], answer: list[int], **params: Any) -> Tensor:
-    slots = Rows(1)
+    slots = Slots(1)
     slots.admit(0, prompt, answer, **params)
     return slots.sample(logits[None], [0])[1][0]
 
@@ -109,7 +109,7 @@ def test_the_logit_bias_is_transformers_sequence_bias_of_single_tokens() -> None
     torch.testing.assert_close(changed(logits, prompt, [], logit_bias=biases), expected)
 
 
-def test_as_many_biases_as_a_row_holds_all_count() -> None:
+def test_as_many_biases_as_a_slot_holds_all_count() -> None:
     biases = {token: float(token % 100) for token in range(MAX_LOGIT_BIAS)}
     found = changed(torch.zeros(VOCAB_SIZE), [1], [], logit_bias=biases)
     assert found.tolist() == list(biases.values())
@@ -144,33 +144,33 @@ def test_a_bad_word_of_the_greatest_length_is_found() -> None:
     assert changed(torch.zeros(VOCAB_SIZE), [1], word[1:-1], bad_words_token_ids=[word]).isfinite().all()
 
 
-def test_a_row_that_may_draw_nothing_is_broken_and_its_neighbour_is_not() -> None:
-    slots = Rows(2)
+def test_a_row_that_can_sample_nothing_is_broken_and_its_neighbour_is_not() -> None:
+    slots = Slots(2)
     slots.admit(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
     slots.admit(1, [1], [], temperature=0.0)
     assert (slots.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].finished == BROKEN).tolist() == [True, False]
 
 
-def test_rows_draw_the_same_alone_and_among_others_with_all_kinds_of_changes() -> None:
+def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes() -> None:
     torch.manual_seed(6)
     num = 4 * len(KINDS)
     logits = torch.randn(num, VOCAB_SIZE) * 2
     texts = [(random_tokens(1 + i % 20, top=20), random_tokens(i % 30, top=20)) for i in range(num)]
-    crowd, places = Rows(64), torch.randperm(64)[:num].tolist()
-    for i, place in enumerate(places):
-        crowd.admit(place, *texts[i], seed=i, **KINDS[i % len(KINDS)])
-    drawn, from_logits = crowd.sample(logits, places)
+    crowd, slots = Slots(64), torch.randperm(64)[:num].tolist()
+    for i, slot in enumerate(slots):
+        crowd.admit(slot, *texts[i], seed=i, **KINDS[i % len(KINDS)])
+    sampled, from_logits = crowd.sample(logits, slots)
     for i in range(num):
-        alone = Rows(1)
+        alone = Slots(1)
         alone.admit(0, *texts[i], seed=i, **KINDS[i % len(KINDS)])
-        drawn_alone, from_alone = alone.sample(logits[i : i + 1], [0])
+        sampled_alone, from_alone = alone.sample(logits[i : i + 1], [0])
         assert torch.equal(from_alone[0], from_logits[i])
-        assert drawn_alone.tokens.tolist() == drawn.tokens[i : i + 1].tolist()
+        assert sampled_alone.tokens.tolist() == sampled.tokens[i : i + 1].tolist()
 
 
 def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> None:
     torch.manual_seed(7)
-    slots, logits = Rows(2), torch.randn(2, VOCAB_SIZE)
+    slots, logits = Slots(2), torch.randn(2, VOCAB_SIZE)
     everything = {name: value for kind in KINDS for name, value in kind.items()}
     slots.admit(0, [1, 2], [3, 4], **everything)
     slots.admit(1, [1, 2], [3, 4])
@@ -179,8 +179,8 @@ def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> N
     assert not torch.equal(from_logits[0], logits[0])
 
 
-def test_a_new_sequence_does_not_inherit_the_changes_of_the_row() -> None:
-    slots, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
+def test_a_new_sequence_does_not_inherit_the_changes_of_the_slot() -> None:
+    slots, logits = Slots(1), torch.randn(1, VOCAB_SIZE)
     for kind in KINDS:
         slots.admit(0, [1, 2], [3, 4], **kind)
         slots.sample(logits, [0])
@@ -189,7 +189,7 @@ def test_a_new_sequence_does_not_inherit_the_changes_of_the_row() -> None:
 
 
 def test_logprobs_are_those_before_any_change() -> None:
-    slots, logits = Rows(1), torch.randn(1, VOCAB_SIZE)
+    slots, logits = Slots(1), torch.randn(1, VOCAB_SIZE)
     slots.admit(0, [1], [], logit_bias={7: 100.0}, logprobs=1)
     found = slots.sample(logits, [0])[0]
     assert found.tokens.tolist() == [7]
@@ -197,8 +197,8 @@ def test_logprobs_are_those_before_any_change() -> None:
     torch.testing.assert_close(found.logprobs.chosen, logits.log_softmax(1)[0, 7][None])
 
 
-def test_columns_that_no_row_has_used_take_no_memory() -> None:
-    slots = Rows(1)
+def test_columns_that_no_slot_has_used_take_no_memory() -> None:
+    slots = Slots(1)
     slots.admit(0, [1], [], top_p=0.5, repetition_penalty=2.0)
     assert not {"allowed_tokens", "biases", "bad_words"} & slots.sampler.columns.keys()
     slots.admit(0, [1], [], allowed_token_ids=[1])

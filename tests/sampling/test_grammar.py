@@ -1,4 +1,4 @@
-"""Rows under a grammar draw from what it allows, as the softmax over that alone; no other row sees anything of it."""
+"""Rows under a grammar sample from the softmax over the allowed tokens; other rows are not affected."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.steps import BROKEN, Bitmask, IntArray
 from headrace.types import SamplingParams
-from tests.sampling.test_distributions import LEAST_P_VALUE, p_value
+from tests.sampling.test_distributions import MIN_P_VALUE, p_value
 
 VOCAB = 70
-NUM_DRAWS = 10_000
+NUM_SAMPLES = 10_000
 
 
 class FixedMasks:
-    """The same tokens for each of some rows."""
+    """Allows the same tokens in each of some slots."""
 
     def __init__(self, slots: list[int], allowed: list[int]) -> None:
         bits = np.zeros(96, np.uint8)
@@ -42,51 +42,51 @@ def bound(**params: Any) -> SamplingParams:
     return SamplingParams(structured_outputs={"json_object": True}, **params)
 
 
-def draw_bound(logits: Tensor, allowed: list[int], **params: Any) -> Tensor:
-    """How often each token was drawn."""
+def sample_bound(logits: Tensor, allowed: list[int], **params: Any) -> Tensor:
+    """Counts how often each token is sampled."""
     sampler = sampler_of(bound(**params))
-    slots, lens = torch.zeros(NUM_DRAWS, dtype=torch.int64), torch.arange(NUM_DRAWS)
-    bits = torch.from_numpy(FixedMasks([0], allowed).bits()).expand(NUM_DRAWS, -1).contiguous()
-    masks = PlacedMasks(torch.arange(NUM_DRAWS), bits)
-    drawn = sampler.sample(logits.expand(NUM_DRAWS, -1).contiguous(), slots, lens, masks=masks)
-    return torch.bincount(drawn.tokens, minlength=VOCAB).double()
+    slots, lens = torch.zeros(NUM_SAMPLES, dtype=torch.int64), torch.arange(NUM_SAMPLES)
+    bits = torch.from_numpy(FixedMasks([0], allowed).bits()).expand(NUM_SAMPLES, -1).contiguous()
+    masks = PlacedMasks(torch.arange(NUM_SAMPLES), bits)
+    sampled = sampler.sample(logits.expand(NUM_SAMPLES, -1).contiguous(), slots, lens, masks=masks)
+    return torch.bincount(sampled.tokens, minlength=VOCAB).double()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_what_is_allowed_is_drawn_as_the_softmax_over_it(dtype: torch.dtype, temperature: float) -> None:
+def test_what_is_allowed_is_sampled_as_the_softmax_over_it(dtype: torch.dtype, temperature: float) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
     allowed = [0, 3, 31, 32, 33, 40, 63, 64, 69]
     expected = torch.zeros(VOCAB, dtype=torch.float64)
     expected[allowed] = (logits[allowed].double() / temperature).softmax(0)
-    observed = draw_bound(logits.to(dtype), allowed, temperature=temperature)
-    assert p_value(observed, expected) > LEAST_P_VALUE
+    observed = sample_bound(logits.to(dtype), allowed, temperature=temperature)
+    assert p_value(observed, expected) > MIN_P_VALUE
 
 
 def test_filters_count_only_what_is_allowed() -> None:
     logits = torch.arange(VOCAB) / 10.0
-    observed = draw_bound(logits, [5, 6, 7], top_k=2)
+    observed = sample_bound(logits, [5, 6, 7], top_k=2)
     assert observed.nonzero().flatten().tolist() == [6, 7]
 
 
 def test_greedy_rows_take_the_likeliest_that_is_allowed() -> None:
-    observed = draw_bound(torch.arange(VOCAB) / 10.0, [2, 41, 8], temperature=0)
-    assert observed[41] == NUM_DRAWS
+    observed = sample_bound(torch.arange(VOCAB) / 10.0, [2, 41, 8], temperature=0)
+    assert observed[41] == NUM_SAMPLES
 
 
-def test_a_row_that_may_draw_nothing_is_broken() -> None:
+def test_a_row_that_can_sample_nothing_is_broken() -> None:
     sampler = sampler_of(bound())
     masks = PlacedMasks.of(FixedMasks([0], []), np.array([0]), torch.device("cpu"))
-    drawn = sampler.sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]), masks=masks)
-    assert drawn.finished.tolist() == [BROKEN]
+    sampled = sampler.sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]), masks=masks)
+    assert sampled.finished.tolist() == [BROKEN]
 
 
-def test_other_rows_draw_as_if_there_were_no_masks() -> None:
+def test_other_rows_sample_as_if_there_were_no_masks() -> None:
     params = [SamplingParams(), bound(), SamplingParams(top_p=0.5, logprobs=3), bound(), SamplingParams(temperature=0)]
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(5))
     slots = torch.tensor([4, 1, 0, 3, 2])
     placed = PlacedMasks.of(FixedMasks([3, 1], [7]), slots.numpy(), torch.device("cpu"))
-    free = [place for place, slot in enumerate(slots.tolist()) if slot not in (1, 3)]
+    free = [row for row, slot in enumerate(slots.tolist()) if slot not in (1, 3)]
     for length in range(40):
         lens = torch.full((5,), length)
         held: Sampled = sampler_of(*params).sample(logits.clone(), slots, lens, masks=placed)
@@ -100,24 +100,24 @@ def test_other_rows_draw_as_if_there_were_no_masks() -> None:
 def test_log_probabilities_are_from_before_the_mask() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
     masks = PlacedMasks.of(FixedMasks([0], [12]), np.array([0]), torch.device("cpu"))
-    drawn = sampler_of(bound(logprobs=1)).sample(logits.clone(), torch.tensor([0]), torch.tensor([4]), masks=masks)
-    assert drawn.logprobs is not None
-    assert drawn.logprobs.chosen.item() == pytest.approx(logits[0].log_softmax(0)[12].item())
-    assert drawn.logprobs.top_ids.item() == logits[0].argmax()
+    sampled = sampler_of(bound(logprobs=1)).sample(logits.clone(), torch.tensor([0]), torch.tensor([4]), masks=masks)
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.chosen.item() == pytest.approx(logits[0].log_softmax(0)[12].item())
+    assert sampled.logprobs.top_ids.item() == logits[0].argmax()
 
 
-def test_masks_of_rows_that_have_ended_are_left_out() -> None:
+def test_masks_of_slots_that_are_not_in_the_batch_are_left_out() -> None:
     masks = FixedMasks([9, 2, 5], [1])
     placed = PlacedMasks.of(masks, np.array([7, 5, 0, 9]), torch.device("cpu"))
-    assert placed.places.tolist() == [3, 1]
+    assert placed.rows.tolist() == [3, 1]
     assert placed.bits.shape[0] == 2
 
 
-def test_a_row_under_a_grammar_is_not_drawn_plainly_on_a_gpu() -> None:
+def test_a_slot_under_a_grammar_is_not_plain() -> None:
     sampler = sampler_of(SamplingParams(), bound())
     assert sampler.is_plain(np.array([0])) and not sampler.is_plain(np.array([0, 1]))
 
 
-def test_a_row_under_a_grammar_is_not_drawn_from_without_its_mask() -> None:
+def test_a_row_under_a_grammar_is_not_sampled_from_without_its_mask() -> None:
     with pytest.raises(AssertionError, match="masks"):
         sampler_of(bound()).sample(torch.randn(1, VOCAB), torch.tensor([0]), torch.tensor([4]))

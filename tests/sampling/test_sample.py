@@ -1,4 +1,4 @@
-"""The fused kernel against the plain twin, and both on ties, extremes and unusable logits."""
+"""The fused kernel against the reference, and both on ties, extremes and invalid logits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from headrace.sampling import reference
 from headrace.sampling.feature import Batch
 from headrace.sampling.features import FILTERS
-from headrace.sampling.sample import draw
+from headrace.sampling.sample import sample
 
 NAN, INF = float("nan"), float("inf")
 
 
 def batch_of(logits: Tensor, **settings: float | list[float]) -> Batch:
-    """A batch whose row i is row i of the columns; a setting is one value for all rows, or a list of theirs."""
+    """Builds a batch whose row i is slot i; a setting is one value for all rows, or a list."""
     num_rows = logits.shape[0]
 
     def column(value: float | list[float], dtype: torch.dtype) -> Tensor:
@@ -32,14 +32,14 @@ def batch_of(logits: Tensor, **settings: float | list[float]) -> Batch:
 
 
 def both(batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    everyone = torch.arange(batch.slots.shape[0])
-    filters = [(feature, everyone) for feature in FILTERS]
-    return [draw(batch, filters), reference.draw(batch, filters)]
+    all_rows = torch.arange(batch.slots.shape[0])
+    filters = [(feature, all_rows) for feature in FILTERS]
+    return [sample(batch, filters), reference.sample(batch, filters)]
 
 
-def support(logits: list[float], num_draws: int = 400, **settings: float) -> list[set[int]]:
-    """Which tokens the kernel and the twin ever draw."""
-    batch = batch_of(torch.tensor([logits] * num_draws, dtype=torch.float32), **settings)
+def support(logits: list[float], num_samples: int = 400, **settings: float) -> list[set[int]]:
+    """Returns which tokens the kernel and the reference ever sample."""
+    batch = batch_of(torch.tensor([logits] * num_samples, dtype=torch.float32), **settings)
     return [set(tokens.tolist()) for tokens, _ in both(batch)]
 
 
@@ -60,7 +60,7 @@ def random_settings(num_rows: int, vocab_size: int) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("vocab_size", [1, 2, 127, 128, 129, 1000, 5003])
-def test_kernel_and_twin_draw_the_same_tokens(vocab_size, spread):
+def test_kernel_and_reference_sample_the_same_tokens(vocab_size, spread):
     torch.manual_seed(vocab_size)
     logits = torch.randn(48, vocab_size) * spread + 3.0
     fast, plain = both(batch_of(logits, **random_settings(48, vocab_size)))
@@ -69,14 +69,14 @@ def test_kernel_and_twin_draw_the_same_tokens(vocab_size, spread):
     assert plain[1].all()
 
 
-def test_kernel_and_twin_agree_where_many_logits_are_minus_infinity():
+def test_kernel_and_reference_agree_where_many_logits_are_minus_infinity():
     torch.manual_seed(0)
     logits = torch.randn(96, 700).masked_fill(torch.rand(96, 700) < 0.9, -INF)
     fast, plain = both(batch_of(logits, **random_settings(96, 700)))
     assert fast[0].tolist() == plain[0].tolist()
 
 
-def test_kernel_and_twin_agree_where_logits_come_in_few_values():
+def test_kernel_and_reference_agree_where_logits_come_in_few_values():
     torch.manual_seed(1)
     logits = torch.randint(0, 4, (96, 700)).float()
     fast, plain = both(batch_of(logits, **random_settings(96, 700)))
@@ -86,7 +86,7 @@ def test_kernel_and_twin_agree_where_logits_come_in_few_values():
 def test_the_kernel_only_reads_the_logits():
     logits = torch.randn(8, 300)
     before = logits.clone()
-    draw(batch_of(logits, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01), [])
+    sample(batch_of(logits, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01), [])
     assert torch.equal(logits, before)
 
 
@@ -139,11 +139,11 @@ def test_a_top_p_next_to_one_keeps_all_that_matter():
     assert support([0.0, 0.5, 0.5, 0.4], top_p=1.0 - 1e-12) == [{0, 1, 2, 3}] * 2
 
 
-def test_a_low_temperature_draws_the_likeliest():
+def test_a_low_temperature_samples_the_likeliest():
     assert support([0.0, 1.0, 0.9], temperature=1e-3) == [{1}] * 2
 
 
-def test_a_high_temperature_draws_all():
+def test_a_high_temperature_samples_all():
     assert support([-10.0, 0.0, 10.0], temperature=100.0) == [{0, 1, 2}] * 2
 
 
@@ -154,7 +154,7 @@ def test_huge_logits_leave_only_the_likeliest(size):
     assert support([-size, size, 0.0, -INF], temperature=2.0) == [{1}] * 2
 
 
-def test_logits_far_from_zero_are_drawn_by_their_differences():
+def test_logits_far_from_zero_are_sampled_by_their_differences():
     assert support([-1e4, -1e4 + 0.5, -2e4]) == [{0, 1}] * 2
     assert support([1e4, 1e4 + 0.5, 0.0], top_p=0.99) == [{0, 1}] * 2
 
@@ -168,7 +168,7 @@ def test_minus_infinity_is_never_drawn():
 def test_unusable_rows_are_flagged_and_harm_no_other(settings):
     bad = [[1.0, NAN, 2.0], [-NAN, 1.0, 2.0], [-INF] * 3, [0.0, INF, 1.0], [NAN] * 3]
     good = [0.0, 50.0, -50.0]
-    logits = torch.tensor([line for slot in bad for line in (slot, good)])
+    logits = torch.tensor([line for row in bad for line in (row, good)])
     for tokens, is_valid in both(batch_of(logits, **settings)):
         assert is_valid.tolist() == [False, True] * len(bad)
         assert tokens.tolist() == [0, 1] * len(bad)
@@ -182,6 +182,6 @@ def test_a_negative_nan_in_the_middle_of_a_long_row_is_found():
         assert not is_valid.any()
 
 
-def test_an_empty_batch_draws_nothing():
-    tokens, is_valid = draw(batch_of(torch.empty(0, 10)), [])
+def test_an_empty_batch_samples_nothing():
+    tokens, is_valid = sample(batch_of(torch.empty(0, 10)), [])
     assert tokens.shape == is_valid.shape == (0,)

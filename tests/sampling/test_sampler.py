@@ -1,4 +1,4 @@
-"""The sampler: rows and their settings, independence of the batch, finish flags and log-probabilities."""
+"""The sampler: slots and their settings, independence of the batch, finish flags and log-probabilities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALL_KINDS: list[dict[str, Any]] = [
 ]
 
 
-def test_a_row_draws_the_same_alone_and_among_fifty_others_in_another_row():
+def test_a_sequence_samples_the_same_alone_and_among_fifty_others_in_another_slot():
     torch.manual_seed(0)
     logits = torch.randn(51, VOCAB_SIZE) * 2
     crowd = Sampler(64, VOCAB_SIZE)
@@ -64,7 +64,7 @@ def test_a_row_draws_the_same_alone_and_among_fifty_others_in_another_row():
         assert sample(alone, logits[i : i + 1], [0], [10 + i]).tokens.tolist() == together[i : i + 1]
 
 
-def test_kernel_and_plain_path_give_the_same_results():
+def test_kernel_and_reference_give_the_same_results():
     torch.manual_seed(1)
     logits = torch.randn(45, VOCAB_SIZE) * 2
     sampler = Sampler(45, VOCAB_SIZE)
@@ -91,7 +91,7 @@ def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
         sample(sampler, peaked(5), [1])
 
 
-def test_a_released_row_uses_nothing_and_a_new_sequence_brings_its_own_settings():
+def test_a_released_slot_uses_nothing_and_a_new_sequence_brings_its_own_settings():
     sampler = Sampler(1, VOCAB_SIZE)
     admit(sampler, 0, temperature=0.0, min_tokens=5, stops=(5,), logprobs=2, end_len=11)
     sampler.release(0)
@@ -159,7 +159,7 @@ def test_min_tokens_of_one_row_masks_nothing_for_its_neighbours():
 
 
 def test_applied_to_rows_that_do_not_use_it_min_tokens_changes_nothing(monkeypatch):
-    monkeypatch.setattr(MinTokens, "is_used", lambda self, terms: True)
+    monkeypatch.setattr(MinTokens, "is_used", lambda self, sequence: True)
     sampler = Sampler(1, VOCAB_SIZE)
     admit(sampler, 0, temperature=0.0)
     assert sample(sampler, peaked(0), [0], [3]).tokens.tolist() == [0]
@@ -172,7 +172,7 @@ def test_a_stop_id_outside_the_vocabulary_has_no_effect():
     assert sample(sampler, peaked(4, 7), [0, 1]).tokens.tolist() == [4, 7]
 
 
-def test_more_stop_ids_than_a_row_holds_are_refused_with_the_numbers():
+def test_more_stop_ids_than_a_slot_holds_are_refused_with_the_numbers():
     sampler = Sampler(1, VOCAB_SIZE)
     with pytest.raises(RequestError, match=rf"at most {MAX_STOP_TOKEN_IDS}.*got {MAX_STOP_TOKEN_IDS + 1}"):
         admit(sampler, 0, stops=range(MAX_STOP_TOKEN_IDS + 1))
@@ -193,7 +193,7 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
     admit(sampler, 3, temperature=5.0, logprobs=4)
     result = sample(sampler, logits, [3, 0, 1, 2])
     found = result.logprobs
-    expected = logits.log_softmax(dim=1)[[0, 2]]  # where rows 3 and 1 stand in the batch
+    expected = logits.log_softmax(dim=1)[[0, 2]]  # the rows of slots 3 and 1
     assert found.slots.tolist() == [3, 1]
     torch.testing.assert_close(found.chosen, expected.gather(1, result.tokens[[0, 2], None])[:, 0])
     torch.testing.assert_close(found.top_values, expected.topk(4).values)
@@ -223,7 +223,7 @@ def test_logprobs_ignore_the_mask_of_min_tokens():
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
-def test_written_rows_reach_the_device_with_the_next_step(shares_memory):
+def test_written_slots_reach_the_device_with_the_next_step(shares_memory):
     columns = Columns(
         [Column("one", int, 5), Column("wide", float, 0.5, width=2)],
         num_slots=3,
@@ -238,7 +238,7 @@ def test_written_rows_reach_the_device_with_the_next_step(shares_memory):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_row_draws_the_same_alone_and_in_a_crowd_and_greedy_rows_what_a_cpu_draws():
+def test_on_a_gpu_a_row_samples_the_same_alone_and_in_a_crowd_and_greedy_rows_what_a_cpu_draws():
     torch.manual_seed(4)
     logits = torch.randn(45, VOCAB_SIZE) * 2
     crowd, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
@@ -252,7 +252,7 @@ def test_on_a_gpu_a_row_draws_the_same_alone_and_in_a_crowd_and_greedy_rows_what
     for i in range(45):
         alone = Sampler(1, VOCAB_SIZE, "cuda")
         admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
-        drawn = alone.sample(logits[i : i + 1].cuda(), slots[:1], lens[i : i + 1], host_slots=host_slots[:1].numpy())
-        assert drawn.tokens.tolist() == together[i : i + 1]
+        sampled = alone.sample(logits[i : i + 1].cuda(), slots[:1], lens[i : i + 1], host_slots=host_slots[:1].numpy())
+        assert sampled.tokens.tolist() == together[i : i + 1]
         if ALL_KINDS[i % len(ALL_KINDS)].get("temperature") == 0.0:
             assert together[i] == expected[i]

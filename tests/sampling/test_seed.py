@@ -47,25 +47,25 @@ def test_uniforms_are_spread_evenly_over_the_unit_interval():
     assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
 
 
-def drawn(seed: int) -> list[int]:
+def sampled(seed: int) -> list[int]:
     sampler = Sampler(1, 1000)
     sampler.admit(0, SamplingParams(), seed=seed, prompt_len=1, end_len=10**6, stop_token_ids=())
     return sampler.sample(torch.zeros(40, 1000), torch.zeros(40, dtype=torch.int64), torch.arange(40)).tokens.tolist()
 
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
-    assert drawn(3) == drawn(3)
-    assert drawn(3) != drawn(4)
+    assert sampled(3) == sampled(3)
+    assert sampled(3) != sampled(4)
 
 
 def test_every_64_bit_seed_is_taken_and_both_of_its_halves_count():
-    tokens = [drawn(seed) for seed in (0, 1, 2**32, 2**63, 2**64 - 2, -3)]
+    tokens = [sampled(seed) for seed in (0, 1, 2**32, 2**63, 2**64 - 2, -3)]
     assert len({tuple(line) for line in tokens}) == 6
 
 
 def test_a_negative_seed_is_its_64_bit_pattern():
-    assert drawn(-1) == drawn(2**64 - 1)
+    assert sampled(-1) == sampled(2**64 - 1)
 
 
 def test_positions_have_their_own_random_numbers():
-    assert len(set(drawn(0))) > 30  # 40 draws among 1,000
+    assert len(set(sampled(0))) > 30  # 40 samples among 1,000

@@ -1,4 +1,4 @@
-"""A device that trusts nobody, a driver for a scheduler on it, and what the answers must be.
+"""A fake device that checks every plan, a driver for a scheduler on it, and the expected answers.
 
 The pretend cache has two layers of memory, as a model has: the tokens themselves, and for each position a digest of
 all tokens before it, as read back through the block table. The next token is a hash of the digests and the seed. So a
@@ -15,11 +15,21 @@ from zlib import crc32
 import numpy as np
 
 from headrace.sched import Scheduler, SchedulerLimits
-from headrace.steps import FULL, GOES_ON, STOPPED, Read, Reading, SlotEntry, StepLogprobs, StepPlan, StepResult
+from headrace.steps import (
+    FULL,
+    GOES_ON,
+    STOPPED,
+    ReadoutChunk,
+    ReadoutResult,
+    SlotEntry,
+    StepLogprobs,
+    StepPlan,
+    StepResult,
+)
 from headrace.types import FinishReason, Readout, Request, SamplingParams, SequenceEvent, TokenLogprobs
 
 VOCAB_SIZE = 40
-GARBAGE = 9_999  # what a finished row goes on to "draw"
+GARBAGE = 9_999  # the tokens that a finished slot goes on to "sample"
 TOP_WIDTH = 3
 
 
@@ -71,8 +81,8 @@ def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
 
 
 @dataclass(slots=True)
-class DeviceRow:
-    """What the device knows of one row. `planned_*` follow the plans, also past an end that only the device knows."""
+class DeviceSlot:
+    """The device's state of one slot. `planned_*` follow the plans, also past an end that only the device knows."""
 
     entry: SlotEntry
     admitted_at: int
@@ -84,8 +94,8 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RowWork:
-    """Positions `start`..`stop` of a row that is not finished on the device."""
+class SlotWork:
+    """Positions `start`..`stop` of a slot that is not finished on the device."""
 
     slot: int
     start: int
@@ -96,16 +106,16 @@ class RowWork:
 class CheckingRunner:
     """Computes at submission, hands out at collection, and asserts the rules between scheduler and device.
 
-    `live_rows` says which rows have an owner: the one thing that plans do not tell.
+    `live_slots` says which slots have an owner: the one thing that plans do not tell.
     """
 
-    def __init__(self, limits: SchedulerLimits, live_rows: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, limits: SchedulerLimits, live_slots: Callable[[], Iterable[int]]) -> None:
         self._limits = limits
-        self._live_rows = live_rows
-        num_slots = limits.num_blocks * limits.block_size
-        self._tokens = np.full(num_slots, -1, np.int32)
-        self._digests = np.zeros(num_slots, np.uint32)
-        self._slots: dict[int, DeviceRow] = {}
+        self._live_slots = live_slots
+        num_cells = limits.num_blocks * limits.block_size
+        self._tokens = np.full(num_cells, -1, np.int32)
+        self._digests = np.zeros(num_cells, np.uint32)
+        self._slots: dict[int, DeviceSlot] = {}
         self._last: StepPlan | None = None
         self._uncollected: deque[int] = deque()
         self.is_closed = False
@@ -118,8 +128,8 @@ class CheckingRunner:
         self._write_digests(work)
         self._last = plan
         self._uncollected.append(plan.step)
-        readings = tuple(self._read(read) for read in plan.reads)
-        return replace(self._draw(plan), readings=readings)
+        readout_results = tuple(self._read_out(chunk) for chunk in plan.readout_chunks)
+        return replace(self._sample(plan), readout_results=readout_results)
 
     def collect(self, ticket: StepResult) -> StepResult:
         assert self._uncollected.popleft() == ticket.step, "results are collected in the order of submission"
@@ -138,24 +148,24 @@ class CheckingRunner:
         assert len(slots) == len(plan.num_tokens) == len(plan.samples) > 0
         assert plan.num_tokens.min() >= 1
         assert plan.num_tokens.sum() == plan.num_batched_tokens <= limits.max_num_batched_tokens
-        assert set(slots) <= set(self._live_rows()), "a row without an owner is computed"
+        assert set(slots) <= set(self._live_slots()), "a slot without an owner is computed"
         admitted = [entry.slot for entry in plan.slot_entries]
         assert len(set(admitted)) == len(admitted)
         assert set(admitted) <= set(slots), "admitted, but nothing of it is computed"
-        self._check_reads(plan)
+        self._check_readouts(plan)
         if not limits.enable_chunked_prefill:
-            assert plan.samples.sum() + len(plan.reads) == len(slots), "a prompt was cut"
+            assert plan.samples.sum() + len(plan.readout_chunks) == len(slots), "a prompt was chunked"
             assert not admitted or set(admitted) == set(slots), "prompts share a step with decoding"
         if plan.is_steady:
             self._check_steady(plan)
 
-    def _check_reads(self, plan: StepPlan) -> None:
+    def _check_readouts(self, plan: StepPlan) -> None:
         computed = dict(zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True))
-        assert len({read.slot for read in plan.reads}) == len(plan.reads)
-        for read in plan.reads:
-            assert read.first + read.num_tokens == computed[read.slot], "what is read ends with what is computed"
-            assert read.first >= 0 and read.num_tokens >= 1
-            assert read.targets is None or len(read.targets) == read.num_tokens
+        assert len({chunk.slot for chunk in plan.readout_chunks}) == len(plan.readout_chunks)
+        for chunk in plan.readout_chunks:
+            assert chunk.first + chunk.num_tokens == computed[chunk.slot], "what is read ends with what is computed"
+            assert chunk.first >= 0 and chunk.num_tokens >= 1
+            assert chunk.targets is None or len(chunk.targets) == chunk.num_tokens
 
     def _check_steady(self, plan: StepPlan) -> None:
         assert self._last is not None
@@ -164,7 +174,7 @@ class CheckingRunner:
         assert plan.samples.all()
         assert not plan.slot_entries
         assert not plan.copies
-        assert not plan.reads
+        assert not plan.readout_chunks
 
     # ---- the changes before a step
 
@@ -180,8 +190,8 @@ class CheckingRunner:
                 self._slots[slot].table[index] = block
         for source, target in plan.copies:
             assert source != target
-            self._tokens[self._slots_of(target)] = self._tokens[self._slots_of(source)]
-            self._digests[self._slots_of(target)] = self._digests[self._slots_of(source)]
+            self._tokens[self._cells_of(target)] = self._tokens[self._cells_of(source)]
+            self._digests[self._cells_of(target)] = self._digests[self._cells_of(source)]
 
     def _admit(self, entry: SlotEntry, step: int) -> None:
         known_len = len(entry.token_ids)
@@ -189,7 +199,7 @@ class CheckingRunner:
         assert 0 <= entry.num_computed < known_len < entry.end_len <= most
         assert known_len <= self._limits.max_model_len
         assert 0 < entry.prompt_len <= known_len
-        self._slots[entry.slot] = DeviceRow(
+        self._slots[entry.slot] = DeviceSlot(
             entry=entry,
             admitted_at=step,
             tokens=entry.token_ids.tolist(),
@@ -197,36 +207,36 @@ class CheckingRunner:
             planned_computed=entry.num_computed,
         )
 
-    def _slots_of(self, block: int) -> slice:
+    def _cells_of(self, block: int) -> slice:
         return slice(block * self._limits.block_size, (block + 1) * self._limits.block_size)
 
-    # ---- the step itself: all rows write a layer before any row reads it
+    # ---- the step itself: all slots write a layer before any slot reads it
 
-    def _advance(self, plan: StepPlan) -> list[RowWork]:
+    def _advance(self, plan: StepPlan) -> list[SlotWork]:
         work = []
-        read_out = {read.slot for read in plan.reads if read.is_last}
+        read_out = {chunk.slot for chunk in plan.readout_chunks if chunk.is_last}
         for number, num_tokens, samples in zip(
             plan.slots.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
             slot = self._slots[number]
             start = slot.planned_computed
             slot.planned_computed += num_tokens
-            assert slot.planned_computed <= slot.planned_len, "computes tokens that nobody has drawn"
+            assert slot.planned_computed <= slot.planned_len, "computes tokens that were never sampled"
             assert (samples or number in read_out) == (slot.planned_computed == slot.planned_len), (
-                "draws too early, or not although all is computed"
+                "samples too early, or not although all is computed"
             )
             assert not (samples and number in read_out)
             slot.planned_len += samples
-            assert slot.planned_len <= slot.entry.end_len, "goes on after its end"
+            assert slot.planned_len <= slot.entry.end_len, "continues after its end"
             if not slot.is_finished:
-                work.append(RowWork(number, start, start + num_tokens, self._context_slots(slot, start + num_tokens)))
+                work.append(SlotWork(number, start, start + num_tokens, self._context_cells(slot, start + num_tokens)))
         return work
 
-    def _context_slots(self, slot: DeviceRow, context_len: int) -> np.ndarray:
+    def _context_cells(self, slot: DeviceSlot, context_len: int) -> np.ndarray:
         size = self._limits.block_size
         return np.array([slot.table[position // size] * size + position % size for position in range(context_len)])
 
-    def _write_tokens(self, plan: StepPlan, work: list[RowWork]) -> None:
+    def _write_tokens(self, plan: StepPlan, work: list[SlotWork]) -> None:
         before = self._tokens.copy()
         writer_of: dict[int, int] = {}
         holders = self._holders()
@@ -238,51 +248,51 @@ class CheckingRunner:
                 if before[cell] != slot.tokens[position]:
                     block = int(cell) // self._limits.block_size
                     assert writer_of.setdefault(block, item.slot) == item.slot, (
-                        f"two rows write block {block} in one step"
+                        f"two slots write block {block} in one step"
                     )
                     for other in holders[block] - {item.slot}:
                         self._check_reader(self._slots[other], plan.step, block, position)
 
     def _holders(self) -> dict[int, set[int]]:
         holders: dict[int, set[int]] = {}
-        for number in self._live_rows():
+        for number in self._live_slots():
             for block in self._slots[number].table.values():
                 holders.setdefault(block, set()).add(number)
         return holders
 
-    def _check_reader(self, other: DeviceRow, step: int, block: int, position: int) -> None:
-        """Another row may hold a block that changes only if it starts in this step, and reads there what is written."""
+    def _check_reader(self, other: DeviceSlot, step: int, block: int, position: int) -> None:
+        """Another slot may hold a block that changes only if it starts in this step, and reads what is written."""
         number = other.entry.slot
-        assert other.admitted_at == step, f"block {block} changes under row {number}"
-        assert other.table[position // self._limits.block_size] == block, f"row {number} has block {block} elsewhere"
-        assert position < other.entry.num_computed, f"row {number} would write into block {block} of another row"
+        assert other.admitted_at == step, f"block {block} changes under slot {number}"
+        assert other.table[position // self._limits.block_size] == block, f"slot {number} has block {block} elsewhere"
+        assert position < other.entry.num_computed, f"slot {number} would write into block {block} of another slot"
 
-    def _write_digests(self, work: list[RowWork]) -> None:
+    def _write_digests(self, work: list[SlotWork]) -> None:
         for item in work:
             context = self._tokens[item.cells]
             assert context.tolist() == self._slots[item.slot].tokens[: item.stop], f"slot {item.slot} reads others"
             for position in range(item.start, item.stop):
                 self._digests[item.cells[position]] = digest(context[: position + 1])
 
-    def _read(self, read: Read) -> Reading:
-        slot = self._slots[read.slot]
-        cells = self._context_slots(slot, slot.planned_computed)[-read.num_tokens :]
-        states = states_of(self._digests[cells], read.targets)
-        values = states.sum(keepdims=True) if read.targets is None else states
-        return Reading(read.slot, read.is_last, values.astype(np.float32))
+    def _read_out(self, chunk: ReadoutChunk) -> ReadoutResult:
+        slot = self._slots[chunk.slot]
+        cells = self._context_cells(slot, slot.planned_computed)[-chunk.num_tokens :]
+        states = states_of(self._digests[cells], chunk.targets)
+        values = states.sum(keepdims=True) if chunk.targets is None else states
+        return ReadoutResult(chunk.slot, chunk.is_last, values.astype(np.float32))
 
-    def _draw(self, plan: StepPlan) -> StepResult:
+    def _sample(self, plan: StepPlan) -> StepResult:
         slots = plan.slots[plan.samples]
-        drawn = [self._draw_row(number, plan.step) for number in slots.tolist()]
-        tokens = np.array([token for token, _ in drawn], np.int32)
-        finished = np.array([end for _, end in drawn], np.uint8)
+        sampled = [self._sample_slot(number, plan.step) for number in slots.tolist()]
+        tokens = np.array([token for token, _ in sampled], np.int32)
+        finished = np.array([end for _, end in sampled], np.uint8)
         return StepResult(plan.step, slots, tokens, finished, self._logprobs(slots, tokens))
 
-    def _draw_row(self, number: int, step: int) -> tuple[int, int]:
+    def _sample_slot(self, number: int, step: int) -> tuple[int, int]:
         slot = self._slots[number]
         if slot.is_finished:
             return GARBAGE, (GOES_ON, STOPPED)[step % 2]
-        token = next_token(self._digests[self._context_slots(slot, len(slot.tokens))], slot.entry.seed)
+        token = next_token(self._digests[self._context_cells(slot, len(slot.tokens))], slot.entry.seed)
         slot.tokens.append(token)
         end = FULL if len(slot.tokens) >= slot.entry.end_len else GOES_ON
         if token in slot.entry.stop_token_ids:
@@ -306,7 +316,7 @@ class CheckingRunner:
 
 @dataclass(slots=True)
 class Answer:
-    """What the events of one sequence brought."""
+    """What the events of one sequence contained."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -316,7 +326,7 @@ class Answer:
     readout: list[float] | None = None
 
 
-NEVER_DRAWN = 10**6  # as a stop token: then nobody can know how long an answer will be
+NEVER_SAMPLED = 10**6  # as a stop token: the length of the answer is then not known in advance
 
 
 class Driver:
@@ -326,13 +336,13 @@ class Driver:
         self.limits = limits
         self.stop_token_ids = stop_token_ids  # of requests that bring none
         self.scheduler = Scheduler(limits)
-        self.runner = CheckingRunner(limits, self.live_rows)
+        self.runner = CheckingRunner(limits, self.live_slots)
         self.in_flight: deque[StepResult] = deque()
         self.answers: dict[tuple[str, int], Answer] = {}
         self._expected: dict[tuple[str, int], list[int]] = {}
         self._expected_readouts: dict[tuple[str, int], list[float] | None] = {}
 
-    def live_rows(self) -> list[int]:
+    def live_slots(self) -> list[int]:
         return [sequence.slot for sequence in self.scheduler.slots.running()]
 
     def add(
@@ -365,8 +375,8 @@ class Driver:
             return []
         return self._take(self.scheduler.apply(self.runner.collect(self.in_flight.popleft())))
 
-    def turn(self, depth: int = 0) -> StepPlan | None:
-        """What the engine's loop does: submit, then look at what is `depth` steps behind."""
+    def step(self, depth: int = 0) -> StepPlan | None:
+        """What the engine's loop does: submit, then apply the step that is `depth` steps behind."""
         plan = self.submit()
         if plan is None or len(self.in_flight) > depth:
             self.collect()
@@ -375,14 +385,14 @@ class Driver:
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceEvent]:
         return self._take(self.scheduler.abort(request_id, index))
 
-    def drain(self, depth: int = 0, max_turns: int = 10_000) -> None:
-        """Go on until everything is finished."""
-        for _ in range(max_turns):
+    def drain(self, depth: int = 0, max_steps: int = 10_000) -> None:
+        """Step until everything is finished."""
+        for _ in range(max_steps):
             if not self.scheduler.has_unfinished and not self.in_flight:
                 return
             had_work = bool(self.in_flight)
-            assert self.turn(depth) is not None or had_work, "unfinished sequences, but nothing to do"
-        raise AssertionError(f"not finished after {max_turns} turns: something starves")
+            assert self.step(depth) is not None or had_work, "unfinished sequences, but nothing to do"
+        raise AssertionError(f"not finished after {max_steps} steps: something starves")
 
     def expected(self, request_id: str, index: int = 0) -> list[int]:
         """What decoding the sequence alone gives."""
@@ -401,7 +411,7 @@ class Driver:
         return events
 
     def check_answers(self) -> None:
-        """Every sequence has ended, with exactly what it would have got alone, or a beginning of it if aborted."""
+        """Every sequence has ended, with exactly what it would have got alone, or a prefix of it if aborted."""
         for key, answer in self.answers.items():
             expected = self._expected[key]
             assert answer.finish_reason is not None, f"{key} never ended"
@@ -409,7 +419,7 @@ class Driver:
                 assert answer.token_ids == expected[: len(answer.token_ids)]
             else:
                 assert answer.token_ids == expected, f"{key} answered differently than alone"
-                assert answer.readout == self._expected_readouts[key], f"{key} read differently than alone"
+                assert answer.readout == self._expected_readouts[key], f"{key} has another readout than alone"
 
     def check_blocks(self) -> None:
         """Free + idle + held = all; each block is counted once for each table that holds it."""
@@ -426,7 +436,7 @@ class Driver:
         assert 0 <= pool.num_idle <= pool.num_available
 
     def check_empty(self) -> None:
-        """Nothing is left behind: every block is available and every row is free."""
+        """Nothing is left behind: every block is available and every slot is free."""
         stats = self.scheduler.stats
         assert stats.num_blocks_held == stats.num_running == stats.num_waiting == 0
         assert self.scheduler.tables.pool.num_available == self.limits.num_blocks

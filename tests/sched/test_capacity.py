@@ -86,7 +86,7 @@ def test_an_end_gives_back_what_was_held_and_what_was_reserved() -> None:
     assert cache.admits(make_sequence(4, 17, start=50))
 
 
-def test_the_last_token_needs_no_place() -> None:
+def test_the_last_token_needs_no_position() -> None:
     cache = Cache(2, "guaranteed_no_evict")
     assert cache.admits(make_sequence(4, 9))
     assert not cache.admits(make_sequence(4, 10))
@@ -115,7 +115,7 @@ def test_a_copy_on_write_costs_a_block() -> None:
     assert not cache.admits(make_sequence(12, 13), copies_block=True)
 
 
-def test_admission_leaves_a_watermark_for_growth_except_to_the_only_sequence() -> None:
+def test_a_watermark_is_left_for_growth_except_by_the_only_sequence() -> None:
     cache = Cache(200, "max_utilization")  # one per cent: two blocks
     assert cache.admits(make_sequence(198 * BLOCK_SIZE, 199 * BLOCK_SIZE))
     assert not cache.admits(make_sequence(199 * BLOCK_SIZE, 200 * BLOCK_SIZE))

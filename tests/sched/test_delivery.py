@@ -1,4 +1,4 @@
-"""What comes up: which events, when, with what."""
+"""Which events are delivered, when, and what they contain."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_announced_answer_comes_in_two_events_its_first_token_and_the_rest() 
     driver.check_answers()
 
 
-def test_a_watched_prompt_in_parts_brings_no_event_before_its_first_token() -> None:
+def test_a_watched_chunked_prompt_has_no_event_before_its_first_token() -> None:
     driver = Driver(SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64, num_blocks=64))
     driver.add(make_request("one", range(9), max_tokens=2, watched=True))
     events = []
@@ -85,7 +85,7 @@ def test_log_probabilities_come_with_their_tokens_as_many_as_were_asked_for(watc
         assert driver.answers[f"{num_top}", 0].logprobs == expected
 
 
-def test_who_asked_for_no_log_probabilities_gets_none() -> None:
+def test_a_request_without_log_probabilities_gets_none() -> None:
     driver = Driver(LIMITS)
     driver.add(make_request("asked", range(9), max_tokens=1, logprobs=1))
     driver.add(make_request("not asked", range(9), max_tokens=1))
@@ -121,7 +121,7 @@ def test_the_device_gets_seed_parameters_and_stops_once() -> None:
     driver = Driver(LIMITS)
     request = make_request("two", range(9), n=2, max_tokens=4, temperature=0.5)
     driver.add(request, seeds=(3, 4), stop_token_ids=(99,))
-    slot_entries = [entry for _ in range(4) for entry in driver.turn().slot_entries]  # type: ignore[union-attr]
+    slot_entries = [entry for _ in range(4) for entry in driver.step().slot_entries]  # type: ignore[union-attr]
     assert [entry.seed for entry in slot_entries] == [3, 4]
     assert all(entry.params is request.params for entry in slot_entries)
     assert all(entry.stop_token_ids == (99,) for entry in slot_entries)

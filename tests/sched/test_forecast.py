@@ -1,4 +1,4 @@
-"""The forecast of what running sequences will hold, and what admission makes of it."""
+"""The forecast of what running sequences will hold, and which sequences start because of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.sched import Scheduler
-from headrace.sched.forecast import LEAST_FINISHED, Forecast
+from headrace.sched.forecast import MIN_FINISHED, Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.sequence import Sequence
 from headrace.sched.slots import SlotTable
@@ -50,12 +50,12 @@ def test_the_peak_is_what_a_run_to_the_end_would_see(
     assert Forecast().peak_tokens(slots, newcomer, num_held=held) == max(seen)
 
 
-def test_nothing_is_held_against_answers_of_unknown_length_until_some_have_ended() -> None:
+def test_answers_of_unknown_length_count_as_they_are_until_some_have_ended() -> None:
     forecast, slots = Forecast(), SlotTable(2, 100)
     slots.occupy(sequence(10, 90, stops=True), step=0, num_computed=0, capacity=16)
     newcomer = sequence(10, 90, stops=True)
     assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20
-    for _ in range(LEAST_FINISHED):
+    for _ in range(MIN_FINISHED):
         forecast.learn(20, 80)
     assert forecast.share == 0.25
     assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20 + 2 * 20
@@ -76,10 +76,10 @@ def run(target: Scheduler, *, ends_at: int | None = None) -> None:
         if plan is None:
             assert not target.has_unfinished
             return
-        drew = plan.slots[plan.samples]
-        lens = target.slots.known[drew] + 1
+        sampling = plan.slots[plan.samples]
+        lens = target.slots.known[sampling] + 1
         finished = np.where(lens == ends_at, STOPPED, GOES_ON).astype(np.uint8)
-        target.apply(StepResult(plan.step, drew, np.full(len(drew), 9, np.int64), finished))
+        target.apply(StepResult(plan.step, sampling, np.full(len(sampling), 9, np.int64), finished))
     raise AssertionError("it does not come to an end")
 
 
@@ -105,12 +105,12 @@ def test_answers_of_unknown_length_start_as_long_as_there_is_room() -> None:
     assert target.slots.num_running == 8
 
 
-def test_what_has_finished_teaches_how_many_fit() -> None:
+def test_finished_answers_tell_how_many_sequences_fit() -> None:
     target = scheduler(num_blocks=40)
-    add(target, 3 * LEAST_FINISHED, stops=True)
-    run(target)  # all to their limits, which nobody knew: some are preempted
+    add(target, 3 * MIN_FINISHED, stops=True)
+    run(target)  # all reach their limits, which is not known in advance: some are preempted
     first = target.stats.num_preemptions
     assert first > 0
-    add(target, 3 * LEAST_FINISHED, first=1000, stops=True)
+    add(target, 3 * MIN_FINISHED, first=1000, stops=True)
     run(target)
     assert target.stats.num_preemptions == first

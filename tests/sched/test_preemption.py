@@ -1,4 +1,4 @@
-"""A cache that turns out too small: who gives way, and that nothing is lost by it."""
+"""A KV cache that turns out too small: which sequence is preempted, and that no token is lost."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import pytest
 
 from headrace.sched import SchedulerLimits
 from headrace.steps import SlotEntry, StepPlan
-from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
+from tests.sched.checking_runner import NEVER_SAMPLED, Driver, make_request
 
 
 def make_driver(num_blocks: int, **options: object) -> Driver:
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "block_size": 4, **options}
     limits = SchedulerLimits(num_blocks=num_blocks, **values)  # type: ignore[arg-type]
-    return Driver(limits, stop_token_ids=(NEVER_DRAWN,))
+    return Driver(limits, stop_token_ids=(NEVER_SAMPLED,))
 
 
 def slot_entries(driver: Driver, depth: int = 0) -> list[SlotEntry]:
-    """Drain, and say who moved in."""
-    moved_in: list[SlotEntry] = []
+    """Drain; returns all slot entries."""
+    entered: list[SlotEntry] = []
     for _ in range(500):
         if not driver.scheduler.has_unfinished:
-            return moved_in
-        plan = driver.turn(depth)
-        moved_in += plan.slot_entries if plan else ()
-    raise AssertionError("not finished after 500 turns")
+            return entered
+        plan = driver.step(depth)
+        entered += plan.slot_entries if plan else ()
+    raise AssertionError("not finished after 500 steps")
 
 
-def turn_until_preemption(driver: Driver) -> StepPlan | None:
+def step_until_preemption(driver: Driver) -> StepPlan | None:
     for _ in range(500):
-        plan = driver.turn()
+        plan = driver.step()
         if driver.scheduler.stats.num_preemptions:
             return plan
-    raise AssertionError("nobody gave way in 500 turns")
+    raise AssertionError("no preemption in 500 steps")
 
 
 def add_pair(driver: Driver, **options: object) -> None:
@@ -40,7 +40,7 @@ def add_pair(driver: Driver, **options: object) -> None:
         driver.add(make_request(name, range(10 * seed, 10 * seed + 4), max_tokens=13, **options), seeds=(seed,))
 
 
-def test_the_youngest_gives_way() -> None:
+def test_the_youngest_is_preempted() -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)
     seeds = [entry.seed for entry in slot_entries(driver)]
@@ -48,7 +48,7 @@ def test_the_youngest_gives_way() -> None:
     driver.check_answers()
 
 
-def test_under_the_priority_policy_the_least_urgent_gives_way() -> None:
+def test_under_the_priority_policy_the_least_urgent_is_preempted() -> None:
     driver = make_driver(num_blocks=5, queue_policy="priority")
     driver.add(make_request("old", range(4), max_tokens=13, priority=1), seeds=(0,))
     driver.add(make_request("young", range(10, 14), max_tokens=13, priority=0), seeds=(1,))
@@ -96,11 +96,11 @@ def test_a_preempted_sequence_keeps_its_place_before_those_that_came_later() -> 
     assert [entry.seed for entry in slot_entries(driver)] == [0, 1, 1, 2]
 
 
-def test_nobody_starts_in_the_step_that_preempts() -> None:
+def test_no_sequence_starts_in_the_step_that_preempts() -> None:
     driver = make_driver(num_blocks=5)
     add_pair(driver)
     driver.add(make_request("tiny", [30], max_tokens=1), seeds=(2,))
-    plan = turn_until_preemption(driver)
+    plan = step_until_preemption(driver)
     assert plan is not None
     assert plan.slot_entries == ()
 
@@ -131,10 +131,10 @@ def test_guaranteed_no_evict_never_preempts() -> None:
     driver.check_answers()
 
 
-def test_a_prompt_still_being_computed_can_give_way() -> None:
+def test_a_prompt_still_being_computed_can_be_preempted() -> None:
     driver = make_driver(num_blocks=8, max_num_batched_tokens=5)
     driver.add(make_request("old", range(4), max_tokens=13), seeds=(0,))
-    driver.turn()
+    driver.step()
     driver.add(make_request("young", range(10, 34), max_tokens=2), seeds=(1,))
     seeds = [entry.seed for entry in slot_entries(driver)]
     assert seeds == [1, 1]
@@ -153,11 +153,11 @@ def test_siblings_survive_preemption(num_blocks: int, depth: int) -> None:
     driver.check_empty()
 
 
-def test_siblings_that_come_back_in_one_step_do_not_copy_what_it_is_about_to_compute() -> None:
+def test_siblings_that_restart_in_one_step_do_not_copy_blocks_that_it_computes() -> None:
     driver = make_driver(num_blocks=5)
     driver.add(make_request("old", range(20, 24), max_tokens=13), seeds=(9,))
     driver.add(make_request("two", range(6), n=2, max_tokens=9))
-    for _ in range(6):  # long in flight, so that both siblings give way before a token of theirs is known
+    for _ in range(6):  # long in flight, so that both siblings are preempted before a token of theirs is known
         driver.submit()
     assert driver.scheduler.stats.num_preemptions == 2
     returned = [len(entry.token_ids) for entry in slot_entries(driver, depth=6)]

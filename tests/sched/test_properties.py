@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.sched import SchedulerLimits
 from headrace.types import Readout
-from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
+from tests.sched.checking_runner import NEVER_SAMPLED, Driver, make_request
+
+pytestmark = pytest.mark.properties
 
 MAX_REQUESTS = 12
 MAX_IN_FLIGHT = 6
@@ -39,7 +41,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
 
 @st.composite
 def prompts(draw: st.DrawFn, limits: SchedulerLimits) -> list[int]:
-    """Blocks of two kinds, so that equal ones follow different beginnings; cut near a border, maybe another end."""
+    """Blocks of two kinds, so that equal ones follow different prefixes; ends near a block border, maybe a tail."""
     kinds = draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=5, max_size=5))
     text = [3 * offset + kind for kind in kinds for offset in range(limits.block_size)]
     near_border = draw(st.integers(0, 4)) * limits.block_size + draw(st.integers(-1, 2))
@@ -99,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _add(self, prompt: list[int], data: st.DataObject) -> None:
         request = make_request(f"{len(self.prompts)}", prompt, **data.draw(options(self.driver.limits, len(prompt))))
         seeds = tuple(data.draw(st.integers(0, 2)) for _ in range(request.params.n))
-        stop_token_ids = data.draw(st.sampled_from([(), (NEVER_DRAWN,), (3,), (5, 6, 7, 8, 9)]))
+        stop_token_ids = data.draw(st.sampled_from([(), (NEVER_SAMPLED,), (3,), (5, 6, 7, 8, 9)]))
         self.driver.add(request, seeds=seeds, stop_token_ids=stop_token_ids)
         self.prompts.append(prompt)
 
@@ -117,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(depth=st.integers(0, MAX_IN_FLIGHT - 1), num_turns=st.integers(1, 8))
     def go_on(self, depth: int, num_turns: int) -> None:
         for _ in range(num_turns):
-            self.driver.turn(depth)
+            self.driver.step(depth)
             self.driver.check_blocks()
 
     @precondition(lambda self: self.prompts)
@@ -138,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.driver.drain(depth=len(self.prompts) % MAX_IN_FLIGHT, max_turns=self._most_turns())
+        self.driver.drain(depth=len(self.prompts) % MAX_IN_FLIGHT, max_steps=self._most_turns())
         self.nothing_is_preempted_where_that_is_promised()
         self.driver.check_answers()
         self.driver.check_empty()

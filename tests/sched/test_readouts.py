@@ -1,4 +1,4 @@
-"""Requests that are only read: no token is drawn, whatever the steps cut them into."""
+"""Requests with a readout: no token is sampled, however the prompt is chunked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 from headrace.errors import RequestError
 from headrace.sched import SchedulerLimits
-from headrace.steps import Reading
+from headrace.steps import ReadoutResult
 from headrace.types import Readout
-from tests.sched.checking_runner import NEVER_DRAWN, Driver, make_request
+from tests.sched.checking_runner import NEVER_SAMPLED, Driver, make_request
 
 PROMPT = list(range(1, 24))
 TARGETS = np.array([5, 6, 7, 8, 9, 10, 11], np.int32)
@@ -33,27 +33,27 @@ def test_a_readout_ends_with_its_prompt_and_no_token(readout: Readout) -> None:
     assert driver.scheduler.stats.num_generated_tokens == 0 and driver.scheduler.stats.num_finished == 1
 
 
-def test_a_step_reads_only_what_is_asked_for() -> None:
+def test_a_step_reads_out_only_the_tokens_of_the_readout() -> None:
     driver = make_driver()
     driver.add(make_request("r", PROMPT, readout=Readout(targets=TARGETS)))
-    plans = [driver.turn() for _ in range(5)]  # 23 tokens, five a step; the last seven are read
-    reads = [plan.reads for plan in plans if plan is not None]
-    assert [len(step) for step in reads] == [0, 0, 0, 1, 1]
-    assert [(read.first, read.num_tokens, read.is_last) for step in reads for read in step] == [
+    plans = [driver.step() for _ in range(5)]  # 23 tokens, five a step; the last seven are read out
+    chunks = [plan.readout_chunks for plan in plans if plan is not None]
+    assert [len(step) for step in chunks] == [0, 0, 0, 1, 1]
+    assert [(chunk.first, chunk.num_tokens, chunk.is_last) for step in chunks for chunk in step] == [
         (1, 4, False),
         (0, 3, True),
     ]
-    assert [read.targets.tolist() for step in reads for read in step if read.targets is not None] == [
+    assert [chunk.targets.tolist() for step in chunks for chunk in step if chunk.targets is not None] == [
         [5, 6, 7, 8],
         [9, 10, 11],
     ]
 
 
-def test_a_preempted_readout_begins_again_and_forgets_what_was_read() -> None:
-    """The answer needs its last block while the readout, younger, is half read."""
+def test_a_preempted_readout_starts_again_from_the_first_token() -> None:
+    """The answer needs its last block while the readout, younger, is half computed."""
     driver = make_driver(max_num_seqs=2, max_num_batched_tokens=2, num_blocks=7, max_model_len=28)
-    driver.add(make_request("old", [1], max_tokens=12, temperature=0), stop_token_ids=(NEVER_DRAWN,))
-    driver.turn()
+    driver.add(make_request("old", [1], max_tokens=12, temperature=0), stop_token_ids=(NEVER_SAMPLED,))
+    driver.step()
     driver.add(make_request("young", PROMPT, readout=Readout(pooling="mean")))
     driver.drain()
     assert driver.scheduler.stats.num_preemptions > 0
@@ -61,13 +61,13 @@ def test_a_preempted_readout_begins_again_and_forgets_what_was_read() -> None:
     driver.check_empty()
 
 
-def test_numbers_that_are_none_end_a_readout_with_an_error() -> None:
+def test_nan_values_end_a_readout_with_an_error() -> None:
     driver = make_driver(max_num_batched_tokens=64)
     driver.add(make_request("r", PROMPT, readout=Readout(pooling="last")))
     driver.submit()
     result = driver.in_flight.popleft()
-    broken = [Reading(r.slot, r.is_last, np.full(3, np.nan, np.float32)) for r in result.readings]
-    object.__setattr__(result, "readings", tuple(broken))
+    broken = [ReadoutResult(r.slot, r.is_last, np.full(3, np.nan, np.float32)) for r in result.readout_results]
+    object.__setattr__(result, "readout_results", tuple(broken))
     (event,) = driver.scheduler.apply(result)
     assert event.finish_reason == "abort" and event.readout is None
     assert event.error is not None and "NaN" in event.error

@@ -1,4 +1,4 @@
-"""What a step computes, who starts, and what they share."""
+"""What a step computes, which sequences start, and what they share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_driver(**options: object) -> Driver:
 
 
 def tokens_of(plan: StepPlan | None) -> dict[int, int]:
-    """Row -> tokens that the plan computes of it."""
+    """Slot -> number of tokens that the plan computes of it."""
     assert plan is not None
     return dict(zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True))
 
@@ -35,10 +35,10 @@ def test_nothing_to_do_is_no_plan() -> None:
     assert make_driver().scheduler.plan() is None
 
 
-def test_a_prompt_is_computed_and_its_first_token_drawn_in_one_step() -> None:
+def test_a_prompt_is_computed_and_its_first_token_sampled_in_one_step() -> None:
     driver = make_driver()
     driver.add(make_request("one", range(10)))
-    plan = driver.turn()
+    plan = driver.step()
     assert tokens_of(plan) == {0: 10}
     assert plan is not None
     assert plan.samples.tolist() == [True]
@@ -52,23 +52,23 @@ def test_decoding_does_not_wait_for_results() -> None:
     finish(driver)
 
 
-def test_a_step_of_the_same_rows_as_before_is_steady() -> None:
+def test_a_decode_step_of_the_same_slots_as_before_is_steady() -> None:
     driver = make_driver()
     for name in ("one", "two"):
         driver.add(make_request(name, range(10), max_tokens=20))
-    plans = [driver.turn() for _ in range(4)]
+    plans = [driver.step() for _ in range(4)]
     assert [plan.is_steady for plan in plans if plan] == [False, False, True, True]
     assert plans[3] is not None
     assert plans[3].slots is plans[2].slots  # type: ignore[union-attr]
 
 
-def test_a_newcomer_or_an_end_interrupts_the_steadiness_for_a_step() -> None:
+def test_a_step_after_a_start_or_an_end_is_not_steady() -> None:
     driver = make_driver()
     driver.add(make_request("long", range(10), max_tokens=20))
     driver.add(make_request("short", range(10), max_tokens=5))
-    [driver.turn() for _ in range(3)]
+    [driver.step() for _ in range(3)]
     driver.add(make_request("new", range(3), max_tokens=20))
-    steadiness = [driver.turn().is_steady for _ in range(6)]  # type: ignore[union-attr]
+    steadiness = [driver.step().is_steady for _ in range(6)]  # type: ignore[union-attr]
     assert steadiness == [False, False, False, True, True, True]
 
 
@@ -76,53 +76,53 @@ def test_a_long_prompt_does_not_stall_running_sequences() -> None:
     driver = make_driver(max_num_batched_tokens=8)
     for name in ("one", "two"):
         driver.add(make_request(name, range(3), max_tokens=40))
-    driver.turn()
+    driver.step()
     driver.add(make_request("long", range(20, 60), max_tokens=2))
-    shares = [tokens_of(driver.turn()) for _ in range(7)]
+    shares = [tokens_of(driver.step()) for _ in range(7)]
     assert shares == [{0: 1, 1: 1, 2: 6}] * 6 + [{0: 1, 1: 1, 2: 4}]
     finish(driver)
 
 
-def test_only_the_last_part_of_a_prompt_draws_a_token() -> None:
+def test_only_the_last_chunk_of_a_prompt_samples_a_token() -> None:
     driver = make_driver(max_num_batched_tokens=8)
     driver.add(make_request("long", range(20), max_tokens=2))
-    drawn = [driver.turn().samples.tolist() for _ in range(3)]  # type: ignore[union-attr]
-    assert drawn == [[False], [False], [True]]
+    samples = [driver.step().samples.tolist() for _ in range(3)]  # type: ignore[union-attr]
+    assert samples == [[False], [False], [True]]
 
 
 def test_several_prompts_share_the_budget_of_a_step() -> None:
     driver = make_driver(max_num_batched_tokens=16)
     for start in (0, 10, 20):
         driver.add(make_request(f"{start}", range(start, start + 7)))
-    assert tokens_of(driver.turn()) == {0: 7, 1: 7, 2: 2}
-    assert tokens_of(driver.turn()) == {0: 1, 1: 1, 2: 5}
+    assert tokens_of(driver.step()) == {0: 7, 1: 7, 2: 2}
+    assert tokens_of(driver.step()) == {0: 1, 1: 1, 2: 5}
 
 
-def test_without_chunks_whole_prompts_are_computed_in_steps_of_their_own() -> None:
+def test_without_chunked_prefill_whole_prompts_are_computed_in_steps_of_their_own() -> None:
     driver = make_driver(enable_chunked_prefill=False)
     driver.add(make_request("one", range(10), max_tokens=4))
-    driver.turn()
+    driver.step()
     for start in (10, 20):
         driver.add(make_request(f"{start}", range(start, start + 30), max_tokens=3))
-    assert tokens_of(driver.turn()) == {1: 30, 2: 30}
-    assert tokens_of(driver.turn()) == {0: 1, 1: 1, 2: 1}
+    assert tokens_of(driver.step()) == {1: 30, 2: 30}
+    assert tokens_of(driver.step()) == {0: 1, 1: 1, 2: 1}
     finish(driver)
 
 
-def test_without_chunks_a_prompt_that_does_not_fit_the_step_waits_for_the_next() -> None:
+def test_without_chunked_prefill_a_prompt_that_does_not_fit_waits_for_the_next_step() -> None:
     driver = make_driver(enable_chunked_prefill=False)
     for start in (0, 40):
         driver.add(make_request(f"{start}", range(start, start + 40)))
-    assert tokens_of(driver.turn()) == {0: 40}
-    assert tokens_of(driver.turn()) == {1: 40}
-    assert tokens_of(driver.turn()) == {0: 1, 1: 1}
+    assert tokens_of(driver.step()) == {0: 40}
+    assert tokens_of(driver.step()) == {1: 40}
+    assert tokens_of(driver.step()) == {0: 1, 1: 1}
 
 
-def test_no_more_sequences_run_than_there_are_rows() -> None:
+def test_no_more_sequences_run_than_there_are_slots() -> None:
     driver = make_driver(max_num_seqs=2)
     for number in range(5):
         driver.add(make_request(f"{number}", range(3), max_tokens=3))
-    assert len(tokens_of(driver.turn())) == 2
+    assert len(tokens_of(driver.step())) == 2
     assert (driver.scheduler.stats.num_running, driver.scheduler.stats.num_waiting) == (2, 3)
     finish(driver, depth=2)
 
@@ -146,7 +146,7 @@ def test_a_stop_token_ends_an_answer_and_is_its_last_token() -> None:
     assert len(answer.token_ids) <= 5
 
 
-def test_an_answer_does_not_depend_on_its_company() -> None:
+def test_an_answer_does_not_depend_on_the_other_sequences() -> None:
     alone, crowded = make_driver(), make_driver(max_num_batched_tokens=9, max_num_seqs=5)
     for number in range(9):
         crowded.add(make_request(f"{number}", range(number, number + 7), max_tokens=9), seeds=(number,))
@@ -156,7 +156,7 @@ def test_an_answer_does_not_depend_on_its_company() -> None:
     assert alone.answers["mine", 0].token_ids == crowded.answers["mine", 0].token_ids
 
 
-# ---- order and admission
+# ---- order and starting
 
 
 def test_requests_start_in_the_order_of_their_arrival() -> None:
@@ -212,25 +212,25 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 
 def test_a_request_id_is_refused_as_long_as_it_is_in_use() -> None:
     driver = make_driver()
-    driver.add(make_request("twin", range(4), max_tokens=2))
-    with pytest.raises(RequestError, match="'twin' is already running") as refusal:
-        driver.scheduler.add(make_request("twin", range(4)), seeds=(0,), stop_token_ids=())
+    driver.add(make_request("same", range(4), max_tokens=2))
+    with pytest.raises(RequestError, match="'same' is already running") as refusal:
+        driver.scheduler.add(make_request("same", range(4)), seeds=(0,), stop_token_ids=())
     assert refusal.value.param == "request_id"
     finish(driver)
-    driver.add(make_request("twin", range(4), max_tokens=2))
+    driver.add(make_request("same", range(4), max_tokens=2))
     finish(driver)
 
 
 def test_a_head_of_the_queue_that_does_not_fit_is_not_looked_up_again_until_there_is_room() -> None:
     driver = make_driver(num_blocks=6)
     driver.add(make_request("running", range(16), max_tokens=5))
-    driver.turn()
+    driver.step()
     driver.add(make_request("blocked", range(50, 66), max_tokens=2))
     lookups = []
     find_prefix = driver.scheduler.tables.find_prefix
     driver.scheduler.tables.find_prefix = lambda *args: lookups.append(args) or find_prefix(*args)  # type: ignore[method-assign, func-returns-value]
     for _ in range(3):
-        driver.turn()
+        driver.step()
     assert len(lookups) == 1
     finish(driver)
     assert len(lookups) == 2
@@ -240,21 +240,21 @@ def test_guaranteed_no_evict_starts_only_what_can_finish() -> None:
     driver = make_driver(num_blocks=7, capacity_policy="guaranteed_no_evict")
     for start in (0, 20):
         driver.add(make_request(f"{start}", range(start, start + 4), max_tokens=13))  # four blocks at the end
-    assert tokens_of(driver.turn()) == {0: 4}
-    assert tokens_of(driver.turn()) == {0: 1}
+    assert tokens_of(driver.step()) == {0: 4}
+    assert tokens_of(driver.step()) == {0: 1}
     finish(driver)
     assert driver.scheduler.stats.num_preemptions == 0
 
 
-def test_a_static_batch_takes_nobody_in_until_all_of_it_have_finished() -> None:
+def test_a_static_batch_admits_no_sequence_until_all_of_it_have_finished() -> None:
     """TensorRT-LLM's rule: no new requests until all requests of the batch are completed, and none is evicted."""
     driver = make_driver(num_blocks=20, capacity_policy="static_batch")
     driver.add(make_request("short", range(4), max_tokens=2))
     driver.add(make_request("long", range(20, 24), max_tokens=6))
-    assert tokens_of(driver.turn()) == {0: 4, 1: 4}
+    assert tokens_of(driver.step()) == {0: 4, 1: 4}
     driver.add(make_request("late", range(40, 44), max_tokens=2))
     while driver.answers["long", 0].finish_reason is None:
-        driver.turn()
+        driver.step()
         assert not driver.answers["late", 0].token_ids
     assert driver.answers["short", 0].finish_reason == "length"
     finish(driver)
@@ -266,46 +266,46 @@ def test_a_static_batch_starts_only_what_can_finish() -> None:
     driver = make_driver(num_blocks=7, capacity_policy="static_batch")
     for start in (0, 20):
         driver.add(make_request(f"{start}", range(start, start + 4), max_tokens=13))  # four blocks at the end
-    assert tokens_of(driver.turn()) == {0: 4}
+    assert tokens_of(driver.step()) == {0: 4}
     finish(driver)
 
 
 def test_the_answers_of_one_request_are_one_static_batch() -> None:
     driver = make_driver(num_blocks=30, capacity_policy="static_batch")
     driver.add(make_request("two", range(4), n=2, max_tokens=4))
-    driver.turn()
+    driver.step()
     driver.add(make_request("late", range(20, 24), max_tokens=2))
-    assert tokens_of(driver.turn()) == {0: 1, 1: 1}  # the second answer has joined, the second request has not
+    assert tokens_of(driver.step()) == {0: 1, 1: 1}  # the second answer has joined, the second request has not
     finish(driver)
 
 
 # ---- prefixes
 
 
-def test_a_prompt_that_begins_alike_computes_only_the_rest() -> None:
+def test_a_prompt_with_a_cached_prefix_computes_only_the_rest() -> None:
     driver = make_driver()
     driver.add(make_request("first", range(10), max_tokens=2))
-    driver.turn()
+    driver.step()
     driver.add(make_request("second", [*range(8), 30, 31, 32], max_tokens=2))
-    assert tokens_of(driver.turn()) == {0: 1, 1: 3}
+    assert tokens_of(driver.step()) == {0: 1, 1: 3}
     finish(driver)
     assert driver.answers["second", 0].num_cached_tokens == 8
 
 
-def test_prompts_that_begin_alike_share_even_within_one_step() -> None:
+def test_prompts_share_a_prefix_even_within_one_step() -> None:
     driver = make_driver()
     for last in (30, 31):
         driver.add(make_request(f"{last}", [*range(8), last], max_tokens=2))
-    assert tokens_of(driver.turn()) == {0: 9, 1: 1}
+    assert tokens_of(driver.step()) == {0: 9, 1: 1}
     finish(driver)
 
 
 def test_a_full_prefix_hit_recomputes_one_token_in_a_copied_block() -> None:
     driver = make_driver()
     driver.add(make_request("first", range(8), max_tokens=9))
-    driver.turn()
+    driver.step()
     driver.add(make_request("second", range(8), max_tokens=9), seeds=(5,))
-    plan = driver.turn()
+    plan = driver.step()
     assert tokens_of(plan) == {0: 1, 1: 1}
     assert plan is not None
     ((source, target),) = plan.copies
@@ -316,12 +316,12 @@ def test_a_full_prefix_hit_recomputes_one_token_in_a_copied_block() -> None:
     assert driver.answers["second", 0].num_cached_tokens == 7
 
 
-def test_a_full_hit_on_blocks_that_nobody_holds_needs_no_copy() -> None:
+def test_a_full_hit_on_idle_blocks_needs_no_copy() -> None:
     driver = make_driver()
     driver.add(make_request("first", range(8), max_tokens=1))
     driver.drain()
     driver.add(make_request("second", range(8), max_tokens=9))
-    plan = driver.turn()
+    plan = driver.step()
     assert plan is not None
     assert (tokens_of(plan), plan.copies) == ({0: 1}, ())
     finish(driver)
@@ -331,7 +331,7 @@ def test_a_block_is_not_copied_in_the_step_that_computes_it() -> None:
     driver = make_driver()
     for seed, name in enumerate(("first", "second")):
         driver.add(make_request(name, range(8), max_tokens=9), seeds=(seed,))
-    plan = driver.turn()
+    plan = driver.step()
     assert plan is not None
     assert (tokens_of(plan), plan.copies) == ({0: 8, 1: 4}, ())
     finish(driver)
@@ -396,8 +396,8 @@ def test_hits_are_counted_in_tokens_once_a_request() -> None:
 def test_siblings_share_the_blocks_of_their_prompt(prompt_len: int, caching: bool) -> None:
     driver = make_driver(enable_prefix_caching=caching)
     driver.add(make_request("three", range(prompt_len), n=3, max_tokens=9))
-    assert tokens_of(driver.turn()) == {0: prompt_len}
-    assert tokens_of(driver.turn()) == {0: 1, 1: 1, 2: 1}
+    assert tokens_of(driver.step()) == {0: prompt_len}
+    assert tokens_of(driver.step()) == {0: 1, 1: 1, 2: 1}
     num_shared = (prompt_len - 1) // 4  # the block of the last token is each one's own
     num_of_leader = -(-(prompt_len + 1) // 4)
     assert driver.scheduler.stats.num_blocks_held == num_of_leader + 2
@@ -409,25 +409,25 @@ def test_siblings_share_the_blocks_of_their_prompt(prompt_len: int, caching: boo
 def test_siblings_wait_until_a_long_prompt_is_computed() -> None:
     driver = make_driver(max_num_batched_tokens=8)
     driver.add(make_request("three", range(20), n=3, max_tokens=3))
-    assert [tokens_of(driver.turn()) for _ in range(4)] == [{0: 8}, {0: 8}, {0: 4}, {0: 1, 1: 1, 2: 1}]
+    assert [tokens_of(driver.step()) for _ in range(4)] == [{0: 8}, {0: 8}, {0: 4}, {0: 1, 1: 1, 2: 1}]
     finish(driver)
 
 
-def test_each_sibling_draws_with_its_own_seed() -> None:
+def test_each_sibling_samples_with_its_own_seed() -> None:
     driver = make_driver()
     driver.add(make_request("two", range(9), n=2, max_tokens=9), seeds=(1, 2))
     finish(driver)
     assert driver.answers["two", 0].token_ids != driver.answers["two", 1].token_ids
 
 
-def test_more_siblings_than_rows_take_turns() -> None:
+def test_more_siblings_than_slots_run_one_after_the_other() -> None:
     driver = make_driver(max_num_seqs=2)
     driver.add(make_request("five", range(9), n=5, max_tokens=3))
     finish(driver, depth=1)
     assert len(driver.answers) == 5
 
 
-def test_siblings_start_on_their_own_when_the_first_is_already_gone() -> None:
+def test_siblings_start_on_their_own_when_the_parent_is_already_gone() -> None:
     driver = make_driver(max_num_seqs=1)
     driver.add(make_request("two", range(9), n=2, max_tokens=1), seeds=(1, 2))
     finish(driver)

@@ -25,7 +25,7 @@ def occupy(slots: SlotTable, sequence: Sequence | None = None, *, step: int = 0,
     return slots.occupy(sequence or make_sequence(), step=step, num_computed=num_computed, capacity=8)
 
 
-def test_the_lowest_free_row_is_occupied_first() -> None:
+def test_the_lowest_free_slot_is_occupied_first() -> None:
     slots = SlotTable(3, 16)
     assert [occupy(slots), occupy(slots), occupy(slots)] == [0, 1, 2]
     slots.vacate(2)
@@ -33,7 +33,7 @@ def test_the_lowest_free_row_is_occupied_first() -> None:
     assert occupy(slots) == 0
 
 
-def test_free_and_running_rows_add_up() -> None:
+def test_free_and_running_slots_add_up() -> None:
     slots = SlotTable(3, 16)
     occupy(slots)
     assert (slots.num_free, slots.num_running, len(slots.running())) == (2, 1, 1)
@@ -41,7 +41,7 @@ def test_free_and_running_rows_add_up() -> None:
     assert (slots.num_free, slots.num_running, slots.running()) == (3, 0, [])
 
 
-def test_a_row_starts_with_the_known_tokens_of_its_sequence() -> None:
+def test_a_slot_starts_with_the_known_tokens_of_its_sequence() -> None:
     slots = SlotTable(1, 16)
     occupy(slots, make_sequence(watched=True), step=7, num_computed=3)
     assert slots.known_tokens(0).tolist() == PROMPT.tolist()
@@ -49,62 +49,62 @@ def test_a_row_starts_with_the_known_tokens_of_its_sequence() -> None:
     assert slots.is_watched[0]
 
 
-def test_a_part_of_a_prompt_draws_nothing_and_is_not_steady() -> None:
+def test_a_chunk_of_a_prompt_samples_nothing_and_does_not_decode() -> None:
     slots = SlotTable(1, 16)
     occupy(slots)
     assert not slots.advance(0, 4)
     assert (slots.computed[0], slots.total[0]) == (4, 5)
-    assert slots.steady().tolist() == []
+    assert slots.decoding().tolist() == []
 
 
-def test_the_end_of_a_prompt_draws_and_makes_the_row_steady() -> None:
+def test_the_end_of_a_prompt_samples_and_makes_the_slot_decode() -> None:
     slots = SlotTable(1, 16)
     occupy(slots)
     slots.advance(0, 4)
     assert slots.advance(0, 1)
     assert (slots.computed[0], slots.total[0]) == (5, 6)
-    assert slots.steady().tolist() == [0]
+    assert slots.decoding().tolist() == [0]
 
 
-def test_a_row_whose_first_token_is_its_last_never_becomes_steady() -> None:
+def test_a_slot_whose_first_token_is_its_last_never_decodes() -> None:
     slots = SlotTable(1, 16)
     occupy(slots, make_sequence(end_len=6))
     assert slots.advance(0, 5)
-    assert slots.steady().tolist() == []
+    assert slots.decoding().tolist() == []
 
 
-def test_steady_rows_are_ascending_and_the_same_array_while_nothing_changes() -> None:
+def test_decoding_slots_are_ascending_and_the_same_array_while_nothing_changes() -> None:
     slots = SlotTable(4, 16)
     for _ in range(3):
         occupy(slots)
     for slot in (2, 0, 1):
         slots.advance(slot, 5)
-    steady = slots.steady()
-    assert steady.tolist() == [0, 1, 2]
-    slots.advance_steady(steady)
-    assert slots.steady() is steady
+    decoding = slots.decoding()
+    assert decoding.tolist() == [0, 1, 2]
+    slots.advance_decoding(decoding)
+    assert slots.decoding() is decoding
 
 
-def test_rows_leave_the_steady_ones_when_their_last_token_is_submitted() -> None:
+def test_slots_stop_decoding_when_their_last_token_is_submitted() -> None:
     slots = SlotTable(2, 16)
     for end_len in (7, 8):
         slots.advance(occupy(slots, make_sequence(end_len)), 5)
-    slots.advance_steady(slots.steady())
-    assert slots.steady().tolist() == [1]
+    slots.advance_decoding(slots.decoding())
+    assert slots.decoding().tolist() == [1]
     assert slots.total.tolist() == [7, 7]
 
 
-def test_a_vacated_row_is_not_steady_and_owns_no_result() -> None:
+def test_a_vacated_slot_does_not_decode_and_owns_no_result() -> None:
     slots = SlotTable(2, 16)
     for _ in range(2):
         slots.advance(occupy(slots), 5)
-    slots.steady()
+    slots.decoding()
     slots.vacate(0)
-    assert slots.steady().tolist() == [1]
+    assert slots.decoding().tolist() == [1]
     assert slots.since[0] == NEVER
 
 
-def test_recorded_tokens_are_appended_to_each_row() -> None:
+def test_recorded_tokens_are_appended_to_each_slot() -> None:
     slots = SlotTable(3, 16)
     for _ in range(3):
         occupy(slots)
@@ -114,7 +114,7 @@ def test_recorded_tokens_are_appended_to_each_row() -> None:
     assert slots.known_tokens(1).tolist() == PROMPT.tolist()
 
 
-def test_unused_places_are_those_that_no_token_has() -> None:
+def test_unused_positions_are_those_without_a_token() -> None:
     slots = SlotTable(2, 16)
     occupy(slots)
     assert slots.num_unused_positions() == 3

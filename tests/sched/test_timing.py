@@ -1,4 +1,4 @@
-"""When a sequence started, how often it gave way, and what steps were made of."""
+"""When a sequence started, how often it was preempted, and how many tokens steps had."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run:
         request = Request(name, prompt, SamplingParams(**params), watched=watched)  # type: ignore[arg-type]
         self.scheduler.add(request, seeds=tuple(range(request.params.n)), stop_token_ids=())
 
-    def turn(self) -> list[SequenceEvent]:
+    def step(self) -> list[SequenceEvent]:
         plan = self.scheduler.plan()
         self.now += 0.5
         events = [] if plan is None else self.scheduler.apply(self.runner.submit(plan))
@@ -37,7 +37,7 @@ class Run:
     def drain(self) -> list[SequenceEvent]:
         events = []
         while self.scheduler.has_unfinished:
-            events += self.turn()
+            events += self.step()
         return events
 
 
@@ -58,7 +58,7 @@ def test_an_unwatched_sequence_tells_them_at_its_end() -> None:
     assert [event.timing for event in run.drain()] == [SequenceTiming(0.0, 0.5, 4.5)]
 
 
-def test_one_that_waits_for_a_row_starts_later() -> None:
+def test_a_sequence_that_waits_for_a_slot_starts_later() -> None:
     run = Run(max_num_seqs=1)
     run.add("first", max_tokens=2)
     run.add("second", max_tokens=2)
@@ -78,7 +78,7 @@ def test_what_was_aborted_in_the_queue_never_started() -> None:
     run = Run(max_num_seqs=1)
     run.add("first", max_tokens=9)
     run.add("second", max_tokens=9)
-    run.turn()
+    run.step()
     assert ends(run.scheduler.abort("second")) == {("second", 0): SequenceTiming()}
 
 
@@ -87,12 +87,12 @@ def test_what_was_aborted_while_it_ran_had_its_last_token_before() -> None:
     run.add("one", max_tokens=9)
     run.add("two", first=20, max_tokens=9)
     for _ in range(3):
-        run.turn()
+        run.step()
     assert ends(run.scheduler.abort("one")) == {("one", 0): SequenceTiming(0.0, 0.5, 2.5)}
 
 
 def preempting_run() -> Run:
-    """Two that fit together at first but not in the end; both may end early, so both are let in."""
+    """Two that fit together at first but not in the end; both may end early, so both are started."""
     run = Run(num_blocks=5)
     for name, first in (("old", 0), ("young", 10)):
         prompt = np.arange(first, first + 4, dtype=np.int32)
@@ -115,7 +115,7 @@ def test_gaps_are_one_a_token_but_the_first_and_a_preemption_is_a_long_one() -> 
     run = preempting_run()
     tokens_at: dict[str, list[float]] = {"old": [], "young": []}
     while run.scheduler.has_unfinished:
-        for event in run.turn():
+        for event in run.step():
             tokens_at[event.request_id] += [run.now] * len(event.token_ids)
     gaps = [b - a for times in tokens_at.values() for a, b in pairwise(times)]
     assert max(gaps) > 1.0
@@ -131,7 +131,7 @@ def test_gaps_of_sequences_that_come_and_go_are_their_own() -> None:
     for number in range(12):
         run.add(f"{number}", first=7 * number, prompt_len=3 + number, max_tokens=1 + 5 * number % 7, n=1 + number % 2)
     while run.scheduler.has_unfinished:
-        for event in run.turn():
+        for event in run.step():
             tokens_at.setdefault((event.request_id, event.index), []).extend([run.now] * len(event.token_ids))
         run.now += 0.25 * (run.now % 3)  # steps of different lengths
     gaps = [b - a for times in tokens_at.values() for a, b in pairwise(times)]

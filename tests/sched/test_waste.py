@@ -1,4 +1,4 @@
-"""How much of the cache is held but empty."""
+"""How much of the KV cache is held but empty."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_less_than_four_per_cent_of_held_blocks_is_empty_on_a_chat_workload() ->
     assert 0.0 < stats.kv_waste < 0.04
 
 
-def test_waste_is_the_share_of_places_without_a_token() -> None:
+def test_waste_is_the_share_of_positions_without_a_token() -> None:
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=4)
     stats = run(limits, [Request("one", np.arange(10, dtype=np.int32), SamplingParams(max_tokens=3))])
-    # Three steps with one block of 16: 11, 12 and 13 places have a token once the step is planned.
+    # Three steps with one block of 16: 11, 12 and 13 positions have a token once the step is planned.
     assert stats.kv_waste == (5 + 4 + 3) / (3 * 16)

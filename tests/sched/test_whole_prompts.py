@@ -1,4 +1,4 @@
-"""Prompts are cut to fill small steps, and left whole where a step is large enough without them."""
+"""Prompts are chunked to fill small steps, and left whole where a step is large enough without them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_prompt_that_does_not_fit_into_a_full_step_waits_for_the_next() -> Non
     assert planned(target) == [1, 1, 40]
 
 
-def test_a_small_step_is_filled_with_a_part() -> None:
+def test_a_small_step_is_filled_with_a_chunk() -> None:
     target = scheduler(full_step_tokens=90)
     for name in "abc":
         add(target, name, 40)
@@ -47,14 +47,14 @@ def test_a_small_step_is_filled_with_a_part() -> None:
     assert planned(target) == [1, 1, 20]
 
 
-def test_a_prompt_longer_than_a_step_is_cut() -> None:
+def test_a_prompt_longer_than_a_step_is_chunked() -> None:
     target = scheduler(full_step_tokens=60)
     add(target, "a", 150)
     assert planned(target) == [100]
     assert planned(target) == [50]
 
 
-def test_fewer_may_run_than_there_are_rows() -> None:
+def test_fewer_may_run_than_there_are_slots() -> None:
     target = scheduler(full_step_tokens=60)
     target.max_running = 2
     for name in "abc":

@@ -1,4 +1,4 @@
-"""Requests to an ASGI application without a socket, and an application that tells what reached it."""
+"""Requests to an ASGI application without a socket, and an application that records them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass
 class Echo:
-    """Answers every request with its length, and keeps its scope."""
+    """Responds to every request with the length of its body, and keeps its scope."""
 
     scopes: list[Scope] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -46,13 +46,15 @@ class Echo:
 
 
 class GateBench:
+    """A gate in front of `Echo`. `refused` holds the reasons of refusals."""
+
     def __init__(
         self, app: Application | None = None, *, environ: dict[str, str] | None = None, **options: Any
     ) -> None:
         self.echo = Echo()
         self.refused: list[str] = []
         made = ServerOptions(**options)
-        self.keys = Keys(made, environ=environ or {}, tell=lambda line: None)
+        self.keys = Keys(made, environ=environ or {}, print_line=lambda line: None)
         self.gate = Gate(app or self.echo, made, self.keys, public_paths=PUBLIC_PATHS, on_refused=self.refused.append)
 
     def ask(
@@ -64,7 +66,19 @@ class GateBench:
         body: Iterable[bytes] = (),
         ends: bool = True,
     ) -> Answer:
-        """The answer; `body` in pieces, after which nothing comes if it does not end."""
+        """Send a request in a new event loop and return the response."""
+        return asyncio.run(self.send(path, headers, method=method, body=body, ends=ends))
+
+    async def send(
+        self,
+        path: str = "/v1/models",
+        headers: dict[str, str] | Iterable[tuple[str, str]] = (),
+        *,
+        method: str = "GET",
+        body: Iterable[bytes] = (),
+        ends: bool = True,
+    ) -> Answer:
+        """Send a request with its body in parts. Without `ends` the client falls silent after them."""
         given = headers.items() if isinstance(headers, dict) else headers
         scope = {
             "type": "http",
@@ -73,9 +87,9 @@ class GateBench:
             "root_path": "",
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given],
         }
-        return asyncio.run(self._ask(scope, list(body), ends))
+        return await self._exchange(scope, list(body), ends)
 
-    async def _ask(self, scope: Scope, parts: list[bytes], ends: bool) -> Answer:
+    async def _exchange(self, scope: Scope, parts: list[bytes], ends: bool) -> Answer:
         messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
         if ends:
             messages.append({"type": "http.request", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""A server on a free port, in the test's own event loop, with an application that needs no engine."""
+"""A server on a free port, in the test's event loop, with an application that needs no engine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 from tests.server.asgi import PUBLIC_PATHS, Answer
 
-PATIENCE = 60.0  # seconds until a test that hangs is given up; no result depends on it
+TEST_TIMEOUT_S = 60.0  # ends a test that hangs; no result depends on it
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(body(), PATIENCE)
+        await asyncio.wait_for(body(), TEST_TIMEOUT_S)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(bounded())
@@ -34,11 +34,12 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 class TinyApp:
-    """/echo answers with the body's length; /flood writes without end; /stream writes until `end` or an abort."""
+    """/echo responds with the body's length; /flood writes forever; /stream writes until `end` or an abort; /deaf
+    ignores disconnects."""
 
     def __init__(self) -> None:
         self.num_running = 0
-        self.num_left = 0  # clients that went away
+        self.num_left = 0  # disconnected clients
         self.num_cancelled = 0
         self.end = asyncio.Event()
         self.abort = asyncio.Event()
@@ -76,29 +77,39 @@ class TinyApp:
 
     async def _flood(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        left = asyncio.ensure_future(self._wait_for_leaving(receive))
+        left = asyncio.ensure_future(self._wait_for_disconnect(receive))
         while not left.done():
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
             await asyncio.sleep(0)
         self.num_left += 1
 
     async def _deaf(self, receive: Receive, send: Send) -> None:
-        """Does not listen for the client's leaving."""
+        """Do not watch for a disconnect."""
         await self.end.wait()
 
-    async def _wait_for_leaving(self, receive: Receive) -> None:
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
 class Live:
-    def __init__(self, app: Application | None = None, *, tls: ssl.SSLContext | None = None, **options: Any) -> None:
+    """A server with its gate and lifecycle. `printed` holds its lines, `refused` the reasons of refusals."""
+
+    def __init__(
+        self,
+        app: Application | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        has_given_up: Callable[[], bool] = lambda: False,
+        on_lag: Callable[[float], None] = lambda seconds: None,
+        **options: Any,
+    ) -> None:
         self.tiny = TinyApp()
-        self.told: list[str] = []
+        self.printed: list[str] = []
         self.refused: list[str] = []
         self.options = ServerOptions(port=0, **options)
         self.state = ServerState()
-        self.keys = Keys(self.options, environ={}, tell=self.told.append)
+        self.keys = Keys(self.options, environ={}, print_line=self.printed.append)
         gate = Gate(
             app or self.tiny, self.options, self.keys, public_paths=PUBLIC_PATHS, on_refused=self.refused.append
         )
@@ -108,8 +119,10 @@ class Live:
             self.state,
             abort_all=self.tiny.abort_all,
             reload_keys=self.keys.reload,
+            has_given_up=has_given_up,
             on_refused=self.refused.append,
-            tell=self.told.append,
+            on_lag=on_lag,
+            print_line=self.printed.append,
         )
         self._tls = tls
 
@@ -117,7 +130,7 @@ class Live:
         listener = open_listener(self.options)
         self.port = listener.getsockname()[1]
         self.exit = asyncio.create_task(self.lifecycle.run(listener))
-        await until(lambda: self.lifecycle._uvicorn.started or self.exit.done())
+        await until(lambda: self.lifecycle.is_started or self.exit.done())
         return self
 
     async def __aexit__(
@@ -132,7 +145,7 @@ class Live:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self._tls)
 
     async def ask(self, *parts: bytes) -> Answer:
-        """One connection: send the parts, and read an answer; whether it is then closed is not looked at."""
+        """Send the parts over a new connection and read one response."""
         reader, writer = await self.connect()
         try:
             for part in parts:
@@ -167,7 +180,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Waits for the server to close; what comes before is dropped."""
+    """Wait until the server closes the connection, ignoring what it sends before."""
     try:
         while await reader.read(65536):
             pass

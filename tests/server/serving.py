@@ -1,4 +1,4 @@
-"""A real server for tests: the application on uvicorn, on a free port, over a tiny model or another engine."""
+"""A real server for tests: the application on uvicorn, on a free port, over a tiny model or a given engine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from headrace.server.http.lifecycle import uvicorn_config
 from headrace.server.options import ServerOptions
 
 MODEL = "tiny"
-PATIENCE_S = 60.0
+TEST_TIMEOUT_S = 60.0
 
 
 class Full(HeadraceError):
-    """What an admission raises when the queue is full."""
+    """The error of a full queue."""
 
     def __init__(self) -> None:
         super().__init__("the queue is full; try again later")
@@ -40,7 +40,7 @@ class Full(HeadraceError):
 
 @dataclass
 class FakeReservation:
-    owner: FakeAdmission
+    owner: FakeRequestQueue
     num_requests: int
     num_tokens: int = 0
     is_started: bool = False
@@ -65,7 +65,7 @@ class FakeReservation:
 
 
 @dataclass
-class FakeAdmission:
+class FakeRequestQueue:
     is_full: bool = False
     reservations: list[FakeReservation] = field(default_factory=list)
     oldest_wait_s: float = 0.0
@@ -130,12 +130,12 @@ class FakeState:
 
 @dataclass
 class Server:
-    """A running server, seen from the tests' thread."""
+    """A running server, for use on the test's thread."""
 
     url: str
     port: int
     services: Services
-    queue: FakeAdmission
+    queue: FakeRequestQueue
     metrics: FakeMetrics
     state: FakeState
     loop: asyncio.AbstractEventLoop
@@ -148,7 +148,7 @@ class Server:
         return self.http.get(self.url + path)
 
     def error(self, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-        """The error that the body gets, which has OpenAI's shape."""
+        """Post the body, check that the error has OpenAI's shape, and return it."""
         answer = self.post(path, body)
         assert answer.status_code == status, answer.text
         error: dict[str, Any] = answer.json()["error"]
@@ -156,27 +156,27 @@ class Server:
         return error
 
     def chunks(self, path: str, body: Any) -> list[dict[str, Any]]:
-        """The data of a stream, which must end as streams do."""
+        """Post the body as a stream and return its chunks, without the final [DONE]."""
         lines = self.post(path, body | {"stream": True}).text.split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
     def on_loop(self, call: Callable[[], Any]) -> Any:
-        """The call's result, made on the server's event loop."""
+        """Call on the server's event loop and return the result."""
 
         async def run() -> Any:
             return call()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TEST_TIMEOUT_S)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds, looked at between turns of the event loop."""
+        """Wait until the condition holds, checked in every iteration of the event loop."""
 
         async def watch() -> None:
             while not condition():
                 await asyncio.sleep(0)
 
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(watch(), PATIENCE_S), self.loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(watch(), TEST_TIMEOUT_S), self.loop).result(TEST_TIMEOUT_S)
 
     @property
     def is_idle(self) -> bool:
@@ -192,7 +192,7 @@ def serving(
     model: str | None = None, *, start: Start | None = None, options: ServerOptions | None = None, **settings: Any
 ) -> Iterator[Server]:
     engine = start() if start is not None else AsyncEngine(model or "", **settings)
-    queue, metrics, state = FakeAdmission(), FakeMetrics(), FakeState()
+    queue, metrics, state = FakeRequestQueue(), FakeMetrics(), FakeState()
     services = Services(
         engine=engine,
         options=options or ServerOptions(),
@@ -204,7 +204,7 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
     config = uvicorn_config(App(services, ROUTES), services.options, lambda reason: None)
-    with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=PATIENCE_S) as http:
+    with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=TEST_TIMEOUT_S) as http:
         yield Server(f"http://127.0.0.1:{port}", port, services, queue, metrics, state, loop, http)
     asyncio.run(engine.close())
 

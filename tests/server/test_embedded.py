@@ -1,4 +1,4 @@
-"""The embedded model behind the API, where the text matters."""
+"""The embedded model behind the API, for tests where the text matters."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ def embedded() -> Iterator[Server]:
 
 
 @pytest.fixture
-def asking(embedded: Server) -> Iterator[openai.OpenAI]:
+def client_of_embedded(embedded: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{embedded.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def test_a_question_is_answered_and_ends(asking: openai.OpenAI) -> None:
+def test_a_question_is_answered_by_every_endpoint(client_of_embedded: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-    answer = asking.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=64)
+    answer = client_of_embedded.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=64)
     assert "Paris" in (answer.choices[0].message.content or "") and answer.choices[0].finish_reason == "stop"
-    chunks = asking.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=64, stream=True)
+    chunks = client_of_embedded.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=64, stream=True
+    )
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert streamed == answer.choices[0].message.content
-    response = asking.responses.create(model=MODEL, input=messages, temperature=0, max_output_tokens=64)
+    response = client_of_embedded.responses.create(model=MODEL, input=messages, temperature=0, max_output_tokens=64)
     assert response.output_text == streamed and response.status == "completed"
 
 
@@ -47,7 +49,7 @@ def test_the_right_continuation_is_the_likelier_one(embedded: Server) -> None:
     assert score(" Paris") > score(" Oslo")
 
 
-def test_a_schema_gives_json_with_sense(asking: openai.OpenAI) -> None:
+def test_a_schema_gives_json_with_its_keys(client_of_embedded: openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"type": "string", "maxLength": 20}},
@@ -56,7 +58,7 @@ def test_a_schema_gives_json_with_sense(asking: openai.OpenAI) -> None:
     }
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
     messages: list[Any] = [{"role": "user", "content": "Give the capital of France and its country as JSON."}]
-    answer = asking.chat.completions.create(
+    answer = client_of_embedded.chat.completions.create(
         model=MODEL, messages=messages, response_format=form, temperature=0, max_tokens=64
     )
     assert json.loads(answer.choices[0].message.content or "").keys() == {"city", "country"}

@@ -1,4 +1,4 @@
-"""Connections that come, behave badly and leave change nothing; an engine that dies is started again."""
+"""Misbehaving connections leave no trace; an engine that dies is restarted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from headrace.engine.start import start_engine_process
 from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
-from tests.server.live import PATIENCE, Live, run, until
+from tests.server.live import TEST_TIMEOUT_S, Live, run, until
 from tests.server.test_serve import Running, with_server
+
+pytestmark = pytest.mark.processes
 
 NUM_CONNECTIONS = 1000
 
 
 class ReservingApp:
-    """Takes places in a queue as the routes do, and waits in between until its client leaves."""
+    """Reserves places in a queue as the endpoints do, and holds them until its client disconnects."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
@@ -51,13 +53,13 @@ class ReservingApp:
                 pass
 
 
-def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> None:
+def test_a_thousand_misbehaving_connections_leak_nothing() -> None:
     async def body() -> None:
         queue = RequestQueue(ServerOptions(), QueueLimits(10_000, 10_000_000))
         app = ReservingApp(queue)
         process = psutil.Process(os.getpid())
         async with Live(app, api_key="secret") as live:
-            await misbehave(live.port, random.Random(7), len(KINDS) * 2)  # what is made once is made
+            await misbehave(live.port, random.Random(7), len(KINDS) * 2)  # warms up what is created once
             await until(lambda: live.lifecycle.num_connections == 0 and live.lifecycle.num_in_flight == 0)
             num_files, num_tasks = process.num_fds(), len(asyncio.all_tasks())
             done = await misbehave(live.port, random.Random(8), NUM_CONNECTIONS)
@@ -73,30 +75,29 @@ def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> Non
 
 
 @pytest.fixture(scope="module")
-def mortal(tiny_directory: Path) -> Iterator[AsyncEngine]:
-    """An engine in a process of its own, which is started again at once."""
+def killable(tiny_directory: Path) -> Iterator[AsyncEngine]:
+    """An engine in its own process, restarted at once when it dies."""
     config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=64)
-    rules = Supervision(step_timeout_s=PATIENCE, first_delay_s=0.01, look_s=0.01)
+    rules = Supervision(step_timeout_s=TEST_TIMEOUT_S, first_delay_s=0.01, look_s=0.01)
     made = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
     yield made
     asyncio.run(made.close())
 
 
-def test_a_killed_engine_fails_what_it_had_shows_on_health_and_comes_back(
-    mortal: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_engine_fails_its_requests_and_health_until_it_is_restarted(
+    killable: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_restart, restart = threading.Event(), EngineSupervisor._restart
-    monkeypatch.setattr(EngineSupervisor, "_restart", lambda self: (may_restart.wait(PATIENCE), restart(self)))
+    monkeypatch.setattr(EngineSupervisor, "_restart", lambda self: (may_restart.wait(TEST_TIMEOUT_S), restart(self)))
 
     async def body(made: Running) -> None:
-        supervisor = mortal._engine.client
-        assert isinstance(supervisor, EngineSupervisor) and supervisor.pid is not None
+        assert killable.pid is not None
         asked = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
         whole = asyncio.create_task(made.complete(max_tokens=400, ignore_eos=True))
         async with made.client.stream("POST", "/v1/completions", json=asked) as stream:
             lines = stream.aiter_lines()
             assert (await anext(lines)).startswith("data: {")
-            os.kill(supervisor.pid, signal.SIGKILL)
+            os.kill(killable.pid, signal.SIGKILL)
             events = [line async for line in lines if line]
         assert '"code":"engine_dead"' in events[-2] and events[-1] == "data: [DONE]"
         answer = await whole
@@ -114,4 +115,4 @@ def test_a_killed_engine_fails_what_it_had_shows_on_health_and_comes_back(
         assert 'headrace:engine_restarts_total{engine="0",model_name="tiny"} 1.0' in page
         assert made.server.queue.num_in_flight == 0
 
-    with_server(mortal, body)
+    with_server(killable, body)

@@ -8,7 +8,7 @@ from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import LONGEST_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
+from headrace.server.request_queue import MAX_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 from tests.hand_timer import HandTimer
 
@@ -19,20 +19,18 @@ def settings() -> Settings:
 
 
 def queue(
-    max_requests: int = 4, max_tokens: int = 1000, state: ServerState | None = None, **options: object
+    max_requests: int = 4,
+    max_tokens: int = 1000,
+    state: ServerState | None = None,
+    clock: HandTimer | None = None,
+    **options: object,
 ) -> RequestQueue:
     return RequestQueue(
         ServerOptions(**options),  # type: ignore[arg-type]
         QueueLimits(max_requests, max_tokens),
-        HandTimer(),
+        clock or HandTimer(),
         state,
     )
-
-
-def clock_of(made: RequestQueue) -> HandTimer:
-    clock = made._departures._clock
-    assert isinstance(clock, HandTimer)
-    return clock
 
 
 def refusal(made: RequestQueue, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
@@ -48,7 +46,7 @@ def counts(made: RequestQueue) -> tuple[int, int, int]:
 # ---- places
 
 
-def test_places_go_from_waiting_to_running_to_free() -> None:
+def test_a_place_is_waiting_then_running_then_free() -> None:
     made = queue()
     reservation = made.reserve(2, num_body_bytes=400)
     assert counts(made) == (2, 100, 0)
@@ -60,13 +58,14 @@ def test_places_go_from_waiting_to_running_to_free() -> None:
     assert counts(made) == (0, 0, 0)
 
 
-def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
-    made = queue()
+def test_the_oldest_wait_is_that_of_the_oldest_waiting_request() -> None:
+    clock = HandTimer()
+    made = queue(clock=clock)
     assert made.oldest_wait_s == 0.0
     first = made.reserve()
-    clock_of(made).move(5.0)
+    clock.move(5.0)
     second = made.reserve()
-    clock_of(made).move(2.0)
+    clock.move(2.0)
     assert made.oldest_wait_s == 7.0
     first.started()
     assert made.oldest_wait_s == 2.0
@@ -74,7 +73,7 @@ def test_the_oldest_wait_is_that_of_those_still_in_the_queue() -> None:
     assert made.oldest_wait_s == 0.0
 
 
-def test_release_and_started_may_be_called_again() -> None:
+def test_release_and_started_may_be_called_twice() -> None:
     made = queue()
     with made.reserve(1, num_body_bytes=40) as reservation:
         reservation.started()
@@ -85,7 +84,7 @@ def test_release_and_started_may_be_called_again() -> None:
     assert counts(made) == (0, 0, 0)
 
 
-def test_the_with_block_gives_back_what_an_error_leaves_behind() -> None:
+def test_the_with_block_releases_places_after_an_error() -> None:
     made = queue()
     with pytest.raises(ZeroDivisionError), made.reserve(3, num_body_bytes=100):
         raise ZeroDivisionError
@@ -107,7 +106,7 @@ def test_running_requests_take_no_place_in_the_queue() -> None:
     assert made.num_running == made.num_in_flight == 5
 
 
-def test_more_prompts_than_the_queue_could_ever_hold_are_the_clients_mistake() -> None:
+def test_more_prompts_than_the_queue_can_hold_are_a_request_error() -> None:
     with pytest.raises(RequestError, match="5 prompts at once are more than the 4") as refused:
         queue(max_requests=4).reserve(5)
     assert refused.value.param == "prompt"
@@ -116,21 +115,21 @@ def test_more_prompts_than_the_queue_could_ever_hold_are_the_clients_mistake() -
 # ---- tokens
 
 
-def test_the_bodys_length_stands_in_for_tokens_until_they_are_counted() -> None:
+def test_tokens_are_estimated_from_the_body_until_they_are_counted() -> None:
     made = queue(max_tokens=1000)
     made.reserve(1, num_body_bytes=2400)
     assert refusal(made, num_body_bytes=1604).reason == "queue_tokens"
     made.reserve(1, num_body_bytes=1600)
 
 
-def test_an_empty_queue_takes_a_request_of_any_length() -> None:
+def test_an_empty_queue_accepts_a_request_of_any_length() -> None:
     made = queue(max_tokens=1000)
     reservation = made.reserve(1, num_body_bytes=1_000_000)
     reservation.count_tokens(5000)
     assert refusal(made, num_body_bytes=4).reason == "queue_tokens"
 
 
-def test_tokens_that_were_guessed_too_low_can_still_be_refused_and_leave_nothing_behind() -> None:
+def test_a_request_with_more_tokens_than_estimated_is_refused_and_released() -> None:
     made = queue(max_tokens=1000)
     made.reserve(1, num_body_bytes=3600)
     second = made.reserve(1, num_body_bytes=40)
@@ -142,7 +141,7 @@ def test_tokens_that_were_guessed_too_low_can_still_be_refused_and_leave_nothing
 
 
 def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
-    """The race that other servers have: checked before the prompt is rendered, counted after."""
+    """Guards against a known race: the limit is checked before the prompt is rendered, but counted after."""
     made = queue(max_requests=4)
     tokenized: list[int] = []
     refused: list[int] = []
@@ -173,47 +172,50 @@ def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
 # ---- Retry-After
 
 
-def drained_at(made: RequestQueue, per_second: int, seconds: int) -> None:
-    """So many requests a second, of 10 tokens each, have started."""
+def start_requests(made: RequestQueue, clock: HandTimer, *, per_second: int, seconds: int) -> None:
+    """Start requests of 10 tokens each at this rate."""
     for _ in range(seconds):
         for _ in range(per_second):
             made.reserve(1, num_body_bytes=40).started()
-        clock_of(made).move(1.0)
+        clock.move(1.0)
 
 
-def test_retry_after_is_the_time_in_which_enough_requests_start() -> None:
-    made = queue(max_requests=8)
-    drained_at(made, per_second=2, seconds=10)
+def test_retry_after_is_the_time_until_enough_requests_have_started() -> None:
+    clock = HandTimer()
+    made = queue(max_requests=8, clock=clock)
+    start_requests(made, clock, per_second=2, seconds=10)
     assert made.drain_rate == 2.0
     made.reserve(8)
     assert refusal(made, 6).retry_after_s == 3
     assert refusal(made, 1).retry_after_s == 1
 
 
-def test_retry_after_of_tokens_comes_from_their_own_rate() -> None:
-    made = queue(max_tokens=1000)
-    drained_at(made, per_second=2, seconds=10)  # 20 tokens a second
+def test_retry_after_for_tokens_uses_the_token_rate() -> None:
+    clock = HandTimer()
+    made = queue(max_tokens=1000, clock=clock)
+    start_requests(made, clock, per_second=2, seconds=10)  # 20 tokens per second
     made.reserve(1, num_body_bytes=4000)
     assert refusal(made, num_body_bytes=400).retry_after_s == 5
 
 
-def test_a_queue_that_does_not_drain_names_the_longest_time() -> None:
+def test_retry_after_is_the_maximum_while_the_queue_does_not_drain() -> None:
     made = queue(max_requests=1)
     made.reserve(1)
-    assert refusal(made).retry_after_s == LONGEST_RETRY_S
+    assert refusal(made).retry_after_s == MAX_RETRY_S
 
 
-def test_the_rate_is_that_of_the_last_seconds_and_not_of_the_idle_time_before() -> None:
-    made = queue(max_requests=100)
-    drained_at(made, per_second=1, seconds=5)
-    clock_of(made).move(1000.0)
-    drained_at(made, per_second=6, seconds=4)
+def test_the_drain_rate_ignores_idle_time_before_the_window() -> None:
+    clock = HandTimer()
+    made = queue(max_requests=100, clock=clock)
+    start_requests(made, clock, per_second=1, seconds=5)
+    clock.move(1000.0)
+    start_requests(made, clock, per_second=6, seconds=4)
     assert made.drain_rate == 6.0
-    clock_of(made).move(WINDOW_S)
+    clock.move(WINDOW_S)
     assert made.drain_rate == 0.0
 
 
-def test_those_who_give_up_waiting_do_not_count_as_drained() -> None:
+def test_requests_that_leave_the_queue_unstarted_do_not_count_as_drained() -> None:
     made = queue()
     made.reserve(1).release()
     assert made.drain_rate == 0.0
@@ -223,13 +225,13 @@ def test_those_who_give_up_waiting_do_not_count_as_drained() -> None:
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_the_status_of_a_full_queue_is_an_option(status: int) -> None:
+def test_the_status_of_a_full_queue_is_configurable(status: int) -> None:
     made = queue(max_requests=1, overload_status=status)
     made.reserve(1)
     assert refusal(made).status == status
 
 
-def test_a_server_that_is_not_ready_takes_nothing() -> None:
+def test_a_server_that_is_not_ready_refuses_requests() -> None:
     phases = ["ready"]
     state = ServerState(lambda: phases[-1])
     made = queue(state=state, overload_status=429, shutdown_timeout_s=12.5)
@@ -244,7 +246,7 @@ def test_a_server_that_is_not_ready_takes_nothing() -> None:
     assert made.refusals == {"starting": 2, "engine_dead": 1, "draining": 2}
 
 
-def test_the_default_limits_are_four_engine_fulls(settings: Settings) -> None:
+def test_the_default_limits_are_four_times_the_engines_capacity(settings: Settings) -> None:
     limits = QueueLimits.of(ServerOptions(), settings)
     assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)

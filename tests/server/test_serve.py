@@ -1,4 +1,4 @@
-"""The whole server over a small model: what a client sees of limits, deadlines, batching, keys and the end."""
+"""The whole server with a small model, as clients see it: limits, deadlines, batching, keys, shutdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.start import start_engine
+from headrace.engine.client import Client, Deliver
+from headrace.engine.start import Engine, start_engine
 from headrace.errors import ConfigError
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
@@ -27,17 +29,39 @@ from tests.server.live import run, until
 PROMPT = "The same forty characters of every prompt"  # two full blocks and more
 
 
+class LimitedEngine(AsyncEngine):
+    """An engine whose number of running sequences a test can limit."""
+
+    client: Client
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> LimitedEngine:
+        started: list[Engine] = []
+
+        def start(deliver: Deliver) -> Engine:
+            started.append(start_engine(config, deliver))
+            return started[0]
+
+        made = cls.over(start)
+        assert isinstance(made, LimitedEngine)
+        made.client = started[0].client
+        return made
+
+
 @pytest.fixture(scope="module")
-def engine(tiny_directory: Path) -> Iterator[AsyncEngine]:
-    config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=256)
-    made = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+def engine(tiny_directory: Path) -> Iterator[LimitedEngine]:
+    made = LimitedEngine.of(EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=256))
     yield made
     asyncio.run(made.close())
 
 
+@dataclass
 class Running:
-    def __init__(self, server: Server, client: httpx2.AsyncClient, exit: asyncio.Task[int], told: list[str]) -> None:
-        self.server, self.client, self.exit, self.told = server, client, exit, told
+    server: Server
+    engine: AsyncEngine
+    client: httpx2.AsyncClient
+    exit: asyncio.Task[int]
+    printed: list[str]
 
     async def complete(self, headers: dict[str, str] | None = None, **body: Any) -> httpx2.Response:
         asked = {"prompt": PROMPT, "max_tokens": 2, **body}
@@ -46,27 +70,23 @@ class Running:
 
 @asynccontextmanager
 async def running(engine: AsyncEngine, environ: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Running]:
-    told: list[str] = []
+    printed: list[str] = []
     made = ServerOptions(port=0, **options)
-    keys = Keys(made, environ=environ or {}, tell=told.append)
-    server = Server(engine, made, keys, model_name="tiny", tell=told.append)
+    keys = Keys(made, environ=environ or {}, print_line=printed.append)
+    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append)
     listener = open_listener(made)
     exit = asyncio.create_task(server.lifecycle.run(listener))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    await until(lambda: server.lifecycle._uvicorn.started)
+    await until(lambda: server.lifecycle.is_started)
     async with httpx2.AsyncClient(base_url=url, timeout=60.0) as client:
         try:
-            yield Running(server, client, exit, told)
+            yield Running(server, engine, client, exit, printed)
         finally:
-            hold(engine, None)
+            if isinstance(engine, LimitedEngine):
+                engine.client.limit_running(None)
             if not exit.done():
                 server.lifecycle.stop()
             await exit
-
-
-def hold(engine: AsyncEngine, number: int | None) -> None:
-    """Let only so many sequences run."""
-    engine._engine.client.limit_running(number)
 
 
 def with_server(engine: AsyncEngine, body: Callable[[Running], Awaitable[None]], **options: Any) -> None:
@@ -78,11 +98,11 @@ def with_server(engine: AsyncEngine, body: Callable[[Running], Awaitable[None]],
 
 
 def waiting(made: Running, number: int) -> Callable[[], bool]:
-    """Whether so many requests have reached the engine's queue."""
-    return lambda: made.server._engine.stats.scheduler.num_waiting == number
+    """A condition: this many sequences wait in the engine's queue."""
+    return lambda: made.engine.stats.scheduler.num_waiting == number
 
 
-def test_a_request_passes_all_parts_and_leaves_nothing_behind(engine: AsyncEngine) -> None:
+def test_a_finished_request_leaves_nothing_behind(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         answer = await made.complete()
         assert answer.status_code == 200
@@ -93,12 +113,12 @@ def test_a_request_passes_all_parts_and_leaves_nothing_behind(engine: AsyncEngin
     with_server(engine, body)
 
 
-def test_the_automatic_settings_are_told_with_their_reasons(engine: AsyncEngine) -> None:
+def test_automatic_settings_are_printed_with_their_reasons(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        made.server.tell_settings()
-        assert "max_num_queued_reqs = 16 (4 x max_num_seqs)" in made.told
-        assert "max_num_queued_tokens = 16,384 (4 x the tokens of the KV cache)" in made.told
-        assert [line for line in made.told if line.startswith("max_model_len = 512 (")]
+        made.server.print_settings()
+        assert "max_num_queued_reqs = 16 (4 x max_num_seqs)" in made.printed
+        assert "max_num_queued_tokens = 16,384 (4 x the tokens of the KV cache)" in made.printed
+        assert [line for line in made.printed if line.startswith("max_model_len = 512 (")]
 
     with_server(engine, body)
 
@@ -106,15 +126,15 @@ def test_the_automatic_settings_are_told_with_their_reasons(engine: AsyncEngine)
 # ---- limits
 
 
-def test_a_full_queue_is_503_with_the_time_to_come_back(engine: AsyncEngine) -> None:
+def test_a_full_queue_is_a_503_with_retry_after(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         first = asyncio.create_task(made.complete())
         await until(lambda: made.server.queue.num_waiting == 1)
         refused = await made.complete()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
         assert refused.json()["error"]["code"] == "queue_full"
-        hold(engine, None)
+        engine.client.limit_running(None)
         assert (await first).status_code == 200
         assert (
             'requests_refused_total{engine="0",model_name="tiny",reason="queue_full"} 1.0'
@@ -125,9 +145,9 @@ def test_a_full_queue_is_503_with_the_time_to_come_back(engine: AsyncEngine) -> 
 
 
 @pytest.mark.parametrize(("options", "status"), [({"request_timeout_s": 0.05}, 504), ({}, 504)])
-def test_a_request_is_given_up_at_its_deadline(engine: AsyncEngine, options: dict[str, Any], status: int) -> None:
+def test_a_request_ends_at_its_deadline(engine: LimitedEngine, options: dict[str, Any], status: int) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         headers = {} if options else {"X-Request-Timeout": "0.05"}
         answer = await made.complete(headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, "request_timeout")
@@ -137,9 +157,9 @@ def test_a_request_is_given_up_at_its_deadline(engine: AsyncEngine, options: dic
     with_server(engine, body, **options)
 
 
-def test_a_client_that_leaves_gives_everything_back(engine: AsyncEngine) -> None:
+def test_a_disconnect_frees_everything(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         asking = [asyncio.create_task(made.complete(stream=stream)) for stream in (True, False)]
         await until(waiting(made, 2))
         for task in asking:
@@ -154,8 +174,8 @@ def test_a_client_that_leaves_gives_everything_back(engine: AsyncEngine) -> None
     ("fields", "param"),
     [({"n": 10**9}, "n"), ({"n": 129}, "n"), ({"logprobs": 21}, "logprobs"), ({"max_tokens": 10**6}, "max_tokens")],
 )
-def test_every_multiplier_is_bounded_and_named(engine: AsyncEngine, fields: dict[str, Any], param: str) -> None:
-    """CVE-2026-34756: an `n` without a bound stopped the event loop and took all memory."""
+def test_every_multiplier_is_bounded(engine: LimitedEngine, fields: dict[str, Any], param: str) -> None:
+    """CVE-2026-34756: an unbounded `n` blocked the event loop and took all memory."""
 
     async def body(made: Running) -> None:
         answer = await made.complete(**fields)
@@ -164,7 +184,7 @@ def test_every_multiplier_is_bounded_and_named(engine: AsyncEngine, fields: dict
     with_server(engine, body)
 
 
-def test_errors_tell_nothing_of_the_machine(engine: AsyncEngine, tiny_directory: Path) -> None:
+def test_errors_reveal_nothing_about_the_machine(engine: LimitedEngine, tiny_directory: Path) -> None:
     """CVE-2026-22778, CVE-2025-23320: addresses and internal names in error texts were the first step of attacks."""
 
     async def body(made: Running) -> None:
@@ -187,7 +207,7 @@ def test_errors_tell_nothing_of_the_machine(engine: AsyncEngine, tiny_directory:
 # ---- batching
 
 
-def test_requests_wait_for_company_as_the_policy_says(engine: AsyncEngine) -> None:
+def test_requests_wait_for_a_batch_of_a_preferred_size(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         first = asyncio.create_task(made.complete())
         await until(lambda: made.server.dispatcher.num_waiting == 1)
@@ -198,16 +218,16 @@ def test_requests_wait_for_company_as_the_policy_says(engine: AsyncEngine) -> No
     with_server(engine, body, max_queue_delay_us=3_600_000_000, preferred_batch_size="2")
 
 
-def test_a_queue_timeout_is_503_and_may_be_shortened_only_if_that_is_allowed(engine: AsyncEngine) -> None:
+def test_a_queue_timeout_is_a_503_and_may_be_shortened_only_if_allowed(engine: LimitedEngine) -> None:
     slow = {"queue_timeout_us": 3_600_000_000}
 
     async def allowed(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         running = [asyncio.create_task(made.complete(n=4))]
         await until(waiting(made, 4))
         answer = await made.complete({"X-Queue-Timeout": "0.05"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
-        hold(engine, None)
+        engine.client.limit_running(None)
         await asyncio.gather(*running)
 
     async def refused(made: Running) -> None:
@@ -221,8 +241,8 @@ def test_a_queue_timeout_is_503_and_may_be_shortened_only_if_that_is_allowed(eng
 # ---- keys
 
 
-def test_keys_do_not_share_cached_prefixes(engine: AsyncEngine) -> None:
-    """CVE-2025-46570: the time of a prefix that hits tells what others have asked."""
+def test_keys_do_not_share_cached_prefixes(engine: LimitedEngine) -> None:
+    """CVE-2025-46570: the latency of a prefix hit reveals what others have asked."""
 
     async def body(made: Running) -> None:
         async def num_cached(key: str, **fields: Any) -> int:
@@ -239,12 +259,12 @@ def test_keys_do_not_share_cached_prefixes(engine: AsyncEngine) -> None:
     with_server(engine, body, environ={"HEADRACE_API_KEY": "one", "VLLM_API_KEY": "two"})
 
 
-# ---- the end
+# ---- shutdown
 
 
-def test_a_drain_finishes_what_runs_and_refuses_what_comes(engine: AsyncEngine) -> None:
+def test_a_drain_finishes_running_requests_and_refuses_new_ones(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         running = asyncio.create_task(made.complete(stream=True))
         await until(waiting(made, 1))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -254,7 +274,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(engine: AsyncEngine) 
         assert (await made.client.get("/health")).status_code == 200
         refused = await made.complete()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
-        hold(engine, None)
+        engine.client.limit_running(None)
         text = (await running).text
         assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
         assert await made.exit == 0
@@ -262,9 +282,9 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(engine: AsyncEngine) 
     with_server(engine, body)
 
 
-def test_what_is_aborted_at_the_end_gets_a_last_chunk(engine: AsyncEngine) -> None:
+def test_requests_aborted_at_shutdown_get_a_last_chunk(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         streaming = asyncio.create_task(made.complete(stream=True))
         await until(waiting(made, 1))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -276,18 +296,18 @@ def test_what_is_aborted_at_the_end_gets_a_last_chunk(engine: AsyncEngine) -> No
     with_server(engine, body, shutdown_timeout_s=0.05)
 
 
-# ---- the start
+# ---- start
 
 
-def test_what_can_be_refused_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path / "no-such-model"))
     for options in ({"api_key_file": str(tmp_path / "none")}, {"ssl_certfile": str(tmp_path / "none")}):
         with pytest.raises(ConfigError, match="cannot be"):
-            serve(config, ServerOptions(port=0, **options), tell=lambda line: None)  # type: ignore[arg-type]
+            serve(config, ServerOptions(port=0, **options), print_line=lambda line: None)  # type: ignore[arg-type]
     with open_listener(ServerOptions(port=0)) as taken:
         taken.listen()
         with pytest.raises(ConfigError, match="cannot listen"):
-            serve(config, ServerOptions(port=taken.getsockname()[1]), tell=lambda line: None)
+            serve(config, ServerOptions(port=taken.getsockname()[1]), print_line=lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -296,15 +316,15 @@ def test_what_can_be_refused_is_refused_before_a_model_is_loaded(tmp_path: Path)
         ({}, None),
         ({"host": "localhost"}, None),
         ({"host": "::1"}, None),
-        ({"host": "0.0.0.0"}, "everybody who can reach 0.0.0.0"),
-        ({"host": "0.0.0.0", "api_key": "k"}, "travel unencrypted"),
+        ({"host": "0.0.0.0"}, "anyone who can reach 0.0.0.0"),
+        ({"host": "0.0.0.0", "api_key": "k"}, "sent unencrypted"),
     ],
 )
-def test_an_open_server_is_warned_about(options: dict[str, Any], warning: str | None) -> None:
-    from headrace.server.serve import _warn
+def test_an_exposed_server_gives_a_warning(options: dict[str, Any], warning: str | None) -> None:
+    from headrace.server.serve import print_warnings
 
-    told: list[str] = []
+    printed: list[str] = []
     made = ServerOptions(**options)
-    _warn(made, Keys(made, environ={}, tell=told.append), told.append)
-    assert len(told) == (warning is not None)
-    assert warning is None or warning in told[0]
+    print_warnings(made, Keys(made, environ={}, print_line=printed.append), printed.append)
+    assert len(printed) == (warning is not None)
+    assert warning is None or warning in printed[0]

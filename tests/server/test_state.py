@@ -12,7 +12,7 @@ def test_a_server_starts_gets_ready_and_drains() -> None:
     assert (state.phase, state.is_ready, state.is_alive, state.refuse_reason()) == ("draining", False, True, "draining")
 
 
-def test_a_dead_engine_makes_a_dead_server_until_it_is_back() -> None:
+def test_the_server_is_dead_while_its_engine_is() -> None:
     phases = ["ready"]
     state = ServerState(lambda: phases[-1])
     state.ready()
@@ -23,7 +23,7 @@ def test_a_dead_engine_makes_a_dead_server_until_it_is_back() -> None:
     assert (state.phase, state.is_alive) == ("ready", True)
 
 
-def test_draining_is_for_good() -> None:
+def test_draining_cannot_be_undone() -> None:
     state = ServerState()
     state.drain()
     state.ready()

@@ -13,15 +13,22 @@ from headrace.text.pieces import BYTE_OF_CHARACTER
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def byte_tokenizer(texts: Sequence[str] = (), decoder: decoders.Decoder | None = None) -> Tokenizer:
-    """Ids 0..255 are the bytes, then </s> and <s>, then a token for each text; no merges, so text gives bytes."""
+def byte_tokenizer(
+    texts: Sequence[str] = (), decoder: decoders.Decoder | None = None, special: Sequence[str] = ()
+) -> Tokenizer:
+    """Ids 0..255 are the bytes, then </s> and <s>, then a token for each text; no merges, so text gives bytes.
+
+    `special` adds special tokens at the end.
+    """
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     words = ["".join(spelled[byte] for byte in text.encode()) for text in texts]
     tokens = [*(spelled[byte] for byte in range(256)), "</s>", "<s>", *words]
     backend = Backend(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoder or decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("</s>", "<s>")])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in ("</s>", "<s>", *special)]
+    )
     return Tokenizer(backend, special_tokens=SPECIAL_TOKENS)
 
 

@@ -18,7 +18,7 @@ def stream(tokenizer: Tokenizer, pushes: list[list[int]], *, skip_special_tokens
 
 
 def some_ids(tokenizer: Tokenizer, first_byte: int) -> st.SearchStrategy[list[int]]:
-    """Any tokens, a few unknown ones, and runs of the bytes of real text, cut anywhere."""
+    """Any tokens, a few unknown ones, and runs of the bytes of real text, split anywhere."""
     real = st.text(min_size=1, max_size=3).map(lambda text: [first_byte + byte for byte in text.encode()])
     single = st.integers(0, tokenizer.vocab_size + 3).map(lambda token_id: [token_id])
     return st.lists(real | single, max_size=12).map(lambda runs: [token_id for run in runs for token_id in run])
@@ -33,8 +33,8 @@ def test_pushes_and_flush_together_are_what_decode_gives(
 ) -> None:
     tokenizer = tokenizers_by_kind[kind]
     ids = data.draw(some_ids(tokenizer, FIRST_BYTE[kind]))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    pushes = [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    splits = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    pushes = [ids[start:end] for start, end in zip([0, *splits], [*splits, len(ids)], strict=True)]
     pieces = stream(tokenizer, pushes, skip_special_tokens=skip_special_tokens)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens)
 
@@ -94,7 +94,7 @@ def test_special_tokens_are_skipped_or_shown_as_asked(byte_tokenizer: Tokenizer)
     assert stream(byte_tokenizer, ids, skip_special_tokens=False) == ["a", "</s>", "b", ""]
 
 
-def test_a_skipped_token_does_not_part_the_bytes_of_a_character(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+def test_a_skipped_token_does_not_separate_the_bytes_of_a_character(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     for kind, first_byte, special in (("bytes", 0, 256), ("llama", 3, 2)):
         high, low = (first_byte + byte for byte in "é".encode())
         assert "".join(stream(tokenizers_by_kind[kind], [[high], [special], [low]])) == "é"
@@ -106,7 +106,7 @@ def test_the_first_space_goes_without_a_prompt_and_stays_after_one(tokenizers_by
     assert (llama.token(the), llama.token(letter)) == ("▁the", "a")
     assert Detokenizer(llama).push([the]) == "the"
     assert Detokenizer(llama, [letter]).push([the]) == " the"
-    assert Detokenizer(llama, [1]).push([the]) == "the"  # a skipped <s> is no text
+    assert Detokenizer(llama, [1]).push([the]) == "the"  # a skipped <s> is not text
     assert Detokenizer(llama, [1], skip_special_tokens=False).push([the]) == " the"
 
 
@@ -116,20 +116,20 @@ def test_leading_spaces_are_counted_over_pushes(tokenizers_by_kind: dict[str, To
     assert stream(tokenizer, [[space], [two_spaces], [space]]) == ["", "", "▁", ""]
 
 
-def test_the_answer_finishes_a_character_that_the_prompt_began(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+def test_the_answer_completes_a_character_that_the_prompt_started(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     for kind, first_byte in FIRST_BYTE.items():
         *tail, last = (first_byte + byte for byte in "aé€".encode())
         detokenizer = Detokenizer(tokenizers_by_kind[kind], tail)
         assert detokenizer.push([last]) + detokenizer.flush() == "€", kind
 
 
-def test_characters_that_the_prompt_completed_are_not_said_again(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
+def test_characters_that_the_prompt_completed_are_not_repeated(tokenizers_by_kind: dict[str, Tokenizer]) -> None:
     llama = tokenizers_by_kind["llama"]
     detokenizer = Detokenizer(llama, [3 + byte for byte in "€".encode()])
     assert detokenizer.push([262]) + detokenizer.flush() == "a"
 
 
-def test_an_array_of_ids_is_as_good_as_a_list(byte_tokenizer: Tokenizer) -> None:
+def test_an_array_of_ids_works_like_a_list(byte_tokenizer: Tokenizer) -> None:
     ids = np.frombuffer(b"abc", dtype=np.uint8).astype(np.int32)
     assert Detokenizer(byte_tokenizer).push(ids) == "abc"
     assert byte_tokenizer.decode(ids) == "abc"

@@ -210,7 +210,7 @@ def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def sentencepiece_encode(text: str, *, add_space_prefix: bool) -> list[int]:
-    """The specification: join the neighbours whose union scores best, the leftmost first, until none is a piece."""
+    """The specification: merge the neighbours whose union scores best, the leftmost first, until none is a piece."""
     text = ("▁" if add_space_prefix and text else "") + text.replace(" ", "▁")
     symbols = list(text)
     while True:
@@ -282,7 +282,7 @@ def test_the_embedded_tokenizer_keeps_its_ids(embedded_metadata: dict[str, Any])
     tokenizer = load(embedded_metadata)
     ids = tokenizer.encode("Hello world 1234 <|im_start|>user\n")
     assert ids == [19556, 905, 216, 33, 34, 35, 36, 216, 1, 4093, 198]
-    assert tokenizer.encode("a  7") == [81, 256, 39]  # the spaces go together, digits stand alone
+    assert tokenizer.encode("a  7") == [81, 256, 39]  # spaces are merged, digits are separate
 
 
 @pytest.mark.embedded
@@ -297,7 +297,7 @@ def test_the_embedded_template_makes_the_prompt_of_its_model(embedded_metadata: 
 @pytest.mark.embedded
 @pytest.mark.slow
 def test_the_embedded_tokenizer_agrees_with_transformers(embedded_metadata: dict[str, Any]) -> None:
-    """Save where digits follow spaces: transformers does not split digits off for this kind of file."""
+    """Except where digits follow spaces: transformers does not split digits off for this kind of file."""
     from transformers import AutoTokenizer
 
     from headrace.models.sources import locate

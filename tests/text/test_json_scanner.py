@@ -1,4 +1,4 @@
-"""The scanner says of every text what the standard library's parser says of it."""
+"""The scanner agrees with the standard library's parser on every text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OBJECTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
 
 
 def end_of(text: str) -> int | None:
-    """Where the object ended; None if it never did, or could not."""
+    """Returns where the object ended; None if it did not, or was invalid."""
     scanner = JsonScanner()
-    for place, char in enumerate(text):
+    for index, char in enumerate(text):
         found = scanner.feed(char)
         if found is Found.OBJECT_END:
-            return place
+            return index
         if found is Found.ERROR:
             return None
     return None
@@ -40,9 +40,9 @@ def test_an_object_ends_where_it_ends(value: dict[str, Any], indent: int | None,
 @given(OBJECTS, st.data())
 def test_a_changed_text_is_judged_as_the_standard_library_does(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)
-    place = data.draw(st.integers(0, len(text) - 1))
+    index = data.draw(st.integers(0, len(text) - 1))
     char = data.draw(st.sampled_from('{}[]",:\\ue0123456789+-.tfna \n\x01é'))
-    changed = text[:place] + char + text[place + data.draw(st.integers(0, 1)) :]
+    changed = text[:index] + char + text[index + data.draw(st.integers(0, 1)) :]
     try:
         parsed, end = json.JSONDecoder().raw_decode(changed.lstrip())
         expected = end - 1 + len(changed) - len(changed.lstrip()) if isinstance(parsed, dict) else None
@@ -59,10 +59,10 @@ def test_what_is_no_object_is_an_error(text: str) -> None:
 def test_keys_and_values_of_the_object_itself_are_told() -> None:
     text = '{"a": {"b": [1, "x"]}, "c":null, "d": 5, "e": "t"}'
     scanner = JsonScanner()
-    found = [(place, scanner.feed(char)) for place, char in enumerate(text)]
-    keys = [text[:place].rpartition('"')[2] for place, what in found if what is Found.KEY_END]
-    starts = [text[place] for place, what in found if what is Found.VALUE_START]
-    ends = [text[place] for place, what in found if what is Found.VALUE_END]
+    found = [(index, scanner.feed(char)) for index, char in enumerate(text)]
+    keys = [text[:index].rpartition('"')[2] for index, what in found if what is Found.KEY_END]
+    starts = [text[index] for index, what in found if what is Found.VALUE_START]
+    ends = [text[index] for index, what in found if what is Found.VALUE_END]
     assert keys == ["a", "c", "d", "e"]
     assert starts == ["{", "n", "5", '"']
     assert ends == ["}", "l", '"']

@@ -126,7 +126,7 @@ def test_a_call_of_tools_needs_no_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages, place",
+    "messages, path",
     [
         ([], "messages must be a list"),
         ("hello", "messages must be a list"),
@@ -140,8 +140,8 @@ def test_a_call_of_tools_needs_no_content() -> None:
         ([{"role": "user", "content": "x", "extra": {1: 2}}], r"messages\[0\]\.extra must have text as keys"),
     ],
 )
-def test_a_message_that_is_none_is_refused_with_its_place(messages: Any, place: str) -> None:
-    with pytest.raises(RequestError, match=place) as caught:
+def test_an_invalid_message_is_refused_with_its_path(messages: Any, path: str) -> None:
+    with pytest.raises(RequestError, match=path) as caught:
         ChatTemplate("{{ messages }}").render(messages)
     assert caught.value.param == "messages"
 
@@ -219,7 +219,7 @@ def test_builtins_and_modules_are_not_there(source: str) -> None:
 @pytest.mark.parametrize(
     "template, bound",
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "turns"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "iterations"),
         ("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "output is longer"),
         ("{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "value of"),
         ("{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "value of"),
@@ -231,10 +231,8 @@ def test_builtins_and_modules_are_not_there(source: str) -> None:
     ],
 )
 def test_a_template_cannot_work_without_end(template: str, bound: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(RequestError, match=bound):
+    with pytest.raises(RequestError, match=bound):  # without a bound, none of them ends in a test's time
         ChatTemplate(template).render(CHAT)
-    assert time.monotonic() - started < 5
 
 
 def test_a_template_knows_what_it_reads_from_outside() -> None:

@@ -60,7 +60,7 @@ def test_ids_that_the_tokenizer_does_not_know_add_nothing(byte_tokenizer: Tokeni
     assert [byte_tokenizer.token_bytes(token_id) for token_id in unknown] == [b""] * 4
 
 
-def test_half_a_character_can_be_had_as_bytes(byte_tokenizer: Tokenizer) -> None:
+def test_half_a_character_is_available_as_bytes(byte_tokenizer: Tokenizer) -> None:
     assert [byte_tokenizer.token_bytes(byte) for byte in "é".encode()] == [b"\xc3", b"\xa9"]
 
 
@@ -84,7 +84,7 @@ def test_special_tokens_are_known_by_id(byte_tokenizer: Tokenizer) -> None:
         ([None], "prompt 0 must be text, got NoneType"),
     ],
 )
-def test_a_text_that_is_none_is_refused_with_its_place(byte_tokenizer: Tokenizer, texts: Any, message: str) -> None:
+def test_an_invalid_text_is_refused_with_its_index(byte_tokenizer: Tokenizer, texts: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         byte_tokenizer.encode_batch(texts)
 
@@ -137,7 +137,7 @@ def test_a_first_token_that_the_vocabulary_lacks_is_an_error(tmp_path: Path) -> 
         load(write_directory(tmp_path, tokenizer_config__json=config))
 
 
-def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_special_tokens_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
     special = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
     tokenizer = load(write_directory(tmp_path, special_tokens_map__json=special, tokenizer_config__json={}))
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (27, 28)

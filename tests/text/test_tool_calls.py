@@ -1,4 +1,4 @@
-"""Tool calls out of text, however the text is cut."""
+"""Tool calls parsed from text, however the text is split."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ PIECES = [
 
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.data())
 @settings(max_examples=400)
-def test_any_cut_gives_the_same(name: str, parts: list[str], whole_calls: bool, data: st.DataObject) -> None:
+def test_any_split_gives_the_same(name: str, parts: list[str], whole_calls: bool, data: st.DataObject) -> None:
     text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+    splits = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *splits, len(text)])]
     expected = whole(name, text, whole_calls=whole_calls)
     assert put_together(run(name, pieces, whole_calls=whole_calls)) == expected
     assert put_together(run(name, list(text), whole_calls=whole_calls)) == expected
@@ -145,14 +145,14 @@ def test_one_character_at_a_time_gives_the_same(name: str, text: str) -> None:
     for whole_calls in (False, True):
         once = whole(name, text, whole_calls=whole_calls)
         assert put_together(run(name, list(text), whole_calls=whole_calls)) == once
-        for cut in range(len(text)):
-            assert put_together(run(name, [text[:cut], text[cut:]], whole_calls=whole_calls)) == once
+        for split in range(len(text)):
+            assert put_together(run(name, [text[:split], text[split:]], whole_calls=whole_calls)) == once
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(PIECES), max_size=12))
 @settings(max_examples=300)
 def test_no_text_is_lost(name: str, parts: list[str]) -> None:
-    """All that is not white space stands in the content, or in a call that was announced whole."""
+    """Everything except white space is in the content, or in a call that was announced whole."""
     text = "".join(parts)
     found = whole(name, text, whole_calls=True)
     if not found.tool_calls:
@@ -188,10 +188,10 @@ def test_text_is_not_held_back_longer_than_it_may_be_a_marker() -> None:
     assert parser.push("s> two") == [ContentDelta(" <tools> two")]
 
 
-def test_a_call_that_breaks_off_stays_as_far_as_it_came_in_a_stream_and_is_text_otherwise() -> None:
-    cut = '<tool_call>{"name": "f", "arguments": {"x": "a long te'
-    assert whole("hermes", cut) == ParsedAnswer("", (ToolCall("id0", "f", '{"x": "a long te'),))
-    assert parse(cut, "hermes") == ParsedAnswer(cut, ())
+def test_a_call_that_breaks_off_stays_as_far_as_it_arrived_in_a_stream_and_is_text_otherwise() -> None:
+    truncated = '<tool_call>{"name": "f", "arguments": {"x": "a long te'
+    assert whole("hermes", truncated) == ParsedAnswer("", (ToolCall("id0", "f", '{"x": "a long te'),))
+    assert parse(truncated, "hermes") == ParsedAnswer(truncated, ())
     broken = '<tool_call>{"name": "f", "arguments": {"x": 1}, "more": 2} text'
     assert whole("hermes", broken) == ParsedAnswer(', "more": 2} text', (ToolCall("id0", "f", '{"x": 1}'),))
     assert parse(broken, "hermes") == ParsedAnswer(broken, ())

@@ -1,4 +1,4 @@
-"""Dynamic batching of single requests for any callable that takes a list. Knows nothing of models, and no torch."""
+"""Dynamic batching of single requests for any callable that takes a list. Independent of models and of torch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Alarm(Protocol):
 
 
 class Timer(Protocol):
-    """The time, and calls at a later one. An event loop is one."""
+    """A clock with delayed calls. An event loop is one."""
 
     def time(self) -> float: ...
 
@@ -34,7 +34,7 @@ class Timer(Protocol):
 
 
 class ItemFuture(asyncio.Future[Result]):
-    """Says at once when it is cancelled; a callback would come a turn of the loop later."""
+    """Reports a cancellation at once; a done callback would run one loop iteration later."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_cancel: Callable[[asyncio.Future[Result]], None]) -> None:
         super().__init__(loop=loop)
@@ -53,32 +53,32 @@ class DynamicBatcher(Generic[Item, Result]):
     >>> async with DynamicBatcher(model.predict, max_batch_size=32) as batcher:
     ...     result = await batcher(item)
 
-    **When a batch starts.** Items wait in the order of their arrival. A batch is the longest beginning of the queue
-    with at most `max_batch_size` items and `max_tokens_per_batch` tokens; nobody is overtaken. It starts at once when
-    it is full (as many items, as many tokens, or the next item would not fit), else when its oldest item has waited
-    `max_wait_ms`; in both cases not while `max_concurrent_batches` run. What comes meanwhile gathers, and a wait that
-    is over by then is not begun again. With `max_wait_ms=0` nothing is held back for company: batches form only from
-    what comes while another runs.
+    **When a batch starts.** Items wait in the order of their arrival. A batch takes items from the head of
+    the queue, in order, up to `max_batch_size` items and `max_tokens_per_batch` tokens. It starts at once when it is
+    full (by items, by tokens, or because the next item does not fit), else when its oldest item has waited
+    `max_wait_ms`; in both cases not while `max_concurrent_batches` run. Items that arrive meanwhile queue up, and a
+    wait that has expired by then is not started again. With `max_wait_ms=0` there is no batching delay: batches
+    form only from items that arrive while another batch runs.
 
     **Tokens.** `size(item)` counts them, a whole number from 0. Without it: `len(item)` where the item has one (token
     ids; of text these are the characters), else 1, and 1 for a mapping.
 
-    **Where `fn` runs.** On a thread of the batcher's own, so the event loop goes on; a coroutine function is awaited on
-    the loop.
+    **Where `fn` runs.** On a thread of the batcher's own, so the event loop stays free; a coroutine function is
+    awaited on the loop.
 
     **Refusals**, raised by `submit` as `RequestError` with these codes: `request_too_large`, an item of more tokens
     than any batch may have; `queue_full`, `max_queue_size` items wait already (running ones do not count); `closed`.
 
-    **Failures.** What `fn` raises reaches the members of that batch and nobody else. So does a `BatchError` if it
+    **Failures.** What `fn` raises reaches the items of that batch only. So does a `BatchError` if it
     returns something that is not a list, tuple or array, or not one result for each item.
 
     **Cancelling** a waiting item (the task that awaits it, or the future from `submit`) takes it out of the queue at
-    once. Of a running one the result is dropped; its batch goes on. A deadline is
+    once. The result of a running one is dropped; its batch continues. For a deadline use
     `asyncio.wait_for(batcher(item), seconds)`.
 
-    **Closing.** `close()` starts what waits without further delay and returns when all is done; `close(drain=False)`
-    fails what waits (`closed`) and returns when what runs is done. Closing twice is allowed. `async with` drains,
-    unless an exception leaves the block.
+    **Closing.** `close()` starts waiting items without delay and returns when all are done; `close(drain=False)`
+    fails waiting items (`closed`) and returns when running batches are done. Closing twice is allowed. `async with`
+    drains, unless an exception leaves the block.
 
     A batcher serves one event loop at a time; its methods are for that loop's thread.
     """
@@ -147,7 +147,7 @@ class DynamicBatcher(Generic[Item, Result]):
         return future
 
     async def close(self, *, drain: bool = True) -> None:
-        """Take no more, and wait for what runs; what waits is run first (`drain`) or fails."""
+        """Accept no more items and wait for running batches; waiting items run first (`drain`) or fail."""
         self._use_running_loop()
         self._is_closed = True
         if not drain:
@@ -166,7 +166,7 @@ class DynamicBatcher(Generic[Item, Result]):
     ) -> None:
         await self.close(drain=error is None)
 
-    # ---- taking in
+    # ---- submitting
 
     @property
     def _timer(self) -> Timer:
@@ -179,7 +179,7 @@ class DynamicBatcher(Generic[Item, Result]):
             return loop
         if self._loop is not None and not self._loop.is_closed() and (self._waiting or self._running):
             raise RequestError("the batcher is in use by another event loop; make one for each", code="wrong_loop")
-        self._waiting.take_all()  # whoever is left from a loop that is closed can not be told anything
+        self._waiting.take_all()  # futures of a closed loop cannot be completed
         self._running.clear()
         self._loop = loop
         return loop
@@ -223,7 +223,7 @@ class DynamicBatcher(Generic[Item, Result]):
         return self._waiting.oldest_since + self._max_wait_seconds - self._timer.time()
 
     def _set_alarm(self) -> None:
-        """For the oldest item's time. While all are busy there is none: who finishes looks again."""
+        """Set the timer for the oldest item. None is needed while all batches are busy: a finished one checks again."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -256,12 +256,12 @@ class DynamicBatcher(Generic[Item, Result]):
         try:
             results = _checked(await self._call([waiting.item for waiting in batch]), len(batch))
         except asyncio.CancelledError:
-            if _is_being_cancelled():  # the event loop is going down
+            if _is_being_cancelled():  # the event loop is shutting down
                 for future in futures:
                     future.cancel()
                 raise
             self._fail(futures, BatchError("the callable was cancelled"))
-        except BaseException as error:  # the user's own code: its members hear of whatever it raised
+        except BaseException as error:  # user code: whatever it raised goes to the items of its batch
             self._fail(futures, error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -286,7 +286,7 @@ class DynamicBatcher(Generic[Item, Result]):
 
 
 def _without_stop_iteration(fn: Callable[[list[Item]], Any], items: list[Item]) -> Any:
-    """No future can carry a StopIteration."""
+    """Replace StopIteration, which a future cannot carry."""
     try:
         return fn(items)
     except StopIteration as error:

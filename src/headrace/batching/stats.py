@@ -1,4 +1,4 @@
-"""What a batcher counts."""
+"""Counters of a batcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class BatcherStats:
-    """Counters since the start, and how things stand now. Owned by the batcher; others take a copy.
+    """Counters since the start, and current gauges. Owned by the batcher; readers get a copy.
 
     A wait lasts from an item's submission to the start of its batch.
     """

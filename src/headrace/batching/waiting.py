@@ -21,7 +21,7 @@ class Waiting(Generic[Item, Result]):
 
 
 class WaitingItems(Generic[Item, Result]):
-    """Owns the queue. A batch is its longest beginning within both limits: nobody is overtaken."""
+    """Owns the queue. A batch is the longest run of items from its head within both limits, in order of arrival."""
 
     def __init__(self, *, max_batch_size: int, max_tokens_per_batch: int) -> None:
         self._max_batch_size = max_batch_size
@@ -34,7 +34,7 @@ class WaitingItems(Generic[Item, Result]):
 
     @property
     def fill_a_batch(self) -> bool:
-        """Whether waiting longer could not make the next batch larger."""
+        """Whether waiting longer cannot make the next batch larger."""
         return len(self._items) >= self._max_batch_size or self._num_tokens >= self._max_tokens
 
     @property

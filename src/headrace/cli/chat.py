@@ -1,4 +1,4 @@
-"""`headrace chat`: a talk with a model in the terminal, or one question a line from a pipe."""
+"""`headrace chat`: a chat with a model in the terminal, or one question per line from a pipe."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 if TYPE_CHECKING:
     from headrace.cli.conversation import Conversation
 
-TEMPERATURE = 0.7  # livelier than greedy, steadier than 1
+TEMPERATURE = 0.7  # more varied than greedy, more coherent than 1
 
 COMMANDS = {
-    "/clear": "forget the talk so far",
-    "/help": "this list",
-    "/exit": "leave (so does Ctrl-D)",
+    "/clear": "clear the conversation",
+    "/help": "list these commands",
+    "/exit": "leave (or press Ctrl-D)",
 }
 
 
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"headrace: loading {config.model} ...", file=sys.stderr, flush=True)
     with Conversation.start(config, SamplingParams(**defaults), system=given.system) as conversation:
         if is_terminal:
-            _talk(conversation)
+            chat_in_terminal(conversation)
         else:
-            _answer_lines(conversation)
+            answer_lines(conversation)
     return 0
 
 
@@ -52,23 +52,23 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace chat",
         usage="headrace chat [options]",
-        description="Talk with a model. Ctrl-C stops an answer; /help lists what else can be typed.",
+        description="Chat with a model. Ctrl-C stops an answer; /help lists the commands.",
         epilog='examples:\n  headrace chat --system "Answer in one sentence."\n'
         '  echo "What is the capital of France?" | headrace chat --temperature 0',
     )
-    parser.add_argument("--system", metavar="TEXT", help="the instruction that stands before the talk")
+    parser.add_argument("--system", metavar="TEXT", help="the system message at the start of the conversation")
     add_sampling_flags(
         parser,
-        "for every answer",
-        max_tokens="longest answer, in tokens (default: to the end of the context)",
-        temperature=f"0 always takes the likeliest token (default: {TEMPERATURE})",
+        "apply to every answer",
+        max_tokens="maximum answer length in tokens (default: the rest of the context)",
+        temperature=f"0 is greedy: always the most likely token (default: {TEMPERATURE})",
     )
     add_engine_flags(parser)
     return parser
 
 
-def _talk(conversation: Conversation) -> None:
-    """Until the user leaves. Ctrl-C at the prompt only drops what was typed."""
+def chat_in_terminal(conversation: Conversation) -> None:
+    """Answer questions until the user leaves. Ctrl-C at the prompt only discards the typed text."""
     _enable_line_editing()
     print(f"headrace: {conversation.greeting}; /help for help", file=sys.stderr)
     while True:
@@ -78,30 +78,30 @@ def _talk(conversation: Conversation) -> None:
             print()
             return
         except KeyboardInterrupt:
-            print("\n(/exit or Ctrl-D leaves)")
+            print("\n(type /exit or press Ctrl-D to leave)")
             continue
         if question == "/exit":
             return
         if question.startswith("/"):
-            _obey(question, conversation)
+            run_command(question, conversation)
         elif question:
-            _answer(question, conversation, show_figures=True)
+            _answer(question, conversation, show_stats=True)
 
 
-def _obey(command: str, conversation: Conversation) -> None:
+def run_command(command: str, conversation: Conversation) -> None:
     from headrace.errors import nearest
 
     if command == "/clear":
         conversation.clear()
-        print("(forgotten)")
+        print("(conversation cleared)")
     elif command == "/help":
         print("\n".join(f"{name:<8}{help}" for name, help in COMMANDS.items()))
     else:
         print(f"unknown command {command}{nearest(command, COMMANDS)} (/help lists them)")
 
 
-def _answer_lines(conversation: Conversation) -> None:
-    """One question a line, one answer each; the talk goes on from line to line."""
+def answer_lines(conversation: Conversation) -> None:
+    """Answer the questions on stdin, one per line, as one conversation."""
     for line in sys.stdin:
         question = line.strip()
         if question == "/exit":
@@ -109,24 +109,24 @@ def _answer_lines(conversation: Conversation) -> None:
         if question == "/clear":
             conversation.clear()
         elif question:
-            _answer(question, conversation, show_figures=False)
+            _answer(question, conversation, show_stats=False)
 
 
-def _answer(question: str, conversation: Conversation, *, show_figures: bool) -> None:
+def _answer(question: str, conversation: Conversation, *, show_stats: bool) -> None:
     from headrace.errors import RequestError
 
     try:
         turn = conversation.ask(question, _show)
     except RequestError as error:
-        print(f"headrace: error: {error}; /clear starts anew", file=sys.stderr)
+        print(f"headrace: error: {error}; /clear starts a new conversation", file=sys.stderr)
         return
     print(" [stopped]" if turn.was_stopped else "")
-    if show_figures:
-        print(_dim(turn.figures), file=sys.stderr)
+    if show_stats:
+        print(_dim(turn.stats), file=sys.stderr)
 
 
 def _show(piece: str) -> None:
-    print(piece.replace("\x1b", "�"), end="", flush=True)  # a model may not steer the terminal
+    print(piece.replace("\x1b", "�"), end="", flush=True)  # no escape sequences from the model to the terminal
 
 
 def _dim(text: str) -> str:
@@ -135,6 +135,6 @@ def _dim(text: str) -> str:
 
 def _enable_line_editing() -> None:
     try:
-        import readline  # noqa: F401 - its import gives input() history and arrow keys
+        import readline  # noqa: F401 - importing it gives input() history and arrow keys
     except ImportError:
         pass

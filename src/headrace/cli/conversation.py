@@ -1,4 +1,4 @@
-"""One talk with an engine: the history, and answers as they grow."""
+"""`Conversation`: the message history of one chat, and its engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Show = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Turn:
     was_stopped: bool
-    figures: str  # how much, how fast, how much of it from the cache
+    stats: str  # token count, speed, share of the prompt from the prefix cache
 
 
 class Conversation:
-    """Owns its engine. Each turn sends the whole history; the prefix cache makes all but the new part free."""
+    """Owns its engine. Each turn sends the whole history; the prefix cache saves all but the new part."""
 
     def __init__(self, engine: Engine, events: Events, params: SamplingParams, *, system: str | None = None) -> None:
         if engine.tokenizer is None or engine.tokenizer.chat_template is None:
@@ -58,11 +58,16 @@ class Conversation:
         engine = self._engine
         return f"{engine.model_name} on {engine.settings.device}, ready in {engine.start_seconds:.1f} s"
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """A copy of the history, with the system message."""
+        return list(self._messages)
+
     def clear(self) -> None:
         self._messages = list(self._system)
 
     def ask(self, question: str, show: Show) -> Turn:
-        """Show the answer in pieces. Ctrl-C ends it; what was said until then stays in the history."""
+        """Call `show` with each new piece of the answer. Ctrl-C ends it; the partial answer stays in the history."""
         asked = [*self._messages, {"role": "user", "content": question}]
         (prompt,) = self._prompts.read([self._prompts.render(asked)], add_special_tokens=False)
         request = Request(f"turn-{next(self._ids)}", prompt.token_ids, self._params, watched=True)
@@ -73,7 +78,7 @@ class Conversation:
         except KeyboardInterrupt:
             self._engine.client.abort(request.request_id)
         self._messages = [*asked, {"role": "assistant", "content": _text_of(answers)}]
-        return Turn(was_stopped=not answers.is_finished, figures=_figures(answers))
+        return Turn(was_stopped=not answers.is_finished, stats=_stats(answers))
 
     def close(self) -> None:
         self._engine.close()
@@ -98,7 +103,7 @@ class Conversation:
             raise RequestError(answers.error)
 
     def _take_events(self, answers: Answers) -> None:
-        """Wait for a step's news. What comes late of an earlier answer is passed over."""
+        """Wait for the events of a step. Late events of an earlier answer are ignored."""
         events = self._events.get()
         failure = self._engine.client.failure
         if failure is not None:
@@ -115,7 +120,7 @@ def _text_of(answers: Answers) -> str:
     return answers.output().outputs[0].text
 
 
-def _figures(answers: Answers) -> str:
+def _stats(answers: Answers) -> str:
     num_tokens, prompt_len = sum(answers.lengths), len(answers.request.prompt_token_ids)
     seconds = max(1e-9, perf_counter() - answers.submitted_at)
     wait = (

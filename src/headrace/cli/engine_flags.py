@@ -1,4 +1,4 @@
-"""Options made from the fields of a dataclass of settings: names with dashes, help and choices from there."""
+"""Flags generated from the fields of a settings dataclass: name, help, type and choices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 
 
 def add_engine_flags(parser: CommandParser, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
-    group = parser.add_argument_group("engine", "what is not set is chosen from the model and the machine")
+    group = parser.add_argument_group("engine", "values that are not set are chosen for the model and the machine")
     add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), aliases)
 
 
@@ -30,14 +30,14 @@ def add_field_flags(
             flag_of(field.name),
             *(aliases or {}).get(field.name, ()),
             dest=field.name,
-            default=argparse.SUPPRESS,  # so that only what was given reaches the config
+            default=argparse.SUPPRESS,  # only given flags reach the config
             help=_help(field),
             **_kind_of(hints[field.name]),
         )
 
 
 def engine_config(parser: CommandParser, given: argparse.Namespace) -> EngineConfig:
-    """The config of a command line; what the config refuses is wrong usage."""
+    """Build the config of a command line. An invalid value is a usage error."""
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     try:
         return EngineConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
@@ -50,7 +50,7 @@ def flag_of(name: str) -> str:
 
 
 def _kind_of(hint: Any) -> dict[str, Any]:
-    """argparse's own words for a field's type: bool, a literal or a scalar; the latter two may be None."""
+    """Return argparse's options for a field's type: bool, or a literal or scalar that may be None."""
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     is_optional = NoneType in get_args(hint)

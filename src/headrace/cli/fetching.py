@@ -1,4 +1,4 @@
-"""A progress bar while a model is fetched."""
+"""Download progress of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fetch_if_missing(model: str, *, quiet: bool = False) -> None:
-    """Fetch the embedded model in sight of the user; the hub's library shows its own progress."""
+    """Fetch the embedded model with a progress bar. For hub models huggingface_hub shows its own."""
     from headrace.models.cache import embedded_path
     from headrace.models.sources import fetch
 
@@ -26,7 +26,7 @@ def fetch_if_missing(model: str, *, quiet: bool = False) -> None:
 
 @contextmanager
 def fetch_progress(name: str, *, enabled: bool = True) -> Iterator[Progress | None]:
-    """A bar on a terminal, one line elsewhere. On stderr."""
+    """Show a progress bar on a terminal, one line elsewhere, both on stderr."""
     if not enabled:
         yield None
     elif not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""The entry of `headrace`: finds the command, imports it and nothing else, and reports errors in one line."""
+"""The entry point of `headrace`: imports only the given command and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Command:
 
 
 COMMANDS = {
-    "run": Command("headrace.cli.run", "answer a file of prompts: a batch job"),
+    "run": Command("headrace.cli.run", "run a batch job: answer a file of prompts"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
-    "status": Command("headrace.cli.status", "how far a job is, and its answers so far"),
-    "cancel": Command("headrace.cli.cancel", "stop a job for good"),
-    "clean": Command("headrace.cli.clean", "remove what is kept of a finished job"),
-    "chat": Command("headrace.cli.chat", "talk with a model in the terminal"),
+    "status": Command("headrace.cli.status", "show the progress of a job, and its answers so far"),
+    "cancel": Command("headrace.cli.cancel", "stop a job permanently"),
+    "clean": Command("headrace.cli.clean", "remove the files of a finished job"),
+    "chat": Command("headrace.cli.chat", "chat with a model in the terminal"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
 
@@ -39,7 +39,7 @@ examples:
   headrace serve Qwen/Qwen3-0.6B --port 8000
   headrace chat
 
-'headrace COMMAND --help' has a command's options. HEADRACE_DEBUG=1 shows where an error came from."""
+'headrace COMMAND --help' lists a command's options. HEADRACE_DEBUG=1 shows the traceback of an error."""
 
 
 class CommandModule(Protocol):
@@ -47,7 +47,7 @@ class CommandModule(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 an error, 2 wrong usage, 130 stopped by Ctrl-C; `run` adds some of its own."""
+    """Run a command. Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C; `run` has more."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(given)
@@ -62,21 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nheadrace: stopped", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
-        # The reader of our output has gone; there is nobody to tell, and nothing may be flushed at exit.
+        # The reader of stdout is gone: discard what would be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def _dispatch(given: list[str]) -> int:
     if given and not given[0].startswith("-"):
-        return _load(given[0]).main(given[1:])
+        return load_command(given[0]).main(given[1:])
     parser = _top_parser()
     parser.parse_args(given)
     parser.print_help()
     return 0
 
 
-def _load(name: str) -> CommandModule:
+def load_command(name: str) -> CommandModule:
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         _top_parser().error(f"unknown command {name!r}{nearest(name, COMMANDS)} (commands: {known})")

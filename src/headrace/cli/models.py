@@ -1,4 +1,4 @@
-"""`headrace models`: what is in the cache; fetch into it, remove from it; which families there are."""
+"""`headrace models`: lists, fetches and removes cached models, and lists the supported families."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _check(parser: CommandParser, given: argparse.Namespace) -> None:
     if takes_name and given.name is None:
         parser.error(f"{given.action} needs a NAME")
     if given.action != "fetch" and given.revision is not None:
-        parser.error("--revision goes with fetch only")
+        parser.error("--revision is only valid with fetch")
 
 
 def _list() -> None:
@@ -66,12 +66,12 @@ def _list() -> None:
 
     models = cached_models()
     if not models:
-        print(f"No models in the cache. 'headrace models fetch {EMBEDDED_MODEL}' brings the embedded one (98 MB).")
+        print(f"No models in the cache. 'headrace models fetch {EMBEDDED_MODEL}' downloads the embedded model (98 MB).")
         return
     width = max(len("NAME"), *(len(model.name) for model in models))
     print(f"{'NAME':<{width}}  {'SIZE':>9}  PATH")
     for model in models:
-        print(f"{model.name:<{width}}  {_size(model.num_bytes):>9}  {model.path}")
+        print(f"{model.name:<{width}}  {size_text(model.num_bytes):>9}  {model.path}")
 
 
 def _fetch(name: str, revision: str | None) -> None:
@@ -87,18 +87,18 @@ def _remove(name: str) -> None:
     from headrace.models.cache import remove
 
     removed: CachedModel = remove(name)
-    print(f"removed {removed.name} ({_size(removed.num_bytes)}) from {removed.path}")
+    print(f"removed {removed.name} ({size_text(removed.num_bytes)}) from {removed.path}")
 
 
 def _print_families() -> None:
-    """The models that can be run, as a table in Markdown."""
-    from headrace.models.table import table
+    """Print the supported models as a Markdown table."""
+    from headrace.models.families_table import table
 
     print(table(), end="")
 
 
-def _size(num_bytes: int) -> str:
-    """Decimal units, as disks and downloads are counted."""
+def size_text(num_bytes: int) -> str:
+    """Format bytes in decimal units, as disks and downloads do."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
     amount, unit = num_bytes / 1000, "kB"

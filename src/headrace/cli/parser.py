@@ -1,4 +1,4 @@
-"""argparse as all our commands use it: short errors, no abbreviations, and the nearest option for a misspelt one."""
+"""argparse for all commands: short errors, no abbreviations, a suggestion for a misspelt option."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Unknown options are reported before missing arguments: the one is often the cause of the other."""
+        """Parse, and report unknown options before missing arguments: they are often the cause."""
         given = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(given)
         return super().parse_known_args(given, namespace)
+
+    @property
+    def flags(self) -> list[str]:
+        """All flags, long and short."""
+        return list(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
@@ -33,6 +38,6 @@ class CommandParser(argparse.ArgumentParser):
             if argument == "--":
                 return
             name = argument.partition("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions:
-                known = [option for option in self._option_string_actions if option.startswith("--")]
+            if name.startswith("--") and name not in self.flags:
+                known = [flag for flag in self.flags if flag.startswith("--")]
                 self.error(f"unknown option {name}{nearest(name, known)}")

@@ -19,8 +19,16 @@ FLAGS: dict[str, dict[str, Any]] = {
     "top_p": {"type": float, "metavar": "X", "help": "sample from the most likely tokens of this joint probability"},
     "top_k": {"type": int, "metavar": "N", "help": "sample from this many of the most likely tokens"},
     "min_p": {"type": float, "metavar": "X", "help": "leave out tokens below this share of the largest probability"},
-    "repetition_penalty": {"type": float, "metavar": "X", "help": "above 1, tokens of prompt and answer become less likely"},
-    "presence_penalty": {"type": float, "metavar": "X", "help": "subtracted from the logit of each token of the answer"},
+    "repetition_penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "above 1, earlier tokens become less likely",
+    },
+    "presence_penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "subtracted from the logits of the answer's tokens",
+    },
     "frequency_penalty": {"type": float, "metavar": "X", "help": "the same, once for each occurrence"},
     "stop": {"action": "append", "metavar": "TEXT", "help": "end the answer before this text; may be repeated"},
     "ignore_eos": {"action": "store_true", "help": "continue after the end-of-sequence token"},

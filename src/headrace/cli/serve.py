@@ -1,4 +1,4 @@
-"""`headrace serve`: a model behind OpenAI's API."""
+"""`headrace serve`: serves a model with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EPILOG = """\
 examples:
   headrace serve                                      the embedded model on http://127.0.0.1:8000
   headrace serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
-  headrace serve --config server.toml --port 9000     the command line goes before the file
+  headrace serve --config server.toml --port 9000     the command line overrides the file
 
 Keys may also be in HEADRACE_API_KEY, VLLM_API_KEY and HEADRACE_ADMIN_KEY.
 
 exit codes:
-  0    stopped by a signal, every request answered
-  1    the server could not start or go on, or requests were aborted at its end
+  0    stopped by a signal, all requests answered
+  1    the server could not start, its engine failed, or requests were aborted at shutdown
   2    wrong usage"""
 
 
-class Asked(NamedTuple):
-    """What a command line and its file ask for."""
+class Parsed(NamedTuple):
+    """The settings of a command line and its file."""
 
     config: EngineConfig
     options: ServerOptions
@@ -43,28 +43,30 @@ def main(arguments: Sequence[str]) -> int:
     if "--explain-flags" in arguments:
         print(table(), end="")
         return 0
-    asked = read(parser, arguments)
+    parsed = read(parser, arguments)
 
     from headrace.cli.fetching import fetch_if_missing
     from headrace.server.serve import serve
 
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("headrace.access").setLevel(logging.INFO)
-    fetch_if_missing(asked.config.model)
-    return serve(asked.config, asked.options, tell=_tell)
+    fetch_if_missing(parsed.config.model)
+    return serve(parsed.config, parsed.options, print_line=_print_line)
 
 
 def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace serve",
         usage="headrace serve [MODEL] [options]",
-        description="Serve a model over HTTP with OpenAI's API. SIGTERM lets running requests finish.",
+        description="Serve a model over HTTP with OpenAI's API. On SIGTERM, running requests finish first.",
         epilog=EPILOG,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with these options as keys")
     parser.add_argument(
-        "--explain-flags", action="store_true", help="list the flags of vLLM that are not here, and what replaced them"
+        "--explain-flags",
+        action="store_true",
+        help="list the vLLM flags that Headrace does not have, and their replacements",
     )
     for title, description, fields in option_groups():
         add_field_flags(parser.add_argument_group(title, description), ServerOptions, fields, ALIASES)
@@ -72,12 +74,12 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def read(parser: CommandParser, arguments: Sequence[str]) -> Asked:
-    """The command line before the file, the file before the defaults; what cannot be is wrong usage."""
+def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
+    """Parse the command line, which overrides the file. An invalid value is a usage error."""
     try:
-        given = parser.parse_args(without_other_flags(arguments, _tell))
+        given = parser.parse_args(without_other_flags(arguments, _print_line))
         values = _values(given)
-        return Asked(_make(EngineConfig, values), _make(ServerOptions, values))
+        return Parsed(_make(EngineConfig, values), _make(ServerOptions, values))
     except ConfigError as error:
         parser.error(str(error))
 
@@ -93,14 +95,16 @@ def option_groups() -> list[tuple[str, str, list[dataclasses.Field[Any]]]]:
 
 def _values(given: argparse.Namespace) -> dict[str, Any]:
     owners = (EngineConfig, ServerOptions)
-    values = {} if given.config is None else read_settings(given.config, owners, _tell)
+    values = {} if given.config is None else read_settings(given.config, owners, _print_line)
     values |= {field.name: getattr(given, field.name) for field in _all_fields() if hasattr(given, field.name)}
     if given.positional_model is not None:
         if getattr(given, "model", given.positional_model) != given.positional_model:
-            raise ConfigError(f"two models, {given.positional_model!r} and --model {given.model!r}; give one")
+            raise ConfigError(f"two models are given, {given.positional_model!r} and --model {given.model!r}; give one")
         values["model"] = given.positional_model
     if getattr(given, "api_key", None) is not None:
-        _tell("warning: other users of this machine can see --api-key; HEADRACE_API_KEY or --api-key-file hide it")
+        _print_line(
+            "warning: --api-key is visible to other users of this machine; use HEADRACE_API_KEY or --api-key-file"
+        )
     return values
 
 
@@ -113,5 +117,5 @@ def _make(owner: type[Any], values: dict[str, Any]) -> Any:
     return owner(**{name: value for name, value in values.items() if name in names})
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"headrace: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The options of the server as Markdown, which docs/serving-operations.md holds."""
+"""Generates the table of server options in docs/serving-operations.md."""
 
 from __future__ import annotations
 

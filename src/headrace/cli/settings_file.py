@@ -1,4 +1,4 @@
-"""Settings from a TOML file: the keys are the flags, with dashes or underscores and without the leading ones."""
+"""Reads settings from a TOML file. Keys are flag names without the leading dashes, with dashes or underscores."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from headrace.cli.removed_flags import OTHER_FLAGS, judge
+from headrace.cli.removed_flags import OTHER_FLAGS, check_flag
 from headrace.errors import ConfigError, nearest
 
-LISTS = ("preferred_batch_size", "allowed_origins")  # may be lists in TOML; with commas on the command line
+LISTS = ("preferred_batch_size", "allowed_origins")  # lists in TOML, comma-separated on the command line
 
 
-def read_settings(path: str, owners: tuple[type[Any], ...], tell: Callable[[str], None]) -> dict[str, Any]:
-    """The file's values by field name."""
+def read_settings(path: str, owners: tuple[type[Any], ...], print_line: Callable[[str], None]) -> dict[str, Any]:
+    """Return the file's values by field name."""
     hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
     settings: dict[str, Any] = {}
     for key, value in _parse(path).items():
@@ -24,7 +24,7 @@ def read_settings(path: str, owners: tuple[type[Any], ...], tell: Callable[[str]
         if name in hints:
             settings[name] = _checked(path, name, value, hints[name])
         elif flag in OTHER_FLAGS:
-            judge(flag, OTHER_FLAGS[flag], str(value), tell)
+            check_flag(flag, OTHER_FLAGS[flag], str(value), print_line)
         else:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(name, hints)}")
     return settings
@@ -41,7 +41,7 @@ def _parse(path: str) -> Mapping[str, Any]:
 
 
 def _checked(path: str, name: str, value: Any, hint: Any) -> Any:
-    """Values of the right type; which of them are possible, the settings themselves check."""
+    """Check the type of a value. The settings check its range."""
     if name in LISTS and isinstance(value, list):
         return ",".join(map(str, value))
     kinds = [kind for kind in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if kind is not NoneType]

@@ -1,1 +1,24 @@
-"""Where plan meets device, and front meets engine. Import what you need from the modules: some need torch."""
+"""The engine: from a request to sequence events, and from events to answers.
+
+    front's thread       text ─▶ token ids ─▶ client.submit          checks refuse what could never run
+                                                  │ inbox
+    engine's thread      loop: plan a step ─▶ submit it ─▶ apply the results of an earlier step ─▶ events
+                                                                                                     │
+    front's thread       outputs ◀─ detokenizer, stop strings ◀─ answers ◀───────────────────────────┘
+
+    llm.py, async_engine.py        the fronts `LLM` and `AsyncEngine`
+    prompts.py, readouts.py        prompts to token ids; requests for embeddings and scores
+    answers.py, answer_stream.py   events to outputs; several requests as one asyncio stream (event_queue.py)
+    beam_search.py                 beam search, built on requests for one token
+    client.py, loop.py, core.py    submit and abort from any thread; the loop on its thread; one step
+    process/                       the same client for an engine in its own process, with restarts
+    start.py, resolve.py           loads an engine; decides each setting (settings.py) and gives the reason
+    grammars.py, constraints.py    compiled grammars; the matcher state of each running sequence
+    checks.py, offline_order.py    refuses requests that cannot run; start order and concurrency of offline work
+
+Modules meet at three points: `core` (the plan meets the device), `client` (a front meets an engine) and, below this
+package, `kernels.ops` (a model meets the device). A sequence is either watched (an event per step: streams, and
+requests with stop strings), announced (one event with its first token) or reported once at its end.
+
+This package imports nothing on its own: import from its modules, some of which need torch.
+"""

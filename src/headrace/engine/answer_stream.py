@@ -1,4 +1,4 @@
-"""The answers to one or more requests as they come, for one reader on the event loop."""
+"""`AnswerStream`: the answers of one or more requests as they grow, for one reader on the event loop."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from headrace.engine.answers import GOES_ON, AnswerDelta, Answers, Progress
+from headrace.engine.answers import UNFINISHED, AnswerDelta, Answers, Progress
 from headrace.engine.event_queue import EventQueue
 from headrace.errors import HeadraceError
 from headrace.types import Request, RequestOutput, SequenceEvent
 
-See = Callable[[int, SequenceEvent], None]
+OnTiming = Callable[[int, SequenceEvent], None]
 
 
 class FailedRequestError(HeadraceError):
-    """The engine gave up one request, through no fault in what was asked."""
+    """The engine failed on one request. The request itself was valid."""
 
 
-class Submits(Protocol):
+class EventSource(Protocol):
     """The part of an `AsyncEngine` that a stream uses."""
 
-    def listen(self, request: Request, event_queue: EventQueue) -> None: ...
-    def leave(self, request_id: str, *, abort: bool) -> None: ...
+    def subscribe(self, request: Request, event_queue: EventQueue) -> None: ...
+    def unsubscribe(self, request_id: str, *, abort: bool) -> None: ...
     def abort_one(self, request_id: str, index: int) -> None: ...
 
 
 class AnswerStream:
-    """Use it in a `with`: entering submits, and leaving before the end aborts what is unfinished.
+    """A context manager: entering submits the requests, and leaving aborts those that are unfinished.
 
-    `see` is shown the events with times, the first of a sequence and its last, with the position of their request,
-    before they are taken in.
+    `on_timing` is called with the position of the request and each event that carries times (the first and the last of
+    a sequence), before the event is processed.
     """
 
-    def __init__(self, engine: Submits, requests: Sequence[Answers], *, see: See | None = None) -> None:
+    def __init__(self, engine: EventSource, requests: Sequence[Answers], *, on_timing: OnTiming | None = None) -> None:
         self._engine = engine
         self._requests = list(requests)
         self._only = self._requests[0] if len(self._requests) == 1 else None
@@ -42,36 +42,36 @@ class AnswerStream:
         for position, answers in enumerate(self._requests):
             answers.position = position
         self._submitted: list[Answers] = []
-        self._see = see
+        self._on_timing = on_timing
         self.event_queue = EventQueue()
 
     def __enter__(self) -> AnswerStream:
         try:
             for answers in self._requests:
-                self._engine.listen(answers.request, self.event_queue)
+                self._engine.subscribe(answers.request, self.event_queue)
                 self._submitted.append(answers)
         except BaseException:
-            self._leave()
+            self._release()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._release()
 
     @property
     def requests(self) -> list[Answers]:
         return self._requests
 
     async def deltas(self) -> list[AnswerDelta]:
-        """What is new; nothing if the reader was only woken."""
+        """Wait for new deltas. The list is empty if the reader was woken without events."""
         if (waiter := self.event_queue.waiter()) is not None:
             await waiter
         return self.take_deltas()
 
     def take_deltas(self) -> list[AnswerDelta]:
-        """What is new by now."""
+        """Return the deltas that have arrived, without waiting."""
         events = self.event_queue.take_now()
         if self._only is None:
             return [delta for answers in self._take(events) for delta in answers.take_deltas()]
@@ -80,13 +80,13 @@ class AnswerStream:
         return self._only.take_deltas() if events else []
 
     async def outputs(self) -> list[RequestOutput]:
-        """All answers, once they are whole."""
+        """Wait until all requests are finished and return their outputs."""
         while not self.is_finished:
             self._take(await self.event_queue.take())
         return [answers.output() for answers in self._requests]
 
     def _take(self, events: list[SequenceEvent]) -> list[Answers]:
-        """Take events in; the requests they were about, each once."""
+        """Process events and return the requests that changed, each once."""
         changed: dict[int, Answers] = {}
         for event in events:
             answers = self._unfinished.get(event.request_id)
@@ -96,11 +96,11 @@ class AnswerStream:
         return list(changed.values())
 
     def _take_one(self, answers: Answers, event: SequenceEvent) -> None:
-        """This runs for every token."""
-        if event.timing is not None and self._see is not None:
-            self._see(answers.position, event)
+        """Process one event. Runs for every token."""
+        if event.timing is not None and self._on_timing is not None:
+            self._on_timing(answers.position, event)
         progress = answers.take(event)
-        if progress is not GOES_ON:
+        if progress is not UNFINISHED:
             self._take_end(answers, progress)
 
     def _take_end(self, answers: Answers, progress: Progress) -> None:
@@ -111,7 +111,7 @@ class AnswerStream:
             if answers.error is not None:
                 raise FailedRequestError(answers.error)
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         for answers in self._submitted:
-            self._engine.leave(answers.request.request_id, abort=not answers.is_finished)
+            self._engine.unsubscribe(answers.request.request_id, abort=not answers.is_finished)
         self._submitted.clear()

@@ -1,6 +1,6 @@
-"""From events to answers: tokens become text, stop strings end it, and whoever asked gets outputs.
+"""Turns sequence events into answers: detokenizes, matches stop strings and builds outputs.
 
-Taking an event, and taking what is new, cost the same however long the answer has become.
+The cost of taking an event or a delta does not grow with the length of the answer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from headrace.types import (
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """What is new of one answer since it was last asked."""
+    """The new part of one answer since the last call."""
 
-    position: int  # of its request, among those that are read together
+    position: int  # of its request within its stream
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    logprobs: list[TokenLogprobs] | None  # of these tokens, if the request asked for them
+    logprobs: list[TokenLogprobs] | None  # of these tokens, if requested
 
 
 class Answer:
-    """One sequence's text in the making. Owned by its `Answers`."""
+    """The text and tokens of one sequence so far. Owned by its `Answers`."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
         params = request.params
         self.index = index
         self.token_ids: list[int] = []
-        self._texts: list[str] = []  # joined when asked for: adding to one text would copy it each time
+        self._texts: list[str] = []  # joined on demand: appending to one string would copy it each time
         self._num_texts_taken = 0
         self._num_tokens_taken = 0
         self.finish_reason: FinishReason | None = None
@@ -81,7 +81,7 @@ class Answer:
         return "".join(self._texts)
 
     def take_delta(self, position: int) -> AnswerDelta:
-        """What came since the last time."""
+        """Return what is new since the last call."""
         texts, taken = self._texts, self._num_texts_taken
         text = texts[taken] if len(texts) == taken + 1 else "".join(texts[taken:])
         tokens = self.token_ids[self._num_tokens_taken :]
@@ -94,7 +94,7 @@ class Answer:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; only where they were asked for."""
+        """Mean over its tokens; -inf if log-probabilities were not requested."""
         if not self._logprobs:
             return -math.inf
         return sum(entry.logprob for entry in self._logprobs) / len(self._logprobs)
@@ -127,18 +127,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an event changed: whether the request is over, and which sequence the engine should end now."""
+    """The effect of an event: whether the request is finished, and which sequence a stop string has ended."""
 
     is_finished: bool
     stopped_index: int | None = None
 
 
-GOES_ON = Progress(False)
+UNFINISHED = Progress(False)
 
 
 @dataclass(slots=True, eq=False)
 class Answers:
-    """All of one request's answers, from submission to the last event. Owned by whoever submitted it."""
+    """All answers of one request, from submission to the last event. Owned by the code that submitted it."""
 
     request: Request
     prompt: str | None
@@ -149,15 +149,15 @@ class Answers:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    position: int = 0  # among the requests that are read together
+    position: int = 0  # within its stream
     _answers: list[Answer] = field(default_factory=list)
     _num_unfinished: int = 0
-    _shows_at_end: bool = False
-    _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in the order of their first news
+    _picks_best: bool = False
+    _changed: dict[int, Answer] = field(default_factory=dict)  # by index, in order of their first new event
 
     def __post_init__(self) -> None:
         self._num_unfinished = self.request.params.num_sequences
-        self._shows_at_end = self.request.params.picks_best
+        self._picks_best = self.request.params.picks_best
         self._answers = [Answer(i, self.request, self.tokenizer) for i in range(self._num_unfinished)]
 
     @property
@@ -166,12 +166,12 @@ class Answers:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first answer, once all are finished."""
+        """Finish reason of the first answer, once all are finished."""
         return self._answers[0].finish_reason if self._num_unfinished == 0 else None
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each answer."""
+        """Number of tokens of each answer."""
         return [len(answer.token_ids) for answer in self._answers]
 
     def take(self, event: SequenceEvent) -> Progress:
@@ -189,13 +189,13 @@ class Answers:
         self._changed[event.index] = answer
         answer.take(event, self.eos_token_ids)
         if answer.finish_reason is None:
-            return GOES_ON if self.error is None else Progress(True)
+            return UNFINISHED if self.error is None else Progress(True)
         self._num_unfinished -= 1
         return Progress(self.is_finished, event.index if event.finish_reason is None else None)
 
     def take_deltas(self) -> list[AnswerDelta]:
-        """What is new of each answer since the last time; with `best_of`, only at the end there is anything to show."""
-        if self._shows_at_end and not self.is_finished:
+        """Return the new part of each changed answer. With `best_of`, nothing is returned before the end."""
+        if self._picks_best and not self.is_finished:
             return []
         changed = self._changed
         if len(changed) == 1:
@@ -206,10 +206,10 @@ class Answers:
 
     @property
     def can_be_shown(self) -> bool:
-        """Which answers are the best is known at the end."""
-        return not self._shows_at_end or self.is_finished
+        """With `best_of`, False until all answers are finished: only then is it known which are the best."""
+        return not self._picks_best or self.is_finished
 
-    def _given(self) -> list[Answer]:
+    def _chosen(self) -> list[Answer]:
         if not self.request.params.picks_best:
             return self._answers
         best_first = sorted(self._answers, key=lambda answer: answer.mean_logprob, reverse=True)
@@ -224,7 +224,7 @@ class Answers:
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_array=self.request.prompt_token_ids,
-            outputs=tuple([answer.output(index) for index, answer in enumerate(self._given())]),
+            outputs=tuple([answer.output(index) for index, answer in enumerate(self._chosen())]),
             finished=self.is_finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=metrics,

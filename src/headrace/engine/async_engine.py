@@ -1,4 +1,4 @@
-"""`AsyncEngine`: the engine for asyncio programs; each request is a stream that can be left at any moment."""
+"""`AsyncEngine`: the engine for asyncio programs. Each request is a stream; leaving the stream aborts the request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
 from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
-from headrace.engine.answer_stream import AnswerStream, FailedRequestError, See
+from headrace.engine.answer_stream import AnswerStream, FailedRequestError, OnTiming
 from headrace.engine.answers import Answers
-from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, turns
+from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.event_queue import EventQueue
+from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
 from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
-from headrace.engine.readouts import PendingReadout, ask_embedding, ask_score
+from headrace.engine.readouts import PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
 from headrace.errors import ConfigError, EngineDeadError, RequestError
@@ -35,7 +36,7 @@ from headrace.types import (
 
 
 class AsyncEngine:
-    """Make one inside a running event loop: `engine = await AsyncEngine.start(...)`.
+    """An engine for asyncio programs. Create it inside the event loop: `engine = await AsyncEngine.start(...)`.
 
     >>> async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=8)):
     ...     print(output.outputs[0].text)      # the whole text so far
@@ -52,20 +53,23 @@ class AsyncEngine:
         report: Report = lambda stage: None,
         **settings: Unpack[EngineOptions],
     ) -> None:
-        """`own_process` keeps the engine's work out of this process. A `supervised` one is started again when it has
-        died, or finishes no step for `step_timeout_s`. `report` hears how far the start has come."""
+        """Load the model and start the engine.
+
+        With `own_process` the engine runs in its own process. With `supervised` that process is restarted when it dies
+        or finishes no step for `step_timeout_s`. `report` is called with each stage of the start.
+        """
         config = EngineConfig(model=model, **settings)
         rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
         if own_process:
             self._set_up(lambda deliver: start_engine_process(config, deliver, supervision=rules, report=report))
         elif rules is not None:
-            raise ConfigError("only an engine in a process of its own can be restarted; add own_process=True")
+            raise ConfigError("only an engine in its own process can be supervised; add own_process=True")
         else:
             self._set_up(lambda deliver: start_engine(config, deliver, report=report))
 
     @classmethod
     def over(cls, start: Callable[[Deliver], Engine]) -> AsyncEngine:
-        """Over an engine that is started in another way; it is given the callback for its events."""
+        """Wrap an engine that `start` creates. `start` receives the callback for the engine's events."""
         engine = cls.__new__(cls)
         engine._set_up(start)
         return engine
@@ -74,7 +78,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: dict[str, EventQueue] = {}  # of running requests
         self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
-        self._is_called = False  # the loop will look at what was delivered
+        self._is_scheduled = False  # whether `_dispatch` is scheduled on the loop
         self._engine = start(self._deliver)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
@@ -91,7 +95,7 @@ class AsyncEngine:
         report: Report = lambda stage: None,
         **settings: Unpack[EngineOptions],
     ) -> AsyncEngine:
-        """Load the model without stopping the event loop."""
+        """Load the model on a thread, without blocking the event loop."""
         return await asyncio.to_thread(
             lambda: cls(
                 model,
@@ -114,7 +118,7 @@ class AsyncEngine:
 
     @property
     def phase(self) -> Phase:
-        """Whether it takes requests (`ready`), will again (`restarting`), or never will (`dead`)."""
+        """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not)."""
         client = self._engine.client
         if isinstance(client, EngineSupervisor):
             return client.phase
@@ -126,13 +130,19 @@ class AsyncEngine:
         return client.num_restarts if isinstance(client, EngineSupervisor) else 0
 
     @property
+    def pid(self) -> int | None:
+        """The id of the engine's process; None if the engine runs on a thread."""
+        client = self._engine.client
+        return client.pid if isinstance(client, (EngineProcess, EngineSupervisor)) else None
+
+    @property
     def failure(self) -> BaseException | None:
-        """Why it takes no requests, if it takes none."""
+        """The error that stopped the engine, or None while it accepts requests."""
         return self._engine.client.failure
 
     @property
     def reader(self) -> PromptReader:
-        """Makes token ids of prompts, on any thread."""
+        """Converts prompts to token ids. Thread-safe."""
         return self._reader
 
     @property
@@ -143,7 +153,7 @@ class AsyncEngine:
         return self._reader.tokenizer
 
     async def compiled(self, params: SamplingParams) -> SamplingParams:
-        """The parameters, with their grammar compiled if they have one, which takes its time beside the event loop."""
+        """Compile the grammar of the parameters, if they have one, on a thread beside the event loop."""
         if params.structured_outputs is None:
             return params
         return await asyncio.to_thread(self._reader.with_tokens, params)
@@ -159,8 +169,11 @@ class AsyncEngine:
         watched: bool = True,
         announced: bool = False,
     ) -> Answers:
-        """A request that is not submitted yet, its grammar compiled. If nobody watches, its tokens come at the end;
-        if it is `announced`, the first of them when it is there."""
+        """Build a request without submitting it. Its grammar is compiled.
+
+        An unwatched request gets its tokens in one event at the end. An `announced` one also gets an event with its
+        first token.
+        """
         params = self._reader.with_tokens(sampling_params)
         watched = watched or bool(params.stop)
         request = Request(
@@ -174,9 +187,9 @@ class AsyncEngine:
         )
         return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
-    def open(self, requests: Sequence[Answers], *, see: See | None = None) -> AnswerStream:
-        """Prepared requests as one stream for one reader; they are submitted when it is entered."""
-        return AnswerStream(self, requests, see=see)
+    def open(self, requests: Sequence[Answers], *, on_timing: OnTiming | None = None) -> AnswerStream:
+        """Combine prepared requests into one stream for one reader. Entering the stream submits them."""
+        return AnswerStream(self, requests, on_timing=on_timing)
 
     async def beam_search(
         self,
@@ -187,8 +200,8 @@ class AsyncEngine:
         cache_salt: str | None = None,
         opened: Callable[[AnswerStream], None] | None = None,
     ) -> BeamSearchOutput:
-        """The best beams; each turn is a stream of its own, which `opened` is told of."""
-        search = turns([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
+        """Return the best beams. Each search step is a new stream, which is passed to `opened`."""
+        search = search_steps([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
         beams, one_token = next(search)
         while True:
             requests = [
@@ -217,7 +230,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The answer as it grows; with `best_of`, only its end, which alone tells the best.
+        """Yield the answer as it grows. With `best_of`, yield only the final output.
 
         Leaving the loop early, or cancelling the task, aborts the request.
         """
@@ -239,7 +252,7 @@ class AsyncEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Like `generate`, for a conversation through the model's chat template or a given one."""
+        """Like `generate`, for a conversation rendered with the given chat template, or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         text = self._reader.render(messages, **options)
         (tokenized,) = await asyncio.to_thread(self._reader.read, [text], add_special_tokens=False)
@@ -257,9 +270,9 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> EmbeddingRequestOutput:
-        """The prompt's hidden state after the final norm, of its last token or the mean of all."""
+        """Return the prompt's hidden state after the final norm: of its last token, or the mean over all tokens."""
         (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
-        pending = ask_embedding(
+        pending = embedding_request(
             self._new_id(request_id), tokenized, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
         )
         await self._read_out(pending)
@@ -275,14 +288,14 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> ScoreRequestOutput:
-        """How likely the continuation is after the prompt."""
+        """Return the log-probability of the continuation after the prompt."""
         (pair,) = await asyncio.to_thread(self._reader.read_pairs, [prompt], [continuation])
-        pending = ask_score(self._new_id(request_id), pair, priority=priority, cache_salt=cache_salt)
+        pending = score_request(self._new_id(request_id), pair, priority=priority, cache_salt=cache_salt)
         await self._read_out(pending)
         return pending.output()
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its stream closes with finish reason `abort`. Unknown ids are left in peace."""
+        """End a request; its stream closes with finish reason `abort`. Unknown ids are ignored."""
         if request_id in self._readers:
             self._engine.client.abort(request_id)
 
@@ -292,7 +305,7 @@ class AsyncEngine:
             self._engine.client.abort(request_id)
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache, but for what running requests hold."""
+        """Empty the prefix cache, except for blocks that running requests hold."""
         self._engine.client.forget_prefixes()
 
     async def close(self) -> None:
@@ -319,71 +332,75 @@ class AsyncEngine:
 
     async def _read_out(self, pending: PendingReadout) -> None:
         event_queue = EventQueue()
-        self.listen(pending.request, event_queue)
+        self.subscribe(pending.request, event_queue)
         try:
             while not pending.is_finished:
                 for event in await event_queue.take():
                     pending.take(event)
         finally:
-            self.leave(pending.request.request_id, abort=not pending.is_finished)
+            self.unsubscribe(pending.request.request_id, abort=not pending.is_finished)
         if pending.error is not None:
             raise RequestError(pending.error)
 
     def _new_id(self, request_id: str | None) -> str:
         return request_id or f"request-{next(self._ids)}"
 
-    # ---- for streams
+    # ---- used by AnswerStream
 
-    def listen(self, request: Request, event_queue: EventQueue) -> None:
-        """Submit a request whose events go to `news`."""
+    def subscribe(self, request: Request, event_queue: EventQueue) -> None:
+        """Submit a request. Its events go to `event_queue`."""
         if request.request_id in self._readers:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        self._follow(asyncio.get_running_loop())
+        self._use_loop(asyncio.get_running_loop())
         self._engine.client.submit(request)
         self._readers[request.request_id] = event_queue
 
-    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
-        """News goes to this loop from now on; those who waited in another are gone with it."""
+    def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver events to this loop from now on. Events for an earlier loop are dropped, its readers are gone."""
         if loop is not self._loop:
             self._loop = loop
             self._delivered.clear()
-            self._is_called = False
+            self._is_scheduled = False
 
-    def leave(self, request_id: str, *, abort: bool) -> None:
-        """Nobody reads this request any more."""
+    def unsubscribe(self, request_id: str, *, abort: bool) -> None:
+        """Stop delivering the events of this request. `abort` ends it in the engine too."""
         del self._readers[request_id]
         if abort and self._engine.client.failure is None:
             self._engine.client.abort(request_id)
 
     def abort_one(self, request_id: str, index: int) -> None:
-        """End one of a request's sequences: a stop string has ended its text."""
+        """End one sequence of a request whose text a stop string has ended."""
         self._engine.client.abort(request_id, index)
 
     def _deliver(self, events: list[SequenceEvent]) -> None:
-        """On the engine's thread: hand a step's events over to the event loop, all that it has not seen in one call."""
+        """Pass the events of a step to the event loop. Runs on the engine's thread.
+
+        Steps that the loop has not processed yet share one callback.
+        """
         if self._loop is None or self._loop.is_closed():
             return
-        failure = None if events else self._engine.client.failure  # as of now: it may be back before the loop looks
+        # The failure is read now: the engine may be back before the loop runs.
+        failure = None if events else self._engine.client.failure
         self._delivered.append((events, failure))
-        if self._is_called:
+        if self._is_scheduled:
             return
-        self._is_called = True
+        self._is_scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._dispatch)
         except RuntimeError:
-            pass  # the loop was closed just now, and with it all who waited
+            pass  # the loop was closed meanwhile, and its readers are gone
 
     def _dispatch(self) -> None:
-        self._is_called = False  # before a look: what comes after it calls again
-        told: list[EventQueue] = []
+        self._is_scheduled = False  # first: what is delivered from here on schedules another call
+        to_notify: list[EventQueue] = []
         while self._delivered:
             events, failure = self._delivered.popleft()
             for event in events:
                 event_queue = self._readers.get(event.request_id)
                 if event_queue is not None and event_queue.put(event):
-                    told.append(event_queue)
+                    to_notify.append(event_queue)
             if failure is not None:
                 for event_queue in set(self._readers.values()):
                     event_queue.end(EngineDeadError(f"the engine has stopped: {failure}"))
-        for event_queue in told:
-            event_queue.tell()
+        for event_queue in to_notify:
+            event_queue.notify()

@@ -1,8 +1,8 @@
-"""Beam search over the engine, with vLLM's names and scores.
+"""Beam search on top of the engine, with vLLM's names and scores.
 
-Every step asks the engine for one token of each beam, as a request of its own. Beams share the blocks of their common
-beginnings through the prefix cache; what lies past a beam's last full block is computed again in every step. So a token
-of a beam costs half a block's tokens on average, and a turn of the engine.
+Each search step submits every beam as a request for one token. Beams share the blocks of their common prefixes through
+the prefix cache. Tokens past a beam's last full block are computed again in every step: a token of a beam costs the
+prefill of half a block on average, and one round trip to the engine.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from headrace.errors import RequestError
 from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, refuses_unknown
 
-MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates for each beam, so that enough are left if half of them end
+MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates per beam, so that enough remain if half of them end
 
-Step = Callable[[list[tuple[int, ...]], SamplingParams], list[TokenLogprobs]]  # the next token of each list of tokens
+Step = Callable[
+    [list[tuple[int, ...]], SamplingParams], list[TokenLogprobs]
+]  # returns the next token of each list of tokens
 
 
 @refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """A beam's score is the sum of its log-probabilities over its length, prompt included, to the `length_penalty`."""
+    """The score of a beam is the sum of its log-probabilities / (its length, prompt included) ** `length_penalty`."""
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
-    temperature: float = 0.0  # 0 and 1 are the same: beams have the model's own log-probabilities
+    temperature: float = 0.0  # 0 and 1 are the same: beams use the model's own log-probabilities
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        SamplingParams(max_tokens=self.max_tokens)  # its own check
+        SamplingParams(max_tokens=self.max_tokens)  # checks the value
         if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise RequestError(
                 f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width!r}", param="beam_width"
@@ -47,19 +49,19 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    tokens: tuple[int, ...]  # prompt and answer, with the end of sequence if it came to one
+    tokens: tuple[int, ...]  # prompt and answer, including the end-of-sequence token if there is one
     cum_logprob: float = 0.0  # of the answer
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the answer's tokens, each with the candidates beside it
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the answer's tokens, each with the other candidates
     text: str | None = None  # of all tokens
     finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    sequences: tuple[BeamSearchSequence, ...]  # the best first
+    sequences: tuple[BeamSearchSequence, ...]  # best first
 
 
-Turns = Generator[tuple[list[tuple[int, ...]], SamplingParams], list[TokenLogprobs], list[BeamSearchOutput]]
+SearchSteps = Generator[tuple[list[tuple[int, ...]], SamplingParams], list[TokenLogprobs], list[BeamSearchOutput]]
 
 
 @dataclass(slots=True)
@@ -73,20 +75,22 @@ class Beams:
 def search(
     prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, step: Step, eos_token_ids: tuple[int, ...]
 ) -> list[BeamSearchOutput]:
-    """All prompts at once, a token a step."""
-    asking = turns(prompts, params, eos_token_ids)
+    """Search for all prompts together, one token per step."""
+    steps = search_steps(prompts, params, eos_token_ids)
     found: list[TokenLogprobs] | None = None
     while True:
         try:
-            asked = next(asking) if found is None else asking.send(found)
+            asked = next(steps) if found is None else steps.send(found)
         except StopIteration as end:
             outputs: list[BeamSearchOutput] = end.value
             return outputs
         found = step(*asked)
 
 
-def turns(prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, eos_token_ids: tuple[int, ...]) -> Turns:
-    """The search itself: it gives the beams that need a token each, is sent what was found, and returns the outputs."""
+def search_steps(
+    prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, eos_token_ids: tuple[int, ...]
+) -> SearchSteps:
+    """Run the search as a generator: yields the beams that need a token, receives their tokens, returns the outputs."""
     score = Score(params.length_penalty, eos_token_ids)
     ends = () if params.ignore_eos else eos_token_ids
     one_token = SamplingParams(
@@ -101,8 +105,8 @@ def turns(prompts: Sequence[tuple[int, ...]], params: BeamSearchParams, eos_toke
         for group in groups:
             candidates = [new for beam in group.running for new in _continued(beam, next(found), ends)]
             group.ended += [beam for beam in candidates if beam.finish_reason == "stop"]
-            going_on = [beam for beam in candidates if beam.finish_reason is None]
-            group.running = sorted(going_on, key=score, reverse=True)[: params.beam_width]
+            unfinished = [beam for beam in candidates if beam.finish_reason is None]
+            group.running = sorted(unfinished, key=score, reverse=True)[: params.beam_width]
     return [BeamSearchOutput(_best(group, params, score)) for group in groups]
 
 
@@ -121,20 +125,20 @@ def _continued(beam: BeamSearchSequence, found: TokenLogprobs, ends: tuple[int, 
         BeamSearchSequence(
             tokens=(*beam.tokens, token),
             cum_logprob=beam.cum_logprob + logprob,
-            logprobs=(*beam.logprobs, _of(token, logprob, rank, found)),
+            logprobs=(*beam.logprobs, _with_candidates(token, logprob, rank, found)),
             finish_reason="stop" if token in ends else None,
         )
         for rank, (token, logprob) in enumerate(zip(found.top_token_ids, found.top_logprobs, strict=True), 1)
     ]
 
 
-def _of(token: int, logprob: float, rank: int, found: TokenLogprobs) -> TokenLogprobs:
+def _with_candidates(token: int, logprob: float, rank: int, found: TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(token, logprob, rank, found.top_token_ids, found.top_logprobs)
 
 
 def _best(group: Beams, params: BeamSearchParams, score: Score) -> tuple[BeamSearchSequence, ...]:
-    cut_off = [
+    truncated = [
         BeamSearchSequence(beam.tokens, beam.cum_logprob, beam.logprobs, finish_reason="length")
         for beam in group.running
     ]
-    return tuple(sorted([*group.ended, *cut_off], key=score, reverse=True)[: params.beam_width])
+    return tuple(sorted([*group.ended, *truncated], key=score, reverse=True)[: params.beam_width])

@@ -31,21 +31,21 @@ class RequestChecks:
     vocab_size: int | None = None
 
     def check(self, request: Request) -> None:
-        """Refuse what could never run."""
+        """Refuse a request that could never run."""
         self.limits.check(request)
-        assert not request.params.bad_words, "the front makes tokens of bad words"
+        assert not request.params.bad_words, "the front turns bad words into token ids"
         if self.vocab_size is not None:
             request.params.check_vocabulary(self.vocab_size)
         num_stops = len(self.stop_token_ids(request))
         if num_stops > MAX_STOP_TOKEN_IDS:
             raise RequestError(
-                f"{num_stops} stop token ids, end of sequence included, are more than the {MAX_STOP_TOKEN_IDS} that a "
-                "slot holds; use stop strings for the rest",
+                f"{num_stops} stop token ids, end of sequence included, are more than the "
+                f"{MAX_STOP_TOKEN_IDS} that are supported; use stop strings for the rest",
                 param="stop_token_ids",
             )
 
     def stop_token_ids(self, request: Request) -> tuple[int, ...]:
-        """The request's own, and the model's ends of sequence unless they are to be ignored; each once."""
+        """The request's stop tokens, and the model's end-of-sequence tokens unless it ignores them; each once."""
         eos = () if request.params.ignore_eos else self.eos_token_ids
         if not request.params.stop_token_ids:
             return eos

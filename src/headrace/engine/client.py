@@ -1,6 +1,6 @@
-"""The front's way to an engine: requests go in from any thread, events come out through one callback.
+"""How a front (server, job, `LLM`) talks to an engine: requests from any thread, events through one callback.
 
-The core runs on a thread of its own; the front never waits for a step, and the core never for a tokenizer.
+The core runs on a thread of its own: the front never waits for a step, and the core never for a tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Deliver = Callable[[list[SequenceEvent]], None]  # called with no events when th
 
 
 class Client(Protocol):
-    """What a front may ask of an engine, wherever it runs."""
+    """What a front may ask an engine to do, wherever that runs."""
 
     @property
     def stats(self) -> EngineStats: ...
@@ -37,7 +37,7 @@ class Client(Protocol):
 
 
 class EngineClient(EngineLoop):
-    """An engine's loop on a thread of its own. `deliver` is called there, with the news of each step; it must not
+    """An engine's loop on a thread of its own. `deliver` is called there with the events of each step, and must not
     block."""
 
     def __init__(self, core: EngineCore, deliver: Deliver) -> None:
@@ -46,6 +46,6 @@ class EngineClient(EngineLoop):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the step in flight. What is unfinished stays so."""
+        """Stop after the step in flight. Unfinished requests stay unfinished."""
         self.stop()
         self._thread.join()

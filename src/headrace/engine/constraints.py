@@ -1,12 +1,14 @@
-"""Which tokens may be drawn next, for sequences whose answer has a grammar. No torch, and no scheduler.
+"""The tokens that sequences under a grammar may sample next. No torch, and no scheduler.
 
-    step k       model k ────────────────▶ draw k
+    step k       model k ──────────────────▶ sample k
     here         tokens of k-1 ─▶ matchers ─▶ bits ─┘        `StepMasks.bits`, between the two
 
-A constraint lives as long as its sequence holds its row. One that comes back after a preemption gets a new one, which
-reads the answer so far: what was drawn in between and thrown away was never part of it.
+Only then does the host wait for the tokens of step k-1; a GPU runs model k meanwhile. Steps without masks never wait.
 
-Matchers are touched by one thread, the one that calls `bits`: the device's on a CPU, the engine's own on a GPU.
+A constraint lives as long as its sequence holds its slot. After a preemption the sequence gets a new one, which reads
+the answer so far; tokens that were sampled and discarded are not part of it.
+
+Matchers are used by one thread, the one that calls `bits`: the device's on a CPU, the engine's on a GPU.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from headrace.steps import GOES_ON, Bitmask, IntArray, SlotEntry, StepPlan, Step
 if TYPE_CHECKING:
     import llguidance
 
-_MOST_THREADS = 32
+_MAX_THREADS = 32
 SequenceKey = tuple[str, int]  # the request's id, and which of its sequences
 
 
 @dataclass(slots=True, eq=False)
 class Constraint:
-    """Where one sequence's answer stands in its grammar."""
+    """The state of one sequence's answer in its grammar."""
 
     key: SequenceKey
     grammar: Grammar
     slot: int
-    unread: list[int]  # tokens of the answer that the matcher has not seen
-    stop_token_ids: tuple[int, ...]  # whatever ends the sequence
+    unread: list[int]  # tokens of the answer that the matcher has not read
+    stop_token_ids: tuple[int, ...]  # tokens that end the sequence
     min_tokens: int
     num_read: int = 0
     is_over: bool = False  # its sequence has ended on the device
@@ -44,7 +46,7 @@ class Constraint:
     _matcher: llguidance.LLMatcher | None = None
 
     def matcher(self) -> llguidance.LLMatcher:
-        """The matcher, having read the answer so far."""
+        """The matcher, after it has read the answer so far."""
         if self._matcher is None:
             self._matcher = self.grammar.matcher()
         if self.unread:
@@ -62,7 +64,7 @@ class StepMasks:
     _constraints: list[Constraint]
     _fill: Callable[[list[Constraint]], Bitmask]
     _before: StepMasks | None  # the step with masks before this one, until its tokens are read
-    result: Callable[[], StepResult] | None = None  # of this step; there once it is submitted
+    result: Callable[[], StepResult] | None = None  # of this step; set once it is submitted
     waited_seconds: float = field(default=0.0)
 
     def bits(self) -> Bitmask:
@@ -77,21 +79,21 @@ class StepMasks:
             before._read_result()
 
     def _read_result(self) -> None:
-        """Wait for what the step drew, and pass it to whom it belongs."""
+        """Wait for the tokens of the step, and give each to its constraint."""
         self._read_before()
         assert self.result is not None, "asked for a step that was not submitted"
         result = self.result()
-        place_of = {slot: place for place, slot in enumerate(result.slots.tolist())}
+        index_of = {slot: index for index, slot in enumerate(result.slots.tolist())}
         for constraint in self._constraints:
-            place = place_of.get(constraint.slot)
-            if place is None or result.finished[place] != GOES_ON:
-                constraint.is_over = True  # it drew its last now, or had drawn it before
+            index = index_of.get(constraint.slot)
+            if index is None or result.finished[index] != GOES_ON:
+                constraint.is_over = True  # it sampled its last token in this step or before
             else:
-                constraint.unread.append(int(result.tokens[place]))
+                constraint.unread.append(int(result.tokens[index]))
 
 
 class Constraints:
-    """Owns the constraints of all rows, by their number. Told of every plan; all else it finds there."""
+    """Owns the constraints of all slots."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
@@ -104,8 +106,8 @@ class Constraints:
         return len(self._by_slot)
 
     def enter(self, entry: SlotEntry, key: SequenceKey, grammar: Grammar | None) -> None:
-        """A sequence moves into a row, with the answer that it has. Its grammar counts from now on, if it has one, and
-        no longer that of whoever was in the row."""
+        """A sequence enters a slot, with its answer so far. Its grammar, if it has one, replaces that of the slot's
+        former owner."""
         self._by_slot.pop(entry.slot, None)
         self.end(key)
         if grammar is None:
@@ -122,10 +124,10 @@ class Constraints:
         self._slot_of[key] = entry.slot
 
     def end(self, key: SequenceKey) -> Constraint | None:
-        """A sequence has ended, or moves; the constraint that it had."""
+        """A sequence has ended or changes its slot; returns the constraint that it had."""
         slot = self._slot_of.pop(key, None)
         found = None if slot is None else self._by_slot.get(slot)
-        if found is None or found.key != key:  # somebody else is there by now
+        if found is None or found.key != key:  # the slot has another owner by now
             return None
         del self._by_slot[found.slot]
         if not self._by_slot:
@@ -133,7 +135,7 @@ class Constraints:
         return found
 
     def masks(self, plan: StepPlan) -> StepMasks | None:
-        """What the plan's rows need, if any of those that draw is under a constraint."""
+        """The masks of a plan, if any slot that samples is under a constraint."""
         slots = [slot for slot in plan.slots[plan.samples].tolist() if slot in self._by_slot]
         if not slots:
             return None
@@ -141,7 +143,7 @@ class Constraints:
         self._last = StepMasks(np.array(slots, np.int64), constraints, self._fill, self._last)
         return self._last
 
-    # ---- on the thread that draws
+    # ---- on the thread that samples
 
     def _fill(self, constraints: list[Constraint]) -> Bitmask:
         assert self._grammars is not None
@@ -150,7 +152,7 @@ class Constraints:
         if matchers:
             self._compute(matchers, bits)
         for matcher, i in matchers:
-            if matcher.is_error():  # nothing can be drawn, which ends the sequence
+            if matcher.is_error():  # no token is allowed, which ends the sequence
                 constraints[i].error = explain(matcher.get_error())
                 bits[i] = 0
         self._allow_ends(constraints, bits)
@@ -166,12 +168,13 @@ class Constraints:
             return
         if self._executor is None:
             assert self._grammars is not None
-            self._executor = LLExecutor(min(self._grammars.num_threads, _MOST_THREADS))  # idle between model and draw
+            # Its threads are idle except between model and sampling.
+            self._executor = LLExecutor(min(self._grammars.num_threads, _MAX_THREADS))
         fill_next_token_bitmask_par(self._executor, matchers, bits)
 
     def _allow_ends(self, constraints: list[Constraint], bits: Bitmask) -> None:
-        """Where the grammar allows an end, the sequence's own ends; no others, and none before `min_tokens` as long as
-        there is anything else to say."""
+        """Where the grammar allows the answer to end, allow the sequence's own stop tokens, but not before `min_tokens`
+        unless nothing else is allowed."""
         assert self._grammars is not None
         word, bit = divmod(self._grammars.end_id, 32)
         ends = bits[:, word] >> bit & 1 == 1
@@ -187,15 +190,15 @@ class Constraints:
 _BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
-def _set(line: Bitmask, token_ids: tuple[int, ...], is_allowed: bool) -> None:
+def _set(row: Bitmask, token_ids: tuple[int, ...], is_allowed: bool) -> None:
     for token in token_ids:
         if is_allowed:
-            line[token >> 5] |= _BITS[token & 31]
+            row[token >> 5] |= _BITS[token & 31]
         else:
-            line[token >> 5] &= ~_BITS[token & 31]
+            row[token >> 5] &= ~_BITS[token & 31]
 
 
-def _has_more_than(token_ids: tuple[int, ...], line: Bitmask) -> bool:
-    rest = line.copy()
+def _has_more_than(token_ids: tuple[int, ...], row: Bitmask) -> bool:
+    rest = row.copy()
     _set(rest, token_ids, False)
     return bool(rest.any())

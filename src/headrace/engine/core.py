@@ -1,4 +1,4 @@
-"""The engine's loop: plan a step, submit it, take in an earlier one. No torch, no threads, no text."""
+"""The engine's step: plan, submit to the runner, apply the result of an earlier step. No torch, threads or text."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ STEP_SECONDS_BOUNDS = (
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     scheduler: SchedulerStats
-    host_seconds: float  # spent in planning, submitting and applying; what a device would wait for at worst
+    host_seconds: float  # spent in planning, submitting and applying; the device waits no longer than this for the host
     wait_seconds: float  # spent waiting for the device
-    steady_host_seconds: float = 0.0  # the part of `host_seconds` in turns that planned the same rows as the one before
-    num_steady_turns: int = 0
-    # Of turns of the loop that took in a step, by STEP_SECONDS_BOUNDS: all of their time, and the host's part of it.
+    steady_host_seconds: float = 0.0  # the part of `host_seconds` in steady steps (`StepPlan.is_steady`)
+    num_steady_steps: int = 0
+    # Of calls of `step` that applied a result, by STEP_SECONDS_BOUNDS: all of their time, and the host's part of it.
     step_seconds: HistogramCounts = field(default_factory=HistogramCounts)
     step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
-    started_at: float = 0.0  # `time.monotonic`; tells an engine from the one before it, whose counts are not its own
+    started_at: float = 0.0  # `time.monotonic`; distinguishes an engine from its predecessor, whose counts are separate
+    num_constrained: int = 0  # unfinished requests under a grammar
 
 
-class Flight:
-    """A submitted step. Its result is fetched once, by whoever needs it first: on a CPU two threads may ask at a time,
-    and get the same."""
+class InFlightStep:
+    """A submitted step. Its result is collected at its first use. On a CPU two threads may ask at the same time and get
+    the same result."""
 
     def __init__(self, runner: Runner, ticket: Any) -> None:
         self._runner = runner
@@ -58,7 +59,7 @@ class Flight:
 
 
 class EngineCore:
-    """Owns a scheduler and a runner, and how many steps run ahead of the last result that was looked at."""
+    """Owns a scheduler and a runner. Up to `depth` steps are submitted ahead of the last applied one."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class EngineCore:
         self.num_finished_steps = 0
         self._random = np.random.default_rng(seed)
         self._depth = depth
-        self._in_flight: deque[Flight] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._host_seconds = 0.0
         self._wait_seconds = 0.0
         self._steady_host_seconds = 0.0
@@ -92,6 +93,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_unfinished or bool(self._in_flight)
+
+    @property
+    def num_constraints(self) -> int:
+        """Running sequences under a grammar."""
+        return len(self._constraints)
 
     @property
     def max_step_tokens(self) -> int:
@@ -108,14 +114,15 @@ class EngineCore:
             self._step_seconds.snapshot(),
             self._step_host_seconds.snapshot(),
             self._started_at,
+            len(self._constrained),
         )
 
     def check(self, request: Request) -> None:
-        """Refuse what could never run. Changes nothing, so any thread may ask."""
+        """Refuse a request that could never run. Changes nothing, so any thread may call it."""
         self.checks.check(request)
 
     def grammar_of(self, request: Request) -> Grammar | None:
-        """The grammar of a request's answer, compiled; it may take a while. Refused if there is none such."""
+        """Compile the grammar of a request's answer, which may take a while; refuse an invalid one."""
         outputs = request.params.structured_outputs
         if outputs is None or request.readout is not None:
             return None
@@ -144,7 +151,7 @@ class EngineCore:
         return self._without_ended(self._scheduler.abort(request_id, index))
 
     def limit_running(self, num_seqs: int | None) -> list[SequenceEvent]:
-        """At most so many sequences run at once, of those that start from now on; None: as many as there are rows."""
+        """Start sequences only while fewer than `num_seqs` run; None: as many as there are slots."""
         limits = self._scheduler.limits
         self._scheduler.max_running = limits.max_num_seqs if num_seqs is None else min(num_seqs, limits.max_num_seqs)
         return []
@@ -154,7 +161,7 @@ class EngineCore:
         return []
 
     def step(self) -> list[SequenceEvent]:
-        """Submit the next step, then look at the one before it while the device works."""
+        """Submit the next step, then apply an earlier one while the device works."""
         started = perf_counter()
         plan = self._scheduler.plan()
         waited = 0.0
@@ -181,8 +188,8 @@ class EngineCore:
         return events
 
     def _due_results(self, plan: StepPlan | None) -> list[StepResult]:
-        """That of the oldest step, if enough others are in flight or nothing is left to plan, and those that masks
-        have waited for already."""
+        """The result of the oldest step, if enough others are in flight or nothing is left to plan, and all results
+        that masks have already waited for."""
         results = []
         if self._in_flight and (plan is None or len(self._in_flight) > self._depth):
             results.append(self._in_flight.popleft().result())
@@ -191,19 +198,19 @@ class EngineCore:
         return results
 
     def _submit(self, plan: StepPlan) -> float:
-        """Submit a plan; the seconds that this waited for the steps before, whose tokens its masks need."""
+        """Submit a plan; returns the seconds spent waiting for earlier steps, whose tokens its masks need."""
         self._constrain(plan)
         masks = self._constraints.masks(plan) if len(self._constraints) else None
         if masks is None:
-            self._in_flight.append(Flight(self._runner, self._runner.submit(plan)))
+            self._in_flight.append(InFlightStep(self._runner, self._runner.submit(plan)))
             return 0.0
-        flight = Flight(self._runner, self._runner.submit(plan, masks))
-        masks.result = flight.result
-        self._in_flight.append(flight)
+        step = InFlightStep(self._runner, self._runner.submit(plan, masks))
+        masks.result = step.result
+        self._in_flight.append(step)
         return masks.waited_seconds
 
     def _constrain(self, plan: StepPlan) -> None:
-        """Rows have changed hands: those under a grammar get their constraints."""
+        """Give sequences under a grammar that enter a slot their constraints."""
         if not self._constrained and not len(self._constraints):
             return
         for entry in plan.slot_entries:
@@ -216,7 +223,7 @@ class EngineCore:
         return self._without_ended(self._scheduler.apply(result))
 
     def _without_ended(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """The same events, an error explained if a grammar was its cause; ended sequences need no grammar any more."""
+        """Drop the constraints of ended sequences; returns the events, with the reason if a grammar caused an error."""
         if not self._constrained:
             return events
         return [event if event.finish_reason is None else self._explained(event) for event in events]

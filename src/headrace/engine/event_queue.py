@@ -1,4 +1,4 @@
-"""What an engine has to say to one reader: requests of an event loop, read together."""
+"""`EventQueue`: sequence events on their way from the engine to one reader on the event loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headrace.types import SequenceEvent
 
 
 class EventQueue:
-    """Events on their way to one reader. Used on the event loop only; its one reader is woken once for many events.
+    """Holds events for one reader, which is woken once for many events. Used on the event loop thread only.
 
-    `read_now`, if it is set, is asked first while the reader waits: it may take what has come without waking anybody,
-    and says whether that was all there was to do.
+    `read_now`, if set, is called first while the reader waits. It may process the events without waking the reader's
+    task, and returns True if the task need not be woken.
     """
 
     __slots__ = ("_ending", "_events", "_loop", "_waiter", "read_now")
@@ -25,42 +25,45 @@ class EventQueue:
         self.read_now: Callable[[], bool] | None = None
 
     def put(self, event: SequenceEvent) -> bool:
-        """Whether the reader is to be told, once all is put that there is."""
+        """Add an event. Returns True if the reader waits and must be notified after the last `put`."""
         self._events.append(event)
         return self._waiter is not None and len(self._events) == 1
 
-    def tell(self) -> None:
-        """There are events for a reader that waits."""
+    def notify(self) -> None:
+        """Let the waiting reader process the new events."""
         if self.read_now is None or self._waiter is None:
             self.wake()
             return
         try:
             is_done = self.read_now()
-        except Exception as error:  # noqa: BLE001  what fails in one reader's place is for that reader
+        except Exception as error:  # noqa: BLE001  an error in this reader must not reach the others
             self.end(error)
         else:
             if not is_done:
                 self.wake()
 
     def end(self, error: Exception) -> None:
-        """The reader gets this error, now or when it next asks; the first one counts."""
+        """Raise this error in the reader, now or at its next read. Later errors are ignored."""
         self._ending = self._ending or error
         self.wake()
 
     def wake(self) -> None:
-        """Let the reader go on, even without events."""
+        """Wake the reader, even without events."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def take(self) -> list[SequenceEvent]:
-        """Wait for events, and take all that have come; none if the reader was only woken."""
+        """Wait for events and return all of them. The list is empty if the reader was woken without events."""
         if (waiter := self.waiter()) is not None:
             await waiter
         return self.take_now()
 
     def waiter(self) -> asyncio.Future[None] | None:
-        """Done when there is something to take; None if there is already. For the one reader, who awaits it at once."""
+        """Return a future that is done when there is something to read, or None if there is already.
+
+        The reader must await it at once.
+        """
         if self._events or self._ending is not None:
             return None
         self._waiter = self._loop.create_future()

@@ -1,5 +1,4 @@
-"""Settings for an engine without a model, as `runner.fake` is a runner without one: for tests, and for measuring what
-the host costs."""
+"""Settings for an engine without a model (`runner.fake`): for tests, and for measuring the host's cost."""
 
 from __future__ import annotations
 
@@ -29,5 +28,5 @@ _SMALL = Settings(
 
 
 def fake_settings(**changes: Any) -> Settings:
-    """Small ones, with these changes."""
+    """Small settings, with these changes."""
     return replace(_SMALL, **changes)

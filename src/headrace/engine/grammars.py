@@ -1,7 +1,7 @@
-"""Grammars: what an answer may be, compiled for the model's tokens by llguidance.
+"""Grammars of structured outputs, compiled for the model's tokens by llguidance.
 
-Compiling takes a millisecond or two and is bounded (`_limits`), whatever the user wrote; it belongs on a thread that
-may wait, before the request reaches the engine's loop. The last ones compiled are kept, and so are the last refusals.
+Compiling takes one or two milliseconds and is bounded (`_limits`) whatever the user wrote. It runs on the front's
+thread, before the request reaches the engine's loop. The last compiled grammars and the last refusals are cached.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 256
 MAX_KEPT_LEN = 1 << 22  # characters of their sources, all together
-_AT_ONCE = 2  # compilations; the others wait, and the engine keeps its cores
+_AT_ONCE = 2  # compilations; more would take cores from the engine
 _MAX_ERROR_LEN = 400
 
 
 class Grammar:
-    """A compiled grammar. Any thread may ask for matchers; each belongs to whoever asked."""
+    """A compiled grammar. Any thread may ask for matchers; each matcher belongs to its caller."""
 
     def __init__(self, template: llguidance.LLMatcher) -> None:
         self._template = template
@@ -38,10 +38,10 @@ class Grammar:
 
 
 class Grammars:
-    """Owns the compiled grammars of one tokenizer, the least recently used of which are forgotten.
+    """Owns the compiled grammars of one tokenizer, in an LRU cache.
 
-    The end of an answer is a token id of its own, `end_id`, past the model's vocabulary: a matcher that allows it lets
-    the sequence end, by whatever tokens end it.
+    The end of an answer is a token id of its own, `end_id`, past the model's vocabulary. Where a matcher allows it, the
+    sequence may end with any of its stop tokens.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Grammars:
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         max_kept: int = MAX_KEPT,
-        num_threads: int = 1,  # for the masks of many rows
+        num_threads: int = 1,  # for the masks of many slots
     ) -> None:
         self.vocab_size = vocab_size
         self.num_threads = num_threads
@@ -67,12 +67,22 @@ class Grammars:
         self._tokens: llguidance.LLTokenizer | None = None
 
     @property
+    def num_kept(self) -> int:
+        """Cached grammars and refusals."""
+        return len(self._kept)
+
+    @property
+    def kept_len(self) -> int:
+        """Characters of their sources, all together."""
+        return self._kept_len
+
+    @property
     def num_words(self) -> int:
-        """The width of a bitmask."""
+        """The width of a bitmask, in 32-bit words."""
         return -(-(self.vocab_size + 1) // 32)
 
     def compile(self, outputs: StructuredOutputs) -> Grammar:
-        """The grammar of what was asked for; refused, with the reason, if it cannot be one."""
+        """The grammar of `outputs`; refused, with the reason, if it is invalid."""
         key = (outputs.kind, outputs.source)
         found = self._recall(key)
         if found is None:
@@ -99,7 +109,7 @@ class Grammars:
                 self._kept_len -= len(source)
 
     def _compiled(self, outputs: StructuredOutputs) -> Grammar | str:
-        """The grammar, or why there is none. Its first mask is part of it: a grammar that allows nothing has none."""
+        """The grammar, or why it is refused. Computes a first mask, since a grammar that allows no token is refused."""
         import llguidance
 
         tokens = self._read_tokens()
@@ -117,7 +127,7 @@ class Grammars:
         return _explained(matcher.get_error()) if matcher.is_error() else Grammar(matcher)
 
     def _read_tokens(self) -> llguidance.LLTokenizer:
-        """The vocabulary as llguidance wants it; takes half a second, once."""
+        """The vocabulary in llguidance's form; takes half a second, once."""
         import llguidance
 
         if self._tokenizer is None:
@@ -134,7 +144,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """Each token's bytes, as the answer's text will have them; llguidance reads these attributes."""
+    """Each token's bytes, as they appear in the answer's text; llguidance reads these attributes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -149,10 +159,10 @@ class _Vocabulary:
         self._special = re.compile(
             "|".join(map(re.escape, sorted(filter(None, names), key=len, reverse=True))) or "(?!)"
         )
-        self.greedily: Callable[[str], list[int]] | None = None  # how to split what the tokenizer would change
+        self.greedily: Callable[[str], list[int]] | None = None  # tokenizes a text that the tokenizer would change
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """How the model is used to see a text that the grammar leaves no choice about."""
+        """The usual tokens of a text that the grammar prescribes."""
         text = text.decode() if isinstance(text, bytes) else text
         pieces = self._tokenizer.encode_batch(self._without_special(text), add_special_tokens=False)
         token_ids = [token_id for piece in pieces for token_id in piece]
@@ -160,7 +170,7 @@ class _Vocabulary:
         return token_ids if is_same or self.greedily is None else self.greedily(text)
 
     def _without_special(self, text: str) -> list[str]:
-        """The text in pieces, cut where it spells a special token: a text is no token."""
+        """The text split within every special token that it spells, so that none is tokenized as such."""
         pieces, start = [], 0
         while match := self._special.search(text, start):
             pieces.append(text[start : match.start() + 1])
@@ -188,21 +198,21 @@ def _in_llguidances_terms(kind: str, source: str) -> str:
 
 
 def _limits() -> llguidance.LLParserLimits:
-    """What a grammar may cost: to compile, in each step, and in memory."""
+    """Bounds on a grammar's cost: to compile, in each step, and in memory."""
     import llguidance
 
     return llguidance.LLParserLimits(
-        initial_lexer_fuel=1_000_000,  # some 20 ms
-        step_lexer_fuel=100_000,  # some 10 ms
-        step_max_items=10_000,  # some 20 ms; a schema of 150 optional properties needs 5,000
-        max_lexer_states=20_000,  # some 30 MB
+        initial_lexer_fuel=1_000_000,  # about 20 ms
+        step_lexer_fuel=100_000,  # about 10 ms
+        step_max_items=10_000,  # about 20 ms; a schema of 150 optional properties needs 5,000
+        max_lexer_states=20_000,  # about 30 MB
         max_grammar_size=250_000,
         verbose_errors=False,
     )
 
 
 def _explained(error: str) -> str:
-    """llguidance's own words, without its marks and not too many of them."""
+    """llguidance's message, without its markers and not too long."""
     text = error.replace("<non-verbose/>", "").strip()
     if text.startswith("NoExtension"):
         return "nothing matches it"
@@ -210,5 +220,5 @@ def _explained(error: str) -> str:
 
 
 def explain(error: str) -> str:
-    """Why a matcher gave up in the middle of an answer."""
+    """Why a matcher failed in the middle of an answer."""
     return f"the grammar became too complex for this answer: {_explained(error)}; make the schema or grammar simpler"

@@ -1,4 +1,4 @@
-"""`LLM`: offline generation with the names that vLLM's users know."""
+"""`LLM`: offline generation with vLLM's names."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from headrace.engine.prompts import (
     as_prompt_list,
     template_options,
 )
-from headrace.engine.readouts import ask_embedding, ask_score
+from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
 from headrace.errors import EngineDeadError, RequestError
-from headrace.garbage import looked_for_less
+from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 from headrace.types import (
@@ -49,16 +49,16 @@ from headrace.types import (
 Input = TypeVar("Input")
 Output_co = TypeVar("Output_co", covariant=True)
 
-TOKENIZE_FIRST = 32  # prompts; the engine works on the first while the next are tokenized
-TOKENIZE_AT_ONCE = 256
-# Requests, and then a pause in which the engine has the interpreter for itself: a thread that never rests takes it
-# again at each of the engine's hundreds of calls into the driver, and the first steps take three times as long.
-SUBMIT_AT_ONCE = 32
+FIRST_TOKENIZE_BATCH = 32  # prompts; small, so that the engine starts while the next ones are tokenized
+TOKENIZE_BATCH = 256
+# Requests between two pauses in which the engine's thread has the GIL for itself. Without pauses this thread takes the
+# GIL at each of the engine's hundreds of driver calls, and the first steps take three times as long.
+SUBMIT_BATCH = 32
 SUBMIT_PAUSE_S = 0.002
 
 
 class Pending(Protocol[Output_co]):
-    """A request that was submitted, and what becomes of it."""
+    """A request that collects its events and builds its output."""
 
     @property
     def request(self) -> Request: ...
@@ -72,7 +72,7 @@ class Pending(Protocol[Output_co]):
 
 
 class LLM:
-    """A model ready to answer lists of prompts.
+    """A loaded model for offline batches of prompts.
 
     >>> llm = LLM()                                   # the embedded model, no account needed
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
@@ -83,17 +83,17 @@ class LLM:
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
         self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
         self._ids = count()
-        self._outputs: dict[str, Any] = {}  # of the call that runs
+        self._outputs: dict[str, Any] = {}  # of the running call
         self._is_busy = Lock()
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, each automatic choice with its reason."""
+        """The resolved settings, each automatic value with its reason."""
         return self._engine.settings
 
     @property
     def spec(self) -> ModelSpec:
-        """The model in numbers."""
+        """The model's architecture."""
         return self._engine.spec
 
     @property
@@ -112,7 +112,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts (text or token ids); results come in the order of the prompts."""
+        """Generate answers to prompts (text or token ids). Outputs are in the order of the prompts."""
         items = as_prompt_list(prompts)
         return self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False)
 
@@ -128,7 +128,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations, each a list of messages, through the model's chat template or a given one."""
+        """Answer conversations (lists of messages), rendered with the given chat template or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
         return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
@@ -143,17 +143,21 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The prompts' hidden states after the final norm: that of the last token, or the mean of all; `normalize`
-        makes their length 1."""
-        items = as_prompt_list(prompts)
-        priorities = _one_each("priority", priority, 0, len(items))
+        """Return the prompts' hidden states after the final norm: of the last token, or the mean over all tokens.
 
-        def ask(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
-            return ask_embedding(str(next(self._ids)), prompt, pooling, normalize=normalize, priority=priorities[index])
+        `normalize` scales each to length 1.
+        """
+        items = as_prompt_list(prompts)
+        priorities = _per_prompt("priority", priority, 0, len(items))
+
+        def build(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
+            return embedding_request(
+                str(next(self._ids)), prompt, pooling, normalize=normalize, priority=priorities[index]
+            )
 
         order = prefixes_first(items)
         tokenized = self._tokenized([items[i] for i in order], is_chat=False)
-        return self._collect(order, tokenized, ask, use_tqdm=use_tqdm)
+        return self._collect(order, tokenized, build, use_tqdm=use_tqdm)
 
     @checks_arguments(RequestError)
     def score(
@@ -164,26 +168,26 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[ScoreRequestOutput]:
-        """How likely each continuation is after its prompt; one prompt may have several."""
+        """Return the log-probability of each continuation after its prompt. One prompt may have several."""
         heads, tails = as_prompt_list(prompts), as_prompt_list(continuations)
         heads = heads * len(tails) if len(heads) == 1 else heads
         if len(heads) != len(tails):
             raise RequestError(
-                f"{len(tails)} continuations for {len(heads)} prompts; give one for each, or one prompt for all",
+                f"{len(tails)} continuations for {len(heads)} prompts; give one per prompt, or a single prompt for all",
                 param="continuations",
             )
-        priorities = _one_each("priority", priority, 0, len(heads))
+        priorities = _per_prompt("priority", priority, 0, len(heads))
 
-        def ask(index: int, pair: TokenizedPair) -> Pending[ScoreRequestOutput]:
-            return ask_score(str(next(self._ids)), pair, priority=priorities[index])
+        def build(index: int, pair: TokenizedPair) -> Pending[ScoreRequestOutput]:
+            return score_request(str(next(self._ids)), pair, priority=priorities[index])
 
         pairs = self._reader.read_pairs(heads, tails)
         order = prefixes_first(heads)
-        return self._collect(order, (pairs[i] for i in order), ask, use_tqdm=use_tqdm)
+        return self._collect(order, (pairs[i] for i in order), build, use_tqdm=use_tqdm)
 
     @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """The beams of the best scores for each prompt; see `headrace.engine.beam_search` for what it costs."""
+        """Return the best-scored beams of each prompt. `headrace.engine.beam_search` explains the cost."""
         read = self._reader.read(as_prompt_list(prompts))
         for index, prompt in enumerate(read):
             if len(prompt.token_ids) + params.max_tokens > self.settings.max_model_len:
@@ -215,7 +219,7 @@ class LLM:
         )
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache: what follows finds nothing that came before. For measuring."""
+        """Empty the prefix cache. For measurements."""
         self._engine.client.forget_prefixes()
 
     def close(self) -> None:
@@ -238,10 +242,10 @@ class LLM:
         priority: Sequence[int] | None,
         is_chat: bool,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params, SamplingParams(), len(prompts))
-        priorities = _one_each("priority", priority, 0, len(prompts))
+        params = _per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
+        priorities = _per_prompt("priority", priority, 0, len(prompts))
 
-        def ask(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
+        def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
             own = self._reader.with_tokens(params[index])
             request = Request(str(next(self._ids)), prompt.token_ids, own, priorities[index], watched=bool(own.stop))
             return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
@@ -249,50 +253,53 @@ class LLM:
         order = starting_order(prompts, params)
         tokenized = self._tokenized([prompts[i] for i in order], is_chat=is_chat)
         return self._collect(
-            order, tokenized, ask, num_running=target_concurrency(params, self.settings), use_tqdm=use_tqdm
+            order, tokenized, build, num_running=target_concurrency(params, self.settings), use_tqdm=use_tqdm
         )
 
     def _collect(
         self,
         order: list[int],
         inputs: Iterable[Input],
-        ask: Callable[[int, Input], Pending[Output_co]],
+        build: Callable[[int, Input], Pending[Output_co]],
         *,
         num_running: int | None = None,
         use_tqdm: bool,
     ) -> list[Output_co]:
-        """Submit what `ask` makes of each input, which come in this order, and wait for all; outputs are in place."""
+        """Submit a request for each input and wait for all of them.
+
+        `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
+        """
         tracked: dict[str, Pending[Output_co]] = {}
-        with self._is_busy, looked_for_less(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
+        with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
                 for number, (index, given) in enumerate(zip(order, inputs, strict=True), start=1):
-                    self._submit(index, given, ask, tracked)
+                    self._submit(index, given, build, tracked)
                     self._take_events(tracked, wait=False)
-                    if number % SUBMIT_AT_ONCE == 0:
+                    if number % SUBMIT_BATCH == 0:
                         sleep(SUBMIT_PAUSE_S)
                 self._wait_for_all(tracked, progress)
             except BaseException:
-                self._abandon(tracked)
+                self._abort_all(tracked)
                 raise
             in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
             return [self._outputs.pop(request_id) for _, request_id in in_order]
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
-        start, end = 0, TOKENIZE_FIRST
+        start, end = 0, FIRST_TOKENIZE_BATCH
         while start < len(prompts):
             yield from self._reader.read(prompts[start:end], add_special_tokens=not is_chat)
-            start, end = end, end + TOKENIZE_AT_ONCE
+            start, end = end, end + TOKENIZE_BATCH
 
     def _submit(
         self,
         index: int,
         given: Input,
-        ask: Callable[[int, Input], Pending[Output_co]],
+        build: Callable[[int, Input], Pending[Output_co]],
         tracked: dict[str, Pending[Output_co]],
     ) -> None:
         try:
-            pending = ask(index, given)
+            pending = build(index, given)
             self._engine.client.submit(pending.request)
         except RequestError as error:
             raise RequestError(f"prompt {index}: {error}", param=error.param, code=error.code) from None
@@ -305,7 +312,7 @@ class LLM:
             progress.update(num_done, self.stats)
 
     def _take_events(self, tracked: dict[str, Pending[Output_co]], *, wait: bool) -> int:
-        """Take in what the engine has sent; how many requests that finished."""
+        """Process the events that have arrived. Returns the number of requests that finished."""
         num_finished = 0
         while wait or not self._events.empty():
             events = self._events.get()
@@ -323,18 +330,18 @@ class LLM:
         if progress.stopped_index is not None:
             self._engine.client.abort(event.request_id, progress.stopped_index)
         if progress.is_finished:
-            self._outputs[event.request_id] = pending.output()  # now, while the engine works on the others
+            self._outputs[event.request_id] = pending.output()  # built now, while the engine works on the others
         return progress.is_finished
 
-    def _abandon(self, tracked: dict[str, Pending[Output_co]]) -> None:
+    def _abort_all(self, tracked: dict[str, Pending[Output_co]]) -> None:
         self._outputs.clear()
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
 
 
-def _one_each(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:
-    """A value for every prompt: the same for all, or a list with one for each."""
+def _per_prompt(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:
+    """Return one value per prompt, from a single value or a list."""
     if given is None:
         return [default] * num_prompts
     if not isinstance(given, Sequence):

@@ -1,4 +1,4 @@
-"""The turns of an engine: take in what was asked, do a step, hand over the news. On whatever thread calls `run`."""
+"""The engine's loop: take commands from the inbox, run a step, deliver its events. On the thread that calls `run`."""
 
 from __future__ import annotations
 
@@ -15,44 +15,48 @@ from headrace.engine.grammars import Grammar
 from headrace.errors import EngineDeadError, RequestError
 from headrace.types import Request, SequenceEvent, TokenIds
 
-AfterTurn = Callable[[list[SequenceEvent]], None]
+AfterStep = Callable[[list[SequenceEvent]], None]
 Command = Callable[[], list[SequenceEvent]]
 
-MAX_GATHERS = 8  # times that a first request waits for others
-GATHER_SHARE = 0.1  # of the time that the prompts take, that may be spent on waiting for more of them
-LEAST_LEARNED = 256  # tokens of prompts, from which their time says something about others
+MAX_DELAYS = 8  # times the batching delay: the longest wait of a first request
+MAX_DELAY_SHARE = 0.1  # of the time that the prompts take: the largest part to spend on waiting for more of them
+MIN_LEARNED_TOKENS = 256  # prompt tokens of a step; fewer say nothing about the time of a token
 
 _NO_TOKENS: TokenIds = np.empty(0, np.int32)
 _log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Owns the core while it runs; others leave commands in its inbox. `after_turn` is called once a turn, must not
-    block, and gets the turn's events, of which there may be none; `on_failure` at most once, before the core closes.
+    """Owns the core while it runs; other threads put commands into its inbox. `after_step` is called once per iteration
+    with its events, perhaps none, and must not block. `on_failure` is called at most once, before the core closes.
 
-    A request that finds the engine idle waits for others, as long as each comes within `gather_s` of the last, their
-    prompts fit in a step and the wait is short beside what these take: started alone, it would have its first token
-    early and its second after all of their prompts. If the one before it came and went alone, it does not wait:
-    somebody may be asking one thing after the other."""
+    Batching delay: a request that arrives at an idle engine waits for others, as long as each arrives within
+    `batching_delay_s` of the last, their prompts fit in a step, and the wait is short compared to their prefill.
+    Started alone, it would get its first token early, but its second only after all of their prompts. It does not wait
+    if the request before it arrived and finished alone: the client probably sends one request after the other.
+
+    `prefill_token_s` is a first estimate of the time that a prompt token takes; `condition` guards the inbox."""
 
     def __init__(
         self,
         core: EngineCore,
-        after_turn: AfterTurn,
+        after_step: AfterStep,
         on_failure: Callable[[BaseException], None],
         *,
-        gather_s: float = 0.0,
+        batching_delay_s: float = 0.0,
+        prefill_token_s: float | None = None,
+        condition: threading.Condition | None = None,
     ) -> None:
         self._core = core
-        self._after_turn = after_turn
+        self._after_step = after_step
         self._on_failure = on_failure
-        self._gather_s = gather_s
+        self._batching_delay_s = batching_delay_s
         self._inbox: deque[Command] = deque()
         self._num_new_tokens = 0  # of prompts in the inbox
-        self._num_together = 0  # requests since the engine was idle last
-        self._first_step: tuple[float, int] | None = None  # since then, until it is done: when, and of how many tokens
-        self._token_s: float | None = None  # of a prompt's token, in the last first step
-        self._has_events = threading.Condition()
+        self._num_together = 0  # requests since the engine was last idle
+        self._first_step: tuple[float, int] | None = None  # since then, until it is done: start time, number of tokens
+        self._prefill_token_s = prefill_token_s
+        self._condition = condition or threading.Condition()
         self._is_stopping = False
         self._failure: BaseException | None = None
 
@@ -65,6 +69,11 @@ class EngineLoop:
         return self._failure
 
     @property
+    def prefill_token_s(self) -> float | None:
+        """Seconds per prompt token, learned from the last first step after the engine was idle."""
+        return self._prefill_token_s
+
+    @property
     def has_work(self) -> bool:
         return bool(self._inbox) or self._core.has_work
 
@@ -73,7 +82,7 @@ class EngineLoop:
         return self._core.num_finished_steps
 
     def submit(self, request: Request) -> None:
-        """Queue a request. What could never run is refused here and now, a grammar compiled."""
+        """Queue a request. Refuses at once what could never run, and compiles its grammar."""
         self._core.check(request)
         self.accept(request)
 
@@ -87,32 +96,32 @@ class EngineLoop:
         self._send(lambda: self._core.abort(request_id, index))
 
     def limit_running(self, num_seqs: int | None) -> None:
-        """Run at most so many sequences at once; None: as many as the engine can."""
+        """Run at most `num_seqs` sequences at once; None: as many as the engine can."""
         self._send(lambda: self._core.limit_running(num_seqs))
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache, but for what running sequences hold."""
+        """Empty the prefix cache, except for blocks that running sequences hold."""
         self._send(self._core.forget_prefixes)
 
     def refuse(self, request_id: str, reason: str) -> None:
-        """Answer a request that could not even be submitted."""
+        """Deliver an error event for a request that could not be submitted."""
         self._send(lambda: [_refusal(request_id, reason)])
 
     def stop(self) -> None:
-        """End `run` after the step in flight. What is unfinished stays so."""
-        with self._has_events:
+        """End `run` after the step in flight. Unfinished requests stay unfinished."""
+        with self._condition:
             self._is_stopping = True
-            self._has_events.notify()
+            self._condition.notify()
 
     def run(self) -> None:
-        """Turn until stopped or broken; `failure` tells which."""
+        """Run until stopped or failed; `failure` says which."""
         try:
             while self._wait_for_work():
                 events = self._take_inbox()
                 events += self._core.step()
                 if self._first_step is not None and events:
                     self._learn(*self._first_step)
-                self._after_turn(events)
+                self._after_step(events)
         except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
             self._failure = error
             self._on_failure(error)
@@ -122,10 +131,10 @@ class EngineLoop:
     def _send(self, command: Command, num_tokens: int = 0) -> None:
         if self._failure is not None:
             raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
-        with self._has_events:
+        with self._condition:
             self._inbox.append(command)
             self._num_new_tokens += num_tokens
-            self._has_events.notify()
+            self._condition.notify()
 
     def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
         self._num_together += 1
@@ -133,16 +142,16 @@ class EngineLoop:
             self._core.add(request, grammar)
         except RequestError as error:
             return [_refusal(request.request_id, str(error))]
-        except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
+        except Exception as error:  # noqa: BLE001  an error of one request must not end the others
             _log.exception("a request could not be added")
             return [_refusal(request.request_id, could_not_take(error))]
         return []
 
     def _wait_for_work(self) -> bool:
-        with self._has_events:
+        with self._condition:
             if not (self.has_work or self._is_stopping):
                 while not (self._inbox or self._is_stopping):
-                    self._has_events.wait()
+                    self._condition.wait()
                 if self._num_together != 1:
                     self._wait_for_others()
                 self._num_together = 0
@@ -153,20 +162,22 @@ class EngineLoop:
         num_seen, started = 0, monotonic()
         while num_seen < len(self._inbox) and not self._is_stopping:
             num_seen, num_tokens = len(self._inbox), self._num_new_tokens
-            left = started + self._worth_waiting(num_tokens) - monotonic()
+            left = started + self._max_wait_s(num_tokens) - monotonic()
             if left <= 0.0 or num_tokens >= self._core.max_step_tokens:
                 return
-            self._has_events.wait(min(left, self._gather_s))
+            self._condition.wait(min(left, self._batching_delay_s))
 
-    def _worth_waiting(self, num_tokens: int) -> float:
-        """Seconds, for prompts of so many tokens."""
-        most = MAX_GATHERS * self._gather_s
-        return most if self._token_s is None else min(most, GATHER_SHARE * self._token_s * num_tokens)
+    def _max_wait_s(self, num_tokens: int) -> float:
+        """The longest wait in seconds for prompts of `num_tokens`."""
+        max_s = MAX_DELAYS * self._batching_delay_s
+        if self._prefill_token_s is None:
+            return max_s
+        return min(max_s, MAX_DELAY_SHARE * self._prefill_token_s * num_tokens)
 
     def _learn(self, started: float, num_tokens: int) -> None:
         self._first_step = None
-        if num_tokens >= LEAST_LEARNED:
-            self._token_s = (monotonic() - started) / num_tokens
+        if num_tokens >= MIN_LEARNED_TOKENS:
+            self._prefill_token_s = (monotonic() - started) / num_tokens
 
     def _take_inbox(self) -> list[SequenceEvent]:
         events: list[SequenceEvent] = []
@@ -187,5 +198,5 @@ def _refusal(request_id: str, reason: str) -> SequenceEvent:
 
 
 def could_not_take(error: Exception) -> str:
-    """Goes to whoever asked, perhaps a stranger: of what went wrong inside only its name."""
+    """A message for the client. Names only the class of the internal error, since the client may not be trusted."""
     return f"the engine could not take the request ({type(error).__name__}); its log says more"

@@ -1,4 +1,4 @@
-"""Prompts in the forms that users write them: text, token ids, vLLM's prompt dictionaries, chat messages."""
+"""Converts prompts to token ids: text, token ids, vLLM's prompt dictionaries, chat messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.types import SamplingParams, StructuredOutputs, TokenIds
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
-COMPARED_STEP = 16  # tokens, the usual block
+COMPARED_STEP = 16  # tokens; the default block size
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
-    """A prompt and what follows it, each of at least one token."""
+    """A prompt and its continuation, each of at least one token."""
 
     text: str | None  # of the prompt
     context: TokenIds
@@ -37,7 +37,7 @@ class TokenizedPair:
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of integers is one prompt, a list of anything else is many."""
+    """Return a list of prompts. A list of integers is one prompt, a list of anything else is several."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     items: list[Any] = list(prompts)
@@ -47,7 +47,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation (a list of messages) or many."""
+    """Return a list of conversations, from one conversation (a list of messages) or several."""
     items: list[Any] = list(messages)
     return [items] if items and isinstance(items[0], Mapping) else items
 
@@ -58,7 +58,7 @@ def template_options(
     tools: Sequence[Mapping[str, Any]] | None,
     more: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What `render` is told. The template's own variables (`more`) can not be misspelt: only it knows them."""
+    """Collect the options of `render`. The names in `more` are not checked: only the template knows its variables."""
     named = {"chat_template": chat_template, "add_generation_prompt": add_generation_prompt, "tools": tools}
     if twice := sorted((named.keys() | {"messages"}) & (more or {}).keys()):
         raise RequestError(f"{twice[0]!r} is an argument of its own, not one of chat_template_kwargs", param=twice[0])
@@ -66,8 +66,10 @@ def template_options(
 
 
 def prefix(prompt: Prompt) -> tuple[str, Sequence[int]]:
-    """A key by which prompts that begin alike stand side by side. One token of every few is enough, and much faster to
-    compare: what prompts share is kept in blocks."""
+    """Return a sort key that puts prompts with the same prefix next to each other.
+
+    One token per block is compared: that is much faster, and the prefix cache shares whole blocks only.
+    """
     if isinstance(prompt, str):
         return prompt, ()
     if isinstance(prompt, Mapping):
@@ -90,7 +92,7 @@ class PromptReader:
         return self._tokenizer
 
     def read(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[TokenizedPrompt]:
-        """All at once, so that the tokenizer can use its threads."""
+        """Tokenize all prompts in one call, so that the tokenizer can use its threads."""
         texts = [_text_of(prompt) for prompt in prompts]
         given = [text for text in texts if text is not None]
         encoded = iter(self.tokenizer.encode_batch(given, add_special_tokens=add_special_tokens) if given else ())
@@ -100,8 +102,11 @@ class PromptReader:
         ]
 
     def read_pairs(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[TokenizedPair]:
-        """Prompts with a continuation each. Two texts are tokenized as the one text they make, as a model reads them:
-        the continuation begins where its tokens part from those of the prompt alone. Token ids stay as they are."""
+        """Tokenize prompts with one continuation each.
+
+        Two texts are tokenized as one joined text, as a model would see them. The continuation starts at the first
+        token that differs from the tokens of the prompt alone. Token ids are not changed.
+        """
         heads = self.read(prompts)
         tails = self.read(continuations, add_special_tokens=False)
         is_text = [head.text is not None and tail.text is not None for head, tail in zip(heads, tails, strict=True)]
@@ -113,7 +118,7 @@ class PromptReader:
         ]
 
     def render(self, messages: Messages, *, chat_template: str | None = None, **options: Any) -> str:
-        """A conversation as the chat template, the model's or a given one, writes it, special tokens included."""
+        """Render a conversation with the given chat template, or the model's. The text includes special tokens."""
         template = self.tokenizer.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
@@ -125,9 +130,9 @@ class PromptReader:
         return template.render(messages, **options)
 
     def with_tokens(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with their bad words as tokens, each with a space before it and without.
+        """Replace bad words by their token ids, each with and without a leading space.
 
-        A grammar is compiled, which may take a while: it is refused here, or kept for the engine.
+        A grammar is compiled here, which may take a while. An invalid one is refused; the engine reuses a valid one.
         """
         if self._grammars is not None and isinstance(params.structured_outputs, StructuredOutputs):
             self._grammars.compile(params.structured_outputs)
@@ -154,12 +159,12 @@ class PromptReader:
 
 
 def _whole_numbers(values: Any) -> npt.NDArray[np.int64]:
-    """Nothing is rounded to one."""
+    """Convert to integers without rounding: fractions are refused."""
     if type(values) is list and values:
-        return np.frombuffer(array("q", values), np.int64)  # in two thirds of the time that numpy takes
+        return np.frombuffer(array("q", values), np.int64)  # takes two thirds of the time of np.array
     numbers = np.array(values)
     if numbers.size and numbers.dtype.kind not in "iu":
-        raise ValueError("no whole numbers")
+        raise ValueError("not integers")
     return numbers.astype(np.int64)
 
 

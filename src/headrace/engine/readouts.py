@@ -1,4 +1,4 @@
-"""From a readout's event to an output: embeddings and the scores of continuations."""
+"""Readouts (vLLM's pooling): builds requests for embeddings and scores, and their outputs from the events."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headrace.types import (
     SequenceEvent,
 )
 
-_NO_PARAMS = SamplingParams(seed=0)  # nothing is drawn; without a seed one would be drawn for it
+_NO_PARAMS = SamplingParams(seed=0)  # nothing is sampled; a fixed seed avoids generating one
 
 
 @dataclass(slots=True)
 class PendingReadout:
-    """One readout from submission to its last event. Owned by whoever submitted it."""
+    """One readout from submission to its last event. Owned by the code that submitted it."""
 
     request: Request
     prompt: str | None
@@ -70,7 +70,7 @@ class PendingEmbedding(PendingReadout):
 
 @dataclass(slots=True)
 class PendingScore(PendingReadout):
-    num_context: int = 0  # tokens of the prompt itself; the request's have the continuation but for its last one
+    num_context: int = 0  # tokens of the prompt; the request also holds the continuation without its last token
 
     def output(self) -> ScoreRequestOutput:
         self._check()
@@ -84,7 +84,7 @@ class PendingScore(PendingReadout):
         )
 
 
-def ask_embedding(
+def embedding_request(
     request_id: str, prompt: TokenizedPrompt, pooling: Pooling, *, normalize: bool, **options: Any
 ) -> PendingEmbedding:
     known = get_args(Pooling)
@@ -95,7 +95,7 @@ def ask_embedding(
     return PendingEmbedding(request, prompt.text, normalize=normalize)
 
 
-def ask_score(request_id: str, pair: TokenizedPair, **options: Any) -> PendingScore:
+def score_request(request_id: str, pair: TokenizedPair, **options: Any) -> PendingScore:
     token_ids = np.concatenate([pair.context, pair.continuation[:-1]])
     request = Request(request_id, token_ids, _NO_PARAMS, readout=Readout(targets=pair.continuation), **options)
     return PendingScore(request, pair.text, num_context=len(pair.context))

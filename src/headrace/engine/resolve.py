@@ -1,4 +1,4 @@
-"""From what the user set, the model and the machine to settings: one function, and a reason for each value."""
+"""Turns the user's config, the model and the machine into settings: one function, and a reason for each value."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from headrace.models.spec import ModelSpec
 
 GIB = 2**30
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-FP8_CAPABILITY = (8, 9)  # Ada and Hopper multiply in eight bits
+FP8_CAPABILITY = (8, 9)  # compute capability from which a GPU has FP8 tensor cores: Ada, Hopper
 
-LEAST_TOKENS = 64  # a sequence is hardly ever shorter; a cache for fewer of these than rows would only preempt
+# A sequence is hardly ever shorter. If the KV cache held fewer of these than there are slots, most would be preempted.
+MIN_SEQ_TOKENS = 64
 
-# On a CPU a step reads all weights from memory; with this many rows that is a small part of its time.
+# On a CPU a step reads all weights from memory; with this many sequences that is a small part of its time.
 CPU_FULL_RATE_SEQS = 128
 CPU_BATCHED_TOKENS = 512
 CPU_MEMORY_SHARE = 0.5
 
-# A GPU multiplies at its full rate from some 512 rows on, if tiles of 128 x 128 of the narrowest product fill its
-# processors, of which there are some 128. More rows are only worth it if the cache holds them to a usual length:
+# GEMMs reach the full rate of a GPU from about 512 rows on, if tiles of 128 x 128 of the narrowest GEMM fill its
+# processors, of which there are about 128. More sequences pay only if the KV cache holds them up to a usual length:
 # otherwise they make every step longer, and wait for each other.
-GPU_LEAST_FULL_RATE_SEQS = 512
-GPU_MOST_SEQS = 1024
+GPU_MIN_FULL_RATE_SEQS = 512
+GPU_MAX_SEQS = 1024
 GPU_USUAL_TOKENS = 1024
 GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
-GPU_RUNTIME_BYTES = 1 << 30  # graphs, library workspaces, what the allocator cannot reuse
-GPU_FULL_STEP_TOKENS = 2048  # products are at their full rate long before; a prompt need not be cut to fill a step
-GPU_ADMISSIONS = 32  # with a full house, a prompt joins when 1/32 of the rows are free
+GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
+GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
+GPU_ADMISSION_SHARE = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
@@ -43,7 +44,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Setti
 class _Pace(TypedDict, total=False):
     """Fields of Settings that say how a GPU is kept busy."""
 
-    admit_at_once: int
+    min_slots_to_admit: int
     full_step_tokens: int
     full_rate_seqs: int
 
@@ -51,7 +52,7 @@ class _Pace(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class _Memory:
     allowed: int  # bytes that the engine may use
-    for_steps: int  # bytes of them that steps need
+    for_steps: int  # bytes of `allowed` that steps need
     source: str  # where `allowed` comes from
 
 
@@ -72,9 +73,9 @@ class _Resolver:
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
         num_threads = self._num_threads()
-        most_seqs = config.max_num_seqs or self._most_seqs(dtype, kv_dtype)
-        num_blocks = self._num_blocks(dtype, kv_dtype, most_seqs)
-        max_num_seqs = self._max_num_seqs(num_blocks, most_seqs)
+        max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
+        num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
+        max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
         max_model_len = self._max_model_len(num_blocks)
         return Settings(
             device=device,
@@ -101,11 +102,11 @@ class _Resolver:
         if not self._on_gpu:
             return {}
         return {
-            "admit_at_once": max(1, max_num_seqs // GPU_ADMISSIONS),
+            "min_slots_to_admit": max(1, max_num_seqs // GPU_ADMISSION_SHARE),
             "full_step_tokens": GPU_FULL_STEP_TOKENS,
-            # Where tiles do not fill the processors a step of so many is slower a row, but a long tail of small steps
-            # is slower still: 512 at once were the best for models of 1B and 3B too.
-            "full_rate_seqs": min(max_num_seqs, GPU_LEAST_FULL_RATE_SEQS),
+            # Where tiles do not fill the processors, a step of this size is slower per sequence, but a long tail of
+            # small steps is slower still: 512 at once were best for models of 1B and 3B too.
+            "full_rate_seqs": min(max_num_seqs, GPU_MIN_FULL_RATE_SEQS),
         }
 
     def _note(self, name: str, value: object, reason: str) -> None:
@@ -145,7 +146,7 @@ class _Resolver:
         if given is not None:
             self._check_fp8(f"quantization={given!r}")
             if dtype != "bfloat16":
-                raise ConfigError(f"quantization={given!r} gives its products in bfloat16; set dtype='bfloat16'")
+                raise ConfigError(f"quantization={given!r} computes in bfloat16; set dtype='bfloat16'")
             self._note("quantization", given, "as set: weights and activations of the layers in eight bits")
         return given
 
@@ -162,9 +163,9 @@ class _Resolver:
         if not self._on_gpu or gpu is None:
             raise ConfigError(f"{what} needs a GPU; a CPU computes in float32")
         if gpu.capability < FP8_CAPABILITY:
-            least = ".".join(map(str, FP8_CAPABILITY))
+            minimum = ".".join(map(str, FP8_CAPABILITY))
             raise ConfigError(
-                f"{what} needs a GPU of compute capability {least} or more, and {gpu.name} has "
+                f"{what} needs a GPU of compute capability {minimum} or more, and {gpu.name} has "
                 f"{'.'.join(map(str, gpu.capability))}"
             )
 
@@ -175,29 +176,29 @@ class _Resolver:
         self._note("num_threads", self._facts.num_cores, "all cores that this process may use")
         return self._facts.num_cores
 
-    def _most_seqs(self, dtype: str, kv_dtype: str) -> int:
-        """As far as the cache does not set a lower limit."""
+    def _max_seqs(self, dtype: str, kv_dtype: str) -> int:
+        """The maximum before the size of the KV cache is considered."""
         if not self._on_gpu:
             return CPU_FULL_RATE_SEQS
-        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, GPU_MOST_SEQS)
-        if num_blocks * self._config.block_size >= GPU_MOST_SEQS * GPU_USUAL_TOKENS:
-            return GPU_MOST_SEQS
-        return min(GPU_MOST_SEQS, self._full_rate_seqs())
+        num_blocks = self._num_blocks_as_set(kv_dtype) or self._room(dtype, kv_dtype, GPU_MAX_SEQS)
+        if num_blocks * self._config.block_size >= GPU_MAX_SEQS * GPU_USUAL_TOKENS:
+            return GPU_MAX_SEQS
+        return min(GPU_MAX_SEQS, self._full_rate_seqs())
 
     def _full_rate_seqs(self) -> int:
-        return max(GPU_LEAST_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
+        return max(GPU_MIN_FULL_RATE_SEQS, -(-GPU_TILE_AREA // self._spec.hidden_size // 64) * 64)
 
-    def _max_num_seqs(self, num_blocks: int, most_seqs: int) -> int:
+    def _max_num_seqs(self, num_blocks: int, max_seqs: int) -> int:
         given = self._config.max_num_seqs
         if given is not None:
             self._note("max_num_seqs", given, "as set")
             return given
         device = "GPU" if self._on_gpu else "CPU"
-        full_rate = f"a {device} multiplies at its full rate with so many rows; more would mostly use memory"
-        in_cache = max(1, num_blocks * self._config.block_size // LEAST_TOKENS)
+        full_rate = f"a {device} reaches its full rate with this many sequences; more would mostly use memory"
+        in_cache = max(1, num_blocks * self._config.block_size // MIN_SEQ_TOKENS)
         limits = [
-            (most_seqs, full_rate),
-            (in_cache, f"the KV cache holds so many sequences of {LEAST_TOKENS} tokens"),
+            (max_seqs, full_rate),
+            (in_cache, f"the KV cache holds this many sequences of {MIN_SEQ_TOKENS} tokens"),
             (
                 self._config.max_num_batched_tokens or in_cache,
                 "max_num_batched_tokens: each running sequence needs one token a step",
@@ -230,7 +231,7 @@ class _Resolver:
         return config.kv_cache_memory_bytes // block_bytes
 
     def _room(self, dtype: str, kv_dtype: str, max_num_seqs: int) -> int:
-        """Blocks that fit beside the weights and the steps of so many sequences; less than one if none does."""
+        """Blocks that fit beside the weights and the steps of `max_num_seqs` sequences; may be less than one."""
         memory = self._memory(max_num_seqs)
         return (memory.allowed - self._weight_bytes(dtype) - memory.for_steps) // self._block_bytes(kv_dtype)
 
@@ -248,10 +249,11 @@ class _Resolver:
                 "take a smaller model"
             )
         context = self._config.max_model_len or self._spec.max_model_len
-        most = max_num_seqs * -(-context // self._config.block_size)
-        if most <= room:
-            self._note("num_blocks", most, f"{max_num_seqs} sequences of {context:,} tokens: more is never needed")
-            return most
+        max_blocks = max_num_seqs * -(-context // self._config.block_size)
+        if max_blocks <= room:
+            reason = f"{max_num_seqs} sequences of {context:,} tokens: more is never needed"
+            self._note("num_blocks", max_blocks, reason)
+            return max_blocks
         less = f"{weights / GIB:.2f} GiB of weights"
         if memory.for_steps:
             less += f" and {memory.for_steps / GIB:.2f} GiB for steps"
@@ -265,19 +267,19 @@ class _Resolver:
         return _Memory(int(free * share), 0, f"{share:.0%} of {free / GIB:.1f} GiB free memory, taken as it is used")
 
     def _gpu_memory(self, max_num_seqs: int) -> _Memory:
-        """The share is of the whole GPU, so that engines that share one can add theirs up; what others hold counts."""
+        """The share is of the whole GPU, so that the shares of several engines add up; others' memory counts."""
         gpu = self._facts.gpu
         assert gpu is not None
         share = self._config.gpu_memory_utilization or GPU_MEMORY_SHARE
         allowed = min(int(gpu.total_memory * share), gpu.free_memory)
         source = f"{share:.0%} of {gpu.total_memory / GIB:.1f} GiB"
         if allowed == gpu.free_memory:
-            source = f"the {allowed / GIB:.1f} GiB that others have left"
+            source = f"the {allowed / GIB:.1f} GiB that other processes have left"
         for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
         return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
 
     def _step_memory(self, max_num_seqs: int) -> int:
-        """A first estimate, before a step was measured: the widest activations and two sets of logits."""
+        """A first estimate, before a step is measured: the widest activations and two sets of logits."""
         spec, num_tokens = self._spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
         activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
@@ -310,17 +312,18 @@ class _Resolver:
 
     def _max_num_batched_tokens(self, max_num_seqs: int, max_model_len: int) -> int:
         given = self._config.max_num_batched_tokens
-        least, why = max_num_seqs, f"max_num_seqs={max_num_seqs}: each running sequence needs one token a step"
-        if not self._config.enable_chunked_prefill and max_model_len > least:
-            least, why = max_model_len, f"max_model_len={max_model_len}: without chunks a prompt must fit in one step"
+        minimum, why = max_num_seqs, f"max_num_seqs={max_num_seqs}: each running sequence needs one token a step"
+        if not self._config.enable_chunked_prefill and max_model_len > minimum:
+            minimum = max_model_len
+            why = f"max_model_len={max_model_len}: without chunked prefill a prompt must fit in one step"
         if given is not None:
-            if given < least:
+            if given < minimum:
                 raise ConfigError(f"max_num_batched_tokens={given} must be at least {why}")
             self._note("max_num_batched_tokens", given, "as set")
             return given
         value = GPU_BATCHED_TOKENS if self._on_gpu else CPU_BATCHED_TOKENS
-        if least > value:
-            self._note("max_num_batched_tokens", least, why)
-            return least
+        if minimum > value:
+            self._note("max_num_batched_tokens", minimum, why)
+            return minimum
         self._note("max_num_batched_tokens", value, "full rate for prompts, and steps short enough for streams")
         return value

@@ -1,4 +1,4 @@
-"""The settings an engine runs with: every value decided, every automatic one with its reason."""
+"""The settings that an engine runs with: every value decided, every automatic one with its reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.sched import SchedulerLimits
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One setting as it will be, and why."""
+    """One decided setting and its reason."""
 
     name: str
     value: str
@@ -19,7 +19,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `resolve` made of the user's config. Nothing in it is automatic any more."""
+    """The result of `resolve`: no value is automatic any more."""
 
     device: str
     dtype: str
@@ -39,8 +39,8 @@ class Settings:
     choices: tuple[Choice, ...]
     quantization: Quantization | None = None
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
-    full_rate_seqs: int | None = None  # fewer running ones would waste the device; None: than max_num_seqs
-    admit_at_once: int = 1  # see SchedulerLimits
+    full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
+    min_slots_to_admit: int = 1  # see SchedulerLimits
 
     @property
     def limits(self) -> SchedulerLimits:
@@ -55,5 +55,5 @@ class Settings:
             queue_policy=self.queue_policy,
             capacity_policy=self.capacity_policy,
             full_step_tokens=self.full_step_tokens,
-            admit_at_once=self.admit_at_once,
+            min_slots_to_admit=self.min_slots_to_admit,
         )

@@ -1,4 +1,4 @@
-"""From a config to a running engine: checkpoint, settings, weights and tokenizer, the latter two side by side."""
+"""Starts an engine from a config: checkpoint, settings, then weights and tokenizer in parallel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine and what its fronts need to know of it."""
+    """A running engine and what its fronts need to know about it."""
 
     client: Client
     settings: Settings
@@ -53,12 +53,12 @@ class Engine:
 
 Report = Callable[[str], None]
 
-GPU_SWITCH_SECONDS = 0.0005  # for how long another thread may keep the interpreter while the engine's wants it
-GPU_DEPTH = 2  # steps queued on a GPU beyond the one it works on, so that a slow turn of the host costs nothing
+GPU_SWITCH_SECONDS = 0.0005  # how long another thread may hold the GIL while the engine's thread waits for it
+GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow step of the host costs nothing
 
 
 class LoadedCore(NamedTuple):
-    """A core that is ready to run, the settings that its runner was built with, and what its grammars are made for."""
+    """A core that is ready to run, with the settings that its runner was built with, its tokenizer and its grammars."""
 
     core: EngineCore
     settings: Settings
@@ -67,7 +67,7 @@ class LoadedCore(NamedTuple):
 
 
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
-    """Load the model and start its thread. `deliver` gets all events; see `EngineClient`."""
+    """Load the model and start the engine's thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
     return_large_buffers()
     checkpoint = open_model(config)
@@ -94,8 +94,8 @@ def start_engine_process(
     supervision: Supervision | None = None,
     report: Report = lambda stage: None,
 ) -> Engine:
-    """The same in a process of its own, which is started again when it dies if there are rules of `supervision`. Only
-    the tokenizer is loaded here, and torch is not imported."""
+    """Start the engine in a process of its own, which is restarted when it dies if `supervision` is given. This process
+    only loads the tokenizer, and does not import torch."""
     started = perf_counter()
     client = (
         EngineProcess(deliver, lambda: deliver([]), report=report)
@@ -103,7 +103,7 @@ def start_engine_process(
         else EngineSupervisor(deliver, supervision, report=report)
     )
     try:
-        checkpoint = open_model(config)  # a model that must be fetched is fetched here, before the process looks for it
+        checkpoint = open_model(config)  # downloads a model that is not cached, before the process opens it
         client.start(config)
         tokenizer = tokenizer_of(config, checkpoint)
         settings = client.wait_until_ready().settings
@@ -123,7 +123,7 @@ def start_engine_process(
 
 
 def load_core(config: EngineConfig, report: Report) -> LoadedCore:
-    """The engine without its front: what runs in a process of its own. `report` hears how far it has come."""
+    """Load an engine without a front, for a process of its own. `report` gets each stage of the start."""
     return_large_buffers()
     loaded = _load(config, open_model(config), report)
     release_unused()
@@ -139,8 +139,8 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
     if config.device != "cpu":
         facts = replace(facts, gpu=read_gpu())
     settings = resolve(config, spec, facts)
-    with ThreadPoolExecutor(1, "headrace-tokenizer") as beside:
-        loading = beside.submit(tokenizer_of, config, checkpoint)
+    with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
+        loading = executor.submit(tokenizer_of, config, checkpoint)
         report("loading the weights")
         decoder = _load_decoder(checkpoint, settings)
         report("starting the runner")
@@ -176,16 +176,16 @@ def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
 
 
 def _measure_step(decoder: Decoder, settings: Settings) -> int:
-    """What the largest step needs, as it was seen, not estimated."""
+    """The memory of the largest step, measured."""
     from headrace.runner.gpu.memory import measure_step
 
     return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
 
 
 def _graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
-    from headrace.runner.gpu.prefill_graphs import graph_bytes
+    from headrace.runner.gpu.graph_sizes import prefill_graph_bytes
 
-    return graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
+    return prefill_graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
 
 
 def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
@@ -221,9 +221,9 @@ def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runn
     )
     if settings.device == "cuda":
         return _start_gpu_runner(decoder, shape)
-    from headrace.runner.cpu_runner import TorchRunner
+    from headrace.runner.cpu_runner import CpuRunner
 
-    return TorchRunner(decoder, shape)
+    return CpuRunner(decoder, shape)
 
 
 def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
@@ -236,14 +236,14 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(
-            f"the GPU has no room for {shape.num_blocks:,} cache blocks and the graphs of {shape.max_num_seqs:,} "
+            f"the GPU has no room for {shape.num_blocks:,} cache blocks and the CUDA graphs of {shape.max_num_seqs:,} "
             f"sequences: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, "
-            "max_num_seqs or max_num_batched_tokens, or stop what else uses the GPU"
+            "max_num_seqs or max_num_batched_tokens, or stop other processes on the GPU"
         ) from error
 
 
 def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
-    """The model's tokenizer; a random-weight model may do without and take token ids only."""
+    """The model's tokenizer; None for a model with random weights that has none and takes token ids only."""
     try:
         return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)
     except ModelError:

@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""Facts about this machine (cores, memory, GPU), and returning memory to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts of the machine that settings depend on, read without torch."""
+"""The facts about the machine that settings depend on. Only `read_gpu` imports torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import psutil
 class GpuFacts:
     name: str
     total_memory: int  # bytes
-    free_memory: int  # bytes, before anything of ours is there
-    capability: tuple[int, int]  # of computing, as CUDA counts
-    step_memory: int | None = None  # bytes that the largest step was seen to need beside weights and cache
+    free_memory: int  # bytes, before the engine allocates anything
+    capability: tuple[int, int]  # CUDA compute capability
+    step_memory: int | None = None  # bytes that the largest step was measured to need beside weights and KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _cpu_model() -> str:
 
 
 def _container_memory() -> tuple[int, int]:
-    """Limit and use in bytes of the control group, or zeros where there is no limit."""
+    """Memory limit and use of the control group in bytes, or zeros if there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()

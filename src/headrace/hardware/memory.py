@@ -1,4 +1,4 @@
-"""Giving back what is no longer needed."""
+"""Returns unused memory to the system."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LARGE_BYTES = 4 << 20
 
 
 def return_large_buffers() -> None:
-    """Let large buffers go back to the system when they are freed, instead of leaving holes in the heap."""
+    """Make freed large buffers return to the system, instead of leaving holes in the heap."""
     if _has_glibc():
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def release_unused() -> None:
-    """Return freed memory to the system: loading a model leaves tens of megabytes of it behind."""
+    """Return freed memory to the system: loading a model leaves tens of megabytes behind."""
     gc.collect()
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,1 +1,16 @@
-"""The operations a model is made of, for each kind of device, behind `headrace.kernels.ops`."""
+"""The operations that models are made of, with one implementation per kind of device.
+
+    ops.py         what models call; picks the implementation by the device and type of the tensors
+    layout.py      the data types that cross this border: StepLayout, LayerCache, Routes, Fp8Rows
+    reference.py   each operation in plain PyTorch: its specification, its test, and the fallback
+    cpu/           numba kernels and packed GEMMs for float32 on a CPU
+    gpu/           Triton kernels for NVIDIA GPUs
+
+Invariants:
+
+- Every fast kernel is tested against its reference; the reference computes sums in float32.
+- A token's result does not depend on what else is in the batch, except for the rounding of GEMMs.
+- numba and Triton are imported in this package only, and only when a kernel is first needed.
+
+FP8: start at `gpu/fp8.py`. Sampling kernels (`cpu/sample.py`, `gpu/sample.py`) are called by `headrace.sampling`.
+"""

@@ -1,4 +1,5 @@
-"""The operations a model calls: each goes to the fast kernel of the tensor's device, or else to its PyTorch twin."""
+"""The operations that a model calls. Each uses the fast kernel of the tensor's device, or else the PyTorch
+reference."""
 
 from __future__ import annotations
 
@@ -44,35 +45,36 @@ __all__ = [
 
 
 class PackedLinear(Protocol):
-    """A weight matrix and its bias in the form their device multiplies fastest."""
+    """A weight matrix and its bias in the form that their device multiplies fastest."""
 
     @property
-    def takes_fp8(self) -> bool: ...  # whether what comes before should give it rows in eight bits
+    def takes_fp8(self) -> bool: ...  # whether the operation before it should return FP8 rows
 
     def __call__(self, x: Rows) -> Tensor: ...  # [T, K] -> [T, N]
 
 
 class PackedExperts(Protocol):
-    """A weight matrix for each expert, in the form their device multiplies fastest."""
+    """One weight matrix per expert, in the form that their device multiplies fastest."""
 
     @property
     def takes_fp8(self) -> bool: ...
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
-        """Each route's row, or that of its token, times the matrix of its expert; times the route's weight if asked."""
+        """Multiplies each route's row, or its token's row, by the matrix of its expert; then by the route's weight
+        if asked."""
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
-    """Compiles or loads what steps of this type need, so that none of them waits for it."""
-    if device.type == "cpu" and dtype == torch.float32 and _has_numba():
+    """Compiles or loads what steps of this type need, so that no step waits for it."""
+    if device.type == "cpu" and dtype == torch.float32 and has_numba():
         from headrace.kernels import cpu
 
         cpu.warm_up()
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear:  # [N, K], [N]
-    """`as_fp8`: weights and activations in eight bits, a factor for each of their rows; only where there is a GPU."""
-    kernels = _kernels(weight.device, weight.dtype)
+    """Packs a weight matrix [N, K]. `as_fp8`: FP8 weights and activations (see `gpu/fp8.py`); only on a GPU."""
+    kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedLinear = (
         kernels.pack_linear(weight, bias, as_fp8=True) if as_fp8 else kernels.pack_linear(weight, bias)
     )
@@ -80,23 +82,26 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = Fa
 
 
 def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [E, N, K]
-    kernels = _kernels(weight.device, weight.dtype)
+    """Packs the weight matrices of a mixture of experts."""
+    kernels = kernels_for(weight.device, weight.dtype)
     packed: PackedExperts = kernels.pack_experts(weight, as_fp8=True) if as_fp8 else kernels.pack_experts(weight)
     return packed
 
 
 def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
-    """Each token to the `num_chosen` experts of its highest logits. By the `rule` the weights are their sigmoids, their
-    shares in the softmax of all (softmax) or those among themselves (softmax_of_chosen)."""
-    routes: Routes = _kernels(logits.device, logits.dtype).route(logits, num_chosen, rule)
+    """Routes each token to the `num_chosen` experts of its highest logits. The `rule` gives the routes' weights: the
+    sigmoid of each logit, its share in the softmax over all experts (softmax), or over the chosen ones
+    (softmax_of_chosen)."""
+    routes: Routes = kernels_for(logits.device, logits.dtype).route(logits, num_chosen, rule)
     return routes
 
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """One layer's cache, [num_blocks, Hkv, block_size, D] twice; a CPU commits the memory only as it is used."""
-    kernels = _kernels(device, dtype)
+    """Allocates one layer's cache, [num_blocks, Hkv, block_size, D] twice; on a CPU memory is committed only as it
+    is used."""
+    kernels = kernels_for(device, dtype)
     cache: LayerCache = kernels.allocate_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
     return cache
 
@@ -106,21 +111,21 @@ def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:  # [T, H], [H] -> [T, H]
-    kernels = _kernels(x.device, x.dtype)
+    kernels = kernels_for(x.device, x.dtype)
     out: Rows = kernels.rms_norm_fp8(x, weight, eps) if as_fp8 else kernels.rms_norm(x, weight, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    kernels = _kernels(x.device, x.dtype)
+    kernels = kernels_for(x.device, x.dtype)
     norm = kernels.add_rms_norm_fp8 if as_fp8 else kernels.add_rms_norm
     out: Rows = norm(x, residual, weight, eps)
     return out
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, as_fp8: bool = False) -> Rows:
-    kernels = _kernels(x.device, x.dtype)
+    kernels = kernels_for(x.device, x.dtype)
     norm = kernels.layer_norm_fp8 if as_fp8 else kernels.layer_norm
     out: Rows = norm(x, weight, bias, eps)
     return out
@@ -130,7 +135,7 @@ def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, *, as_fp8: bool = False
 ) -> Rows:
     """Adds x to `residual` in place and returns the norm of the sum. All [T, H]."""
-    kernels = _kernels(x.device, x.dtype)
+    kernels = kernels_for(x.device, x.dtype)
     norm = kernels.add_layer_norm_fp8 if as_fp8 else kernels.add_layer_norm
     out: Rows = norm(x, residual, weight, bias, eps)
     return out
@@ -139,7 +144,7 @@ def add_layer_norm(
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
-    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a line, sines in the second
+    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a row, sines in the second
     cache: LayerCache,
     num_heads: int,
     num_kv_heads: int,
@@ -147,8 +152,8 @@ def rope_and_store(
     k_norm: Tensor | None = None,  # [D]
     eps: float = 1e-6,
 ) -> Tensor:  # [T, Hq, D]
-    """Rotates queries and keys, and stores keys and values at the step's slots. May use `qkv` as scratch."""
-    kernels = _kernels(qkv.device, qkv.dtype)
+    """Rotates queries and keys, and stores keys and values where `slot_mapping` says. May use `qkv` as scratch."""
+    kernels = kernels_for(qkv.device, qkv.dtype)
     out: Tensor = kernels.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
     return out
 
@@ -163,50 +168,52 @@ def paged_attention(
     *,
     slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
-    or, if the window does not slide but jumps, p // window * window..p.
+    """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
+    // window * window..p, if the window does not slide.
 
-    `q` must be what `rope_and_store` gave: on a GPU the step's own keys and values stand beside it.
+    `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
-    out: Tensor = _kernels(q.device, q.dtype).paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
+    out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
+        q, cache, layout, scale, window, softcap, slides=slides
+    )
     return out
 
 
 def silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], silu(first) * second half
-    kernels = _kernels(gate_up.device, gate_up.dtype)
+    kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.silu_and_mul_fp8(gate_up) if as_fp8 else kernels.silu_and_mul(gate_up)
     return out
 
 
 def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
-    """The gelu whose normal distribution is approximated by a tanh."""
-    kernels = _kernels(gate_up.device, gate_up.dtype)
+    """Uses the tanh approximation of GELU."""
+    kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
     return out
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
-    """The exact one."""
-    kernels = _kernels(x.device, x.dtype)
+    """Computes the exact GELU."""
+    kernels = kernels_for(x.device, x.dtype)
     out: Rows = kernels.gelu_fp8(x) if as_fp8 else kernels.gelu(x)
     return out
 
 
 def gelu_tanh(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
-    kernels = _kernels(x.device, x.dtype)
+    kernels = kernels_for(x.device, x.dtype)
     out: Rows = kernels.gelu_tanh_fp8(x) if as_fp8 else kernels.gelu_tanh(x)
     return out
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), in place."""
-    out: Tensor = _kernels(x.device, x.dtype).soft_cap(x, cap)
+    """Computes cap * tanh(x / cap) in place."""
+    out: Tensor = kernels_for(x.device, x.dtype).soft_cap(x, cap)
     return out
 
 
-def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:  # [R, V], [Q] int64, [Q, words] int32
-    """In place: logits[places[i], t] becomes -inf where bit t % 32 of bits[i, t // 32] is not set."""
-    _kernels(logits.device, logits.dtype).apply_bitmask(logits, places, bits)
+def apply_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:  # [R, V], [Q] int64, [Q, words] int32
+    """Sets logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is not set."""
+    kernels_for(logits.device, logits.dtype).apply_bitmask(logits, rows, bits)
 
 
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
@@ -215,9 +222,9 @@ def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> N
 
 
 @functools.cache
-def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
-    if device.type == "cpu" and dtype == torch.float32 and _has_numba():
-        from headrace.kernels import cpu  # not before it is needed: numba takes a while to import
+def kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    if device.type == "cpu" and dtype == torch.float32 and has_numba():
+        from headrace.kernels import cpu  # imported late: numba takes a while
 
         return cpu
     if device.type == "cuda":
@@ -227,5 +234,5 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
     return reference
 
 
-def _has_numba() -> bool:
+def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None

@@ -1,6 +1,6 @@
-"""Every operation in plain PyTorch: the specification, the test of the fast kernels, and the path without them.
+"""Every operation in plain PyTorch: the specification, the test of the fast kernels, and the fallback without them.
 
-Sums are taken in float32 whatever the type of the input. T tokens, Hq and Hkv query and kv heads, D head_dim.
+Sums are in float32 whatever the type of the input. T tokens, Hq and Hkv query and kv heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FP8_MAX = 448.0
 
 
 class PackedLinear:
-    """A weight matrix in the form its device multiplies fastest, here as it came."""
+    """A weight matrix and its bias; other devices pack them into the form that they multiply fastest."""
 
     takes_fp8 = False
 
@@ -32,7 +32,7 @@ class PackedLinear:
 
 
 class Fp8Linear:
-    """Weights in eight bits with a factor for each row, times activations in eight bits with a factor for each."""
+    """FP8 weights with one scale per output channel, times FP8 activations with one scale per row."""
 
     takes_fp8 = True
 
@@ -43,16 +43,17 @@ class Fp8Linear:
 
     def __call__(self, x: Rows) -> Tensor:  # [T, K] -> [T, N]
         rows = quantize_rows(x) if isinstance(x, Tensor) else x
-        product = (rows.values.float() @ self._weight.values.float().t()) * rows.scales * self._weight.scales.t()
-        return (product if self._bias is None else product + self._bias.float()).to(self._dtype)
+        out = (rows.values.float() @ self._weight.values.float().t()) * rows.scales * self._weight.scales.t()
+        return (out if self._bias is None else out + self._bias.float()).to(self._dtype)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
+    """See `ops.pack_linear`."""
     return Fp8Linear(weight, bias) if as_fp8 else PackedLinear(weight, bias)
 
 
 class PackedExperts:
-    """A matrix for each expert; those to which nobody goes are passed over."""
+    """One matrix per expert; experts without routes are skipped."""
 
     def __init__(self, weight: Tensor, pack: Callable[[Tensor], Any]) -> None:  # [E, N, K]; `pack` gives a PackedLinear
         self._linears = [pack(matrix) for matrix in weight]
@@ -61,14 +62,14 @@ class PackedExperts:
 
     def __call__(self, x: Rows, routes: Routes, *, weighs: bool = False) -> Tensor:  # [T or R, K] -> [R, N]
         num_routes, num_rows = routes.order.shape[0], (x if isinstance(x, Tensor) else x.values).shape[0]
-        routes_of_row = num_routes // num_rows if num_rows else 1
+        routes_per_row = num_routes // num_rows if num_rows else 1
         out = torch.empty(num_routes, self._num_columns, dtype=self._dtype, device=routes.order.device)
         begin = 0
         for linear, end in zip(self._linears, routes.ends.tolist(), strict=True):
             if begin < end:
-                ours = routes.order[begin:end].long()
-                product = linear(_rows_at(x, ours // routes_of_row))
-                out[ours] = (product * routes.weights[ours, None]).to(self._dtype) if weighs else product
+                chosen = routes.order[begin:end].long()
+                results = linear(_rows_at(x, chosen // routes_per_row))
+                out[chosen] = (results * routes.weights[chosen, None]).to(self._dtype) if weighs else results
             begin = end
         return out
 
@@ -77,12 +78,12 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     return PackedExperts(weight, Fp8Linear if as_fp8 else PackedLinear)
 
 
-def _rows_at(x: Rows, places: Tensor) -> Rows:
-    return x[places] if isinstance(x, Tensor) else Fp8Rows(x.values[places], x.scales[places])
+def _rows_at(x: Rows, indexes: Tensor) -> Rows:
+    return x[indexes] if isinstance(x, Tensor) else Fp8Rows(x.values[indexes], x.scales[indexes])
 
 
 def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
-    """Each token to the experts of its highest logits, and the routes in the order of their experts."""
+    """Sends each token to the experts of its highest logits, and sorts the routes by expert."""
     wide = logits.float()
     highest, chosen = wide.topk(num_chosen, dim=-1)
     if rule == "sigmoid":
@@ -96,7 +97,7 @@ def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
-    """Each row by its own largest value."""
+    """Quantizes each row to FP8 with its own scale."""
     wide = x.float()
     scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
     return Fp8Rows((wide / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales)
@@ -105,6 +106,7 @@ def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
+    """See `ops.allocate_cache`."""
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return LayerCache(
         keys=torch.empty(shape, dtype=dtype, device=device), values=torch.empty(shape, dtype=dtype, device=device)
@@ -155,7 +157,7 @@ def add_layer_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
-    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a line, sines in the second
+    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a row, sines in the second
     cache: LayerCache,
     num_heads: int,
     num_kv_heads: int,
@@ -163,7 +165,7 @@ def rope_and_store(
     k_norm: Tensor | None,  # [D]
     eps: float,
 ) -> Tensor:  # [T, Hq, D]
-    """Rotates queries and keys, and stores keys and values at the step's slots. May use `qkv` as scratch."""
+    """Rotates queries and keys, and stores keys and values where `slot_mapping` says. May use `qkv` as scratch."""
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None:
@@ -179,7 +181,7 @@ def rope_and_store(
 
 
 def _store(side: Tensor, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
-    """What does not fit into eight bits becomes the largest value that does."""
+    """Stores keys or values. What exceeds the range of FP8 becomes its largest value."""
     if side.dtype == FP8:
         narrow = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
         side.view(torch.uint8)[blocks, :, offsets] = narrow.view(torch.uint8)
@@ -203,13 +205,13 @@ def paged_attention(
     *,
     slides: bool = True,
 ) -> Tensor:  # [T, Hq * D]
-    """A token at position p attends to positions max(0, p - window + 1)..p of its own sequence, read from the cache;
-    or, if the window does not slide but jumps, p // window * window..p."""
+    """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or
+    to p // window * window..p, if the window does not slide."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
-    for seq, (row, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
+    for seq, (slot, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
         tokens = slice(starts[seq], starts[seq + 1])
-        blocks = layout.block_tables[row, : -(-context_len // cache.block_size)].long()
+        blocks = layout.block_tables[slot, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
         out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides)
@@ -217,7 +219,7 @@ def paged_attention(
 
 
 def _gather(side: Tensor, blocks: Tensor, context_len: int) -> Tensor:
-    """The first `context_len` keys or values of a sequence, [Hkv, context_len, D]; unused slots are left behind."""
+    """Returns the first `context_len` keys or values of a sequence, [Hkv, context_len, D]."""
     chosen = side.view(torch.uint8)[blocks].view(FP8) if side.dtype == FP8 else side[blocks]
     return chosen.transpose(0, 1).flatten(1, 2)[:, :context_len].float()
 
@@ -237,11 +239,11 @@ def _attend(
     scores = scale * (q.float().transpose(0, 1) @ keys.transpose(1, 2))  # [Hq, Q, C]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    places = torch.arange(keys.shape[1], device=q.device)
-    hidden = places > positions[:, None]  # [Q, C]
+    key_positions = torch.arange(keys.shape[1], device=q.device)
+    hidden = key_positions > positions[:, None]  # [Q, C]
     if window is not None:
         first = positions - window + 1 if slides else positions // window * window
-        hidden |= places < first[:, None]
+        hidden |= key_positions < first[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
@@ -281,20 +283,20 @@ def gelu_tanh_fp8(x: Tensor) -> Fp8Rows:
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), in place."""
+    """Computes cap * tanh(x / cap) in place."""
     return x.div_(cap).tanh_().mul_(cap)
 
 
-def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:
-    """In place: logits[places[i], t] becomes -inf where bit t % 32 of bits[i, t // 32] is not set."""
+def apply_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Sets logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is not set."""
     is_set = (bits[:, :, None] >> torch.arange(32, device=bits.device, dtype=bits.dtype)) & 1  # [Q, words, 32]
     forbidden = is_set.flatten(1)[:, : logits.shape[1]] == 0
-    logits[places] = logits[places].masked_fill(forbidden, -torch.inf)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 
 def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
     """Copies blocks sources[i] to targets[i] in every layer. No block may be both a source and a target."""
     for cache in caches:
         for side in (cache.keys, cache.values):
-            plain = side.view(torch.uint8) if side.dtype == FP8 else side  # bytes, which every device can index
+            plain = side.view(torch.uint8) if side.dtype == FP8 else side  # every device can index bytes
             plain[targets] = plain[sources]

@@ -1,7 +1,7 @@
-"""Who holds which block of the KV cache.
+"""Reference counts and eviction of KV-cache blocks.
 
-free ──take──▶ held (count ≥ 1) ──drop to 0──▶ free            nothing findable in it
-                 ▲        └───────drop to 0──▶ idle            still findable by its prefix
+free ──take──▶ held (count ≥ 1) ──drop to 0──▶ free            it is not in the prefix index
+                 ▲        └───────drop to 0──▶ idle            still in the prefix index
                  └──share (a prefix hit)────────┘ └─take─▶ evicted, least recently used first
 """
 
@@ -44,7 +44,7 @@ class BlockPool:
         return sum(1 for block in blocks if self._counts[block] == 0)
 
     def take(self, num_blocks: int) -> list[int]:
-        """Blocks for a new owner. The caller has checked `num_available`."""
+        """Take blocks for a new owner. The caller has checked `num_available`."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks asked for, {self.num_available} available"
         num_from_free = min(num_blocks, len(self._free))
         taken = self._free[len(self._free) - num_from_free :]
@@ -56,7 +56,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more owner for each; idle blocks come back to life."""
+        """Add one owner to each block; idle blocks become held."""
         counts = self._counts
         for block in blocks:
             if counts[block] == 0:
@@ -64,7 +64,7 @@ class BlockPool:
             counts[block] += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """One owner fewer for each. The last block of a sequence becomes the first to be evicted."""
+        """Remove one owner from each block. The last block of a sequence becomes the first to be evicted."""
         counts = self._counts
         for block in reversed(blocks):
             counts[block] = count = counts[block] - 1
@@ -77,7 +77,7 @@ class BlockPool:
         self.num_drops += 1
 
     def forget_idle(self) -> None:
-        """Make every unreferenced block unfindable: an empty prefix cache."""
+        """Evict every idle block: an empty prefix cache."""
         while self._idle:
             self._free.append(self._evict())
 

@@ -1,8 +1,8 @@
-"""Which block holds which tokens after which prefix.
+"""The prefix index: which block holds which tokens after which prefix.
 
-A full block is keyed by (the entry before it, its own tokens), and the entry before it by a number that is
-never used twice. The key is compared in full, so two prompts meet in one block only when every token from the
-start of the prompt (and the salt) is equal: there is no collision to guard against.
+A full block is keyed by (entry of the block before it, its own tokens). An entry is a number that is never reused, and
+the key is compared in full. Two prompts share a block only when every token from the start of the prompt, and the salt,
+is equal: there are no hash collisions to guard against.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from headrace.types import TokenIds
 
-Parent = int | str  # the entry before this block; for the first block of a prompt, its salt
+Parent = int | str  # the entry of the block before; for the first block of a prompt, its salt
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The longest cached beginning of a prompt, in whole blocks."""
+    """The longest cached prefix of a prompt, in whole blocks."""
 
     blocks: tuple[int, ...]
     last_entry: Parent
@@ -31,7 +31,7 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """A prompt that was looked up, and what was found of it, block by block."""
+    """A prompt that was looked up, and the blocks that were found."""
 
     salt: Parent
     data: bytes
@@ -40,7 +40,7 @@ class _Lookup:
     held: frozenset[int]  # the same blocks
 
     def num_common(self, salt: Parent, data: bytes, num_bytes: int) -> int:
-        """How many of the found blocks another prompt begins with."""
+        """How many of the found blocks are a prefix of another prompt."""
         if salt != self.salt:
             return 0
         length = min(len(self.blocks) * num_bytes, len(data))
@@ -61,7 +61,7 @@ class PrefixIndex:
         self._by_key: dict[tuple[Parent, bytes], tuple[int, int]] = {}  # -> (block, entry)
         self._key_of: dict[int, tuple[Parent, bytes]] = {}
         self._next_entry = 0
-        self._last = _NOTHING  # prompts that begin alike come one after the other
+        self._last = _NOTHING  # prompts with the same prefix often come one after the other
 
     def __contains__(self, block: int) -> bool:
         return block in self._key_of
@@ -86,12 +86,12 @@ class PrefixIndex:
         return PrefixHit(tuple(blocks), entry)
 
     def register(self, parent: Parent, token_ids: TokenIds, blocks: Sequence[int]) -> Parent:
-        """Make full blocks findable, one after the other, each unless an equal one is already; the entry for the key of
-        the block after them."""
+        """Make consecutive full blocks findable, except those whose key is already registered; returns the entry for
+        the key of the next block."""
         data, num_bytes = token_ids.tobytes(), self._num_bytes
         assert len(data) == len(blocks) * num_bytes, f"{len(token_ids)} tokens are not {len(blocks)} blocks"
-        for place, block in enumerate(blocks):
-            key = (parent, data[place * num_bytes : (place + 1) * num_bytes])
+        for index, block in enumerate(blocks):
+            key = (parent, data[index * num_bytes : (index + 1) * num_bytes])
             found = self._by_key.get(key)
             if found is None:
                 assert block not in self._key_of, f"block {block} is findable under another prefix"

@@ -1,4 +1,4 @@
-"""Each sequence's blocks, in order: sharing, growing, copying on write, publishing for reuse."""
+"""Block tables: each sequence's blocks in order; sharing, copy on write, publishing for reuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlockTable:
 
 
 class BlockTables:
-    """Owns all tables over one pool. Answers 'how many blocks' before anything is taken."""
+    """Owns the pool and the prefix index that all block tables use."""
 
     def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         self.block_size = block_size
@@ -44,20 +44,20 @@ class BlockTables:
         return self._prefixes.find(token_ids, salt)
 
     def open(self, hit: PrefixHit, num_tokens: int) -> BlockTable:
-        """A table that shares the hit's blocks and has room for `num_tokens`."""
+        """Open a table that shares the hit's blocks and has room for `num_tokens`."""
         self.pool.share(hit.blocks)
         own = self.pool.take(max(0, self.num_blocks_for(num_tokens) - hit.num_blocks))
         return BlockTable([*hit.blocks, *own], hit.last_entry, hit.num_blocks)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """A second table over the blocks that hold the first `num_tokens` of another."""
+        """Open a second table over the blocks that hold the first `num_tokens` of another."""
         shared = table.blocks[: self.num_blocks_for(num_tokens)]
-        assert table.num_published <= len(shared), "forked before the end of what is published"
+        assert table.num_published <= len(shared), "forked before its last published block"
         self.pool.share(shared)
         return BlockTable(shared, table.last_entry, table.num_published)
 
     def make_writable(self, table: BlockTable, position: int) -> BlockCopy | None:
-        """Copy on write: the block of `position` must be this table's own before it is written."""
+        """Copy on write: replace the block of `position` by a copy if other tables hold it too."""
         index = position // self.block_size
         shared = table.blocks[index]
         if self.pool.count(shared) == 1:

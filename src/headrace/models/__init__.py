@@ -1,6 +1,26 @@
-"""Models: what they are (spec, families), where they come from (sources, cache, checkpoint), how they run (decoder).
+"""Models: what they are, where they come from, and how they run. There is one decoder for all families.
 
-Names are resolved on first use, so that a command that only prints never imports torch.
+    spec.py, family.py, families.py, traits.py     what a model is: one row per family, read from its config
+    hub_config.py, gguf_config.py, gguf_file.py    config.json or GGUF metadata to a `ModelSpec`
+    sources.py, cache.py, checkpoint.py            a model's name to its files, fetched if needed
+    stored_tensors.py, weights/                    how checkpoints store tensors, and loading them into a decoder
+    decoder.py, layers.py, mixture.py, embeddings.py, rope.py     the computation, in terms of `kernels.ops`
+
+What distinguishes a family (biases, windows, norms, soft caps, parallel blocks, layers without rope, experts) is a
+field of `ModelSpec`; a field that is None costs nothing in a step. A config key that affects the computation and that
+no row reads is refused. Adding a family: a row in families.py, its traits, a parity test in tests/models.
+
+Where it is exact, a difference is folded into the weights at load, so kernels do not know of it:
+
+- Fused, transposed and renamed tensors are read under the names of Llama (`weights/rearranged.py`).
+- Kernels rotate dimension i with i + half. For heads that rotate in part or in neighbouring pairs, the dimensions of
+  queries and keys are reordered (`rope.head_order`); those that do not rotate have cosine 1 and sine 0.
+- Llama 4 norms queries and keys after the rotation, which keeps their length: here the norm comes before.
+- Granite scales what is added to the residual stream: here the stream is divided instead, by the embeddings' scale and
+  the norms' epsilon.
+- Logits are scaled in the last norm's weights. Gemma's `1 +` is added to norm weights, which are float32 everywhere.
+
+Names are imported on first use, so that a command that only prints never imports torch.
 """
 
 from __future__ import annotations

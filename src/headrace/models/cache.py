@@ -1,4 +1,4 @@
-"""Models on this machine: our own cache directory, and the hub's. Imports no torch."""
+"""Models cached on this machine: our own cache directory, and the hub's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def embedded_path() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """Our own first, then those that the hub's library keeps."""
+    """Lists our own models first, then those of the hub's cache."""
     return _own_models() + _hub_models()
 
 
 def remove(name: str) -> CachedModel:
-    """Deletes a cached model and says what went."""
+    """Deletes a cached model and returns it."""
     models = {model.name: model for model in cached_models()}
     if name not in models:
         known = ", ".join(models) or "none"
@@ -68,7 +68,7 @@ def _own_name(path: Path) -> str:
 
 
 def _hub_models() -> list[CachedModel]:
-    info = _scan_hub()
+    info = scan_hub()
     repos = [] if info is None else sorted(_model_repos(info), key=lambda repo: repo.repo_id)
     return [CachedModel(repo.repo_id, repo.repo_path, repo.size_on_disk) for repo in repos]
 
@@ -77,7 +77,7 @@ def _model_repos(info: HFCacheInfo) -> list[CachedRepoInfo]:
     return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
-def _scan_hub() -> HFCacheInfo | None:
+def scan_hub() -> HFCacheInfo | None:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -88,7 +88,7 @@ def _scan_hub() -> HFCacheInfo | None:
 
 
 def _remove_from_hub(name: str) -> None:
-    info = _scan_hub()
+    info = scan_hub()
     repos = [] if info is None else [repo for repo in _model_repos(info) if repo.repo_id == name]
     for repo in repos:
         assert info is not None

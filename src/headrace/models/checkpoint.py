@@ -1,4 +1,4 @@
-"""A model found, its config read and checked; its weights are read when a decoder is loaded. Imports no torch."""
+"""A located model with its config read and checked. Weights are read when a decoder is loaded. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Checkpoint:
     spec: ModelSpec
     source: Path  # the directory or GGUF file
     text: TextSource
-    weights: WeightSource | None  # None: opened as 'random', there are none
+    weights: WeightSource | None  # None: opened with load_format 'random'
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor under its canonical name, as float32."""
+        """Reads one tensor under its canonical name, as float32."""
         import torch
 
         if self.weights is None or name not in self.weights.names():
@@ -51,7 +51,7 @@ class Checkpoint:
 def open_checkpoint(
     model: str, *, revision: str | None = None, load_format: str = "auto", progress: Progress | None = None
 ) -> Checkpoint:
-    """A directory, a GGUF file, a hub id, or the embedded model, which is fetched on first use."""
+    """Opens a directory, a GGUF file, a hub id, or the embedded model, which is fetched on first use."""
     path = locate(model, revision=revision, load_format=load_format, progress=progress)
     if path.is_file():
         return _open_gguf(path, load_format)

@@ -1,6 +1,6 @@
-"""The decoder, one for all families: what differs between them is in the spec and in the weights.
+"""The decoder, one for all families: differences between them are in the spec and in the weights.
 
-The residual stream is one tensor a step, updated in place; each addition is fused with the norm that follows it.
+The residual stream is one tensor per step, updated in place. Each addition to it is fused with the norm that follows.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Decoder:
     dtype: torch.dtype  # of the weights and the cache
     device: torch.device
     embeddings: Embeddings
-    positions: Tensor | None  # [P, H], learned; None: there are none
+    positions: Tensor | None  # [P, H], learned; None: the model has none
     layers: tuple[Layer, ...]
     norm: Norm
-    head: ops.PackedLinear  # [V, H]; of the embeddings themselves when they are tied
-    max_len: int  # positions that the rotary tables hold
+    head: ops.PackedLinear  # [V, H]; the embedding table itself when they are tied
+    max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
 
     def hidden(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
     ) -> Tensor:
-        """[T] -> [T, H]: the residual stream after the last layer, before the final norm. Writes keys and values.
+        """[T] -> [T, H]: returns the residual stream after the last layer, before the final norm. Writes keys and
+        values.
 
-        With `kept` (indexes of tokens) only for these: the last layer does no more for the others than store their
-        keys and values.
+        With `kept` (indexes of tokens), returns only these: for the others the last layer only stores keys and values.
         """
         residual = self.embeddings(token_ids)
         if self.positions is not None:
             residual.add_(self.positions.index_select(0, layout.positions))
-        x: Tensor | None = None  # what the last half layer adds to the stream
+        x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
             normed = _normed(x, residual, layer.attention_norm, as_fp8=layer.attention.qkv.takes_fp8)
             if kept is not None and layer is self.layers[-1]:
@@ -69,17 +69,17 @@ class Decoder:
         return residual if x is None else residual.add_(x)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """[S, H] -> [S, H]: what the head reads, and what embeddings are made of."""
+        """[S, H] -> [S, H]: applies the final norm. The head and embedding requests read the result."""
         return self.norm.plain(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, H] -> [S, V]. Give it only the tokens that will be sampled from."""
+        """[S, H] -> [S, V]: computes logits. Pass only the tokens that will be sampled from."""
         logits = self.head(self.normed(hidden))
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 
 def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
-    """What the MLP makes of the stream with x added."""
+    """Runs the MLP on the residual stream with x added."""
     normed = _normed(x, residual, layer.mlp_norm, as_fp8=layer.mlp.takes_fp8)
     if isinstance(layer.mlp, Mlp):
         return layer.mlp(normed)
@@ -88,7 +88,7 @@ def _feed(layer: Layer, x: Tensor | None, residual: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor | None, residual: Tensor, norm: Norm | None, *, as_fp8: bool) -> ops.Rows:
-    """The stream with x added, normed, in the form that the product after it takes."""
+    """Adds x to the residual stream and norms it, in the type that the next linear layer takes."""
     if norm is None:
         return residual if x is None else residual.add_(x)
     if x is None:

@@ -35,7 +35,7 @@ class DenseEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class ScaledEmbeddings:
-    """Those of another, multiplied by a number."""
+    """Other embeddings, multiplied by a number."""
 
     embeddings: Embeddings
     scale: float
@@ -50,7 +50,7 @@ class ScaledEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedEmbeddings:
-    """The table as its file has it; a step dequantizes the rows it needs. Exact, and a sixth of the memory."""
+    """The table as stored in its file; a step dequantizes the rows that it needs. Exact, with a sixth of the memory."""
 
     rows: StoredRows
     hidden_size: int

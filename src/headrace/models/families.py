@@ -1,11 +1,11 @@
-"""The model families, one row each. A new family of this shape is a row; its parity test stands in tests/models."""
+"""The model families, one row each. A new family of this shape is a new row with a parity test in tests/models."""
 
 from __future__ import annotations
 
 from headrace.errors import UnsupportedModelError, nearest
 from headrace.models import traits
 from headrace.models.family import Config, Family
-from headrace.models.stored import Stored
+from headrace.models.stored_tensors import Stored
 
 _FUSED_QKV: dict[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -84,7 +84,7 @@ FAMILIES = (
         gguf_rotates_pairs=True,
     ),
     Family(
-        name="llama4_text",  # llama4 is the model with images
+        name="llama4_text",  # llama4 is the multimodal model
         models="Llama 4 Scout and Maverick (the text model)",
         architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         gguf_architectures=("llama4",),
@@ -252,7 +252,7 @@ FAMILIES = (
                 "mlp_bias",
                 "no_rope_layers",
                 "no_rope_layer_interval",
-                "max_window_layers",  # in configs, without a meaning
+                "max_window_layers",  # in configs, but without effect
                 "use_sliding_window",
                 "sliding_window",
                 "layer_types",
@@ -351,7 +351,7 @@ FAMILIES = (
                 "sliding_window",
                 "use_bias",
                 "norm_type",
-                "attention_softmax_in_fp32",  # ours always is
+                "attention_softmax_in_fp32",  # always the case here
                 "scale_attention_softmax_in_fp32",
             }
         ),
@@ -416,7 +416,7 @@ FAMILIES = (
         architectures=("GPT2LMHeadModel",),
         gguf_architectures=("gpt2",),
         traits=traits.gpt2,
-        reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # ours is in float32 anyway
+        reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # attention is in float32 here anyway
         renamed={
             "n_embd": "hidden_size",
             "n_layer": "num_hidden_layers",
@@ -588,7 +588,7 @@ FAMILIES = (
         traits=traits.gemma,
         reads=frozenset({"attention_bias"}),
         defaults=_GEMMA_DEFAULTS | {"num_key_value_heads": 16},
-        activations=("gelu_pytorch_tanh", "gelu"),  # the first releases say gelu and mean the other
+        activations=("gelu_pytorch_tanh", "gelu"),  # the first releases say gelu and mean gelu_tanh
     ),
     Family(
         name="gemma2",
@@ -610,7 +610,7 @@ FAMILIES = (
         gguf_keys=_GEMMA2_GGUF_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
     ),
     Family(
-        name="gemma3_text",  # gemma3 is the model with images
+        name="gemma3_text",  # gemma3 is the multimodal model
         models="Gemma 3 (1B; the text models of the larger ones from GGUF)",
         architectures=("Gemma3ForCausalLM",),
         gguf_architectures=("gemma3",),
@@ -656,7 +656,8 @@ def _by_model_type(config: Config) -> Family:
 
 
 def family_of_gguf(metadata: Config) -> Family:
-    """Of several that share the architecture, the one whose mark is set, or else the one without a mark."""
+    """Returns the family. If several share the architecture: the one whose mark is set, or else the one without a
+    mark."""
     architecture = metadata.get("general.architecture")
     named = [family for family in FAMILIES if architecture in family.gguf_architectures]
     for family in sorted(named, key=lambda family: family.gguf_mark is None):
@@ -668,7 +669,8 @@ def family_of_gguf(metadata: Config) -> Family:
 
 
 def _why_unknown(config: Config) -> str:
-    """Of a mixture of experts, be it inside a model that also takes images, no dense model is near."""
+    """Returns the reason for a mixture of experts, even inside a multimodal model: no dense model is a useful
+    suggestion."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     inner = config.get("text_config") or {}
     has_experts = any(config.get(key) or inner.get(key) for key in keys)

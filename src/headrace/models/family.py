@@ -1,4 +1,4 @@
-"""What a row of the table of families says."""
+"""What a row of the table of families contains."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from headrace.models.spec import Activation, MixtureSpec, QueryGrowth
-from headrace.models.stored import AS_NAMED, Stored
+from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
 Windows = tuple[int | None, ...]
 
 
 class Traits(TypedDict, total=False):
-    """What sets a family apart from a plain Llama: fields of ModelSpec."""
+    """What distinguishes a family from a plain Llama: fields of ModelSpec."""
 
     qkv_bias: bool
     output_bias: bool
@@ -50,23 +50,23 @@ class Traits(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Family:
-    """One row: how its models are named, what their config may leave out, and what sets them apart."""
+    """One row: how its models are named, which config keys have defaults, and what distinguishes them."""
 
     name: str  # as `model_type` in config.json
-    models: str  # that people know it by
+    models: str  # names that users know
     architectures: tuple[str, ...]  # in config.json
     gguf_architectures: tuple[str, ...]  # general.architecture of a GGUF file
     traits: Callable[[Config], Traits]
-    reads: frozenset[str] = frozenset()  # config keys that `traits` understands; others of their kind are refused
-    renamed: Mapping[str, str] = field(default_factory=dict)  # names of its own -> those that the others give
-    defaults: Config = field(default_factory=dict)  # config keys that a file may leave out
-    activations: tuple[str, ...] = ("silu", "swish")  # names that its activation goes by in config.json
+    reads: frozenset[str] = frozenset()  # config keys that `traits` reads; others of their kind are refused
+    renamed: Mapping[str, str] = field(default_factory=dict)  # its own config keys -> the common ones
+    defaults: Config = field(default_factory=dict)  # config keys that a file may omit
+    activations: tuple[str, ...] = ("silu", "swish")  # names of its activation in config.json
     has_rope: bool = True
-    widens_by: int | None = None  # the MLP's width in hidden sizes, where the config leaves it out
-    stored: Stored = AS_NAMED  # how its checkpoints hold the weights
+    widens_by: int | None = None  # MLP width as a multiple of the hidden size, where the config omits it
+    stored: Stored = AS_NAMED  # how its checkpoints store tensors
     has_local_rope: bool = False  # layers with a window have a rope of their own
-    states_stretched_len: bool = False  # its configs state the context after linear stretching
-    gguf_keys: Mapping[str, str] = field(default_factory=dict)  # GGUF keys of its own -> their names in config.json
-    gguf_mark: str | None = None  # a GGUF key that sets its files apart from another family's of the same architecture
-    gguf_implies: Config = field(default_factory=dict)  # what its GGUF files leave out and llama.cpp takes for granted
+    states_stretched_len: bool = False  # its configs state the context length after linear rope scaling
+    gguf_keys: Mapping[str, str] = field(default_factory=dict)  # its own GGUF keys -> their names in config.json
+    gguf_mark: str | None = None  # a GGUF key that only its files have, if another family has the same architecture
+    gguf_implies: Config = field(default_factory=dict)  # what its GGUF files omit and llama.cpp assumes
     gguf_rotates_pairs: bool = False  # its GGUF files store query and key rows in the order for neighbouring pairs

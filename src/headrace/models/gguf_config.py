@@ -1,4 +1,4 @@
-"""GGUF metadata becomes a ModelSpec, by way of the names that config.json uses."""
+"""GGUF metadata to a ModelSpec, translated into the names that config.json uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headrace.models.spec import ModelSpec, Shape
 Metadata = Mapping[str, Any]
 
 _CONTROL_OR_USER_DEFINED = (3, 4)
-# Ends of a turn that some converters leave out of the metadata; without them a chat model talks on.
+# End-of-turn tokens that some converters omit from the metadata; without them a chat model does not stop.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|eom|>")
 _YARN_ATTENTION_FACTOR = "rope.scaling.yarn_attn_factor"
-# Models, by family and number of layers, whose attention is scaled by the width a head would have if heads shared the
-# hidden size, not by the width it has. GGUF files do not say so.
-_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3_text", 62)}  # the 27B ones
-_EXPERTS_OF_MAVERICK = 128  # Llama 4's model whose queries and keys are not normed; GGUF files do not say so either
+# Models, by family and number of layers, whose attention scale uses hidden_size / num_heads instead of head_dim. GGUF
+# files do not say so.
+_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3_text", 62)}  # the 27B models
+_EXPERTS_OF_MAVERICK = 128  # Llama 4 Maverick does not norm queries and keys; GGUF files do not say so either
 _READ = frozenset(
     {
         "attention.head_count",
@@ -50,7 +50,8 @@ _READ = frozenset(
 def spec_from_gguf(
     metadata: Metadata, shapes: Mapping[str, Shape], *, rope_tensors: Mapping[str, tuple[float, ...]], dtype: str
 ) -> ModelSpec:
-    """`shapes` are the file's tensors under their GGUF names; their presence says what metadata does not."""
+    """Builds the spec. `shapes` are the file's tensors under their GGUF names; their presence tells what metadata
+    omits."""
     architecture = metadata.get("general.architecture")
     family = family_of_gguf(metadata)
     values = {
@@ -70,7 +71,7 @@ def spec_from_gguf(
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         norm_bias="output_norm.bias" in shapes,
-        norm_offset=0.0,  # the converter has added it
+        norm_offset=0.0,  # the converter already added it
         rope=dataclasses.replace(spec.rope, frequency_divisors=rope_tensors.get("rope_freqs", ())),
     )
 
@@ -85,7 +86,8 @@ def _refuse_ignored(family: Family, values: Metadata) -> None:
 
 
 def _is_implied_by_yarn(values: Metadata) -> bool:
-    """Converters copy the factor of yarn from the config, where it may stand although it is the usual one."""
+    """Tells whether the attention factor is yarn's usual one. Converters may copy it from the config, although it is
+    implied."""
     found, factor = values.get(_YARN_ATTENTION_FACTOR, 0.0), values.get("rope.scaling.factor", 0.0)
     return found != 0 and factor > 0 and math.isclose(found, 0.1 * math.log(factor) + 1, rel_tol=1e-5)
 
@@ -134,7 +136,7 @@ def _of_family(family: Family, values: Metadata) -> dict[str, Any]:
 
 
 def _require_counts(family: Family, values: Metadata) -> None:
-    """No default of config.json may stand in for them."""
+    """Requires keys that no default of config.json may replace."""
     of_experts = [key for key in family.gguf_keys if not key.startswith("attention.")]
     missing = [key for key in of_experts if not values.get(key)]
     if missing:
@@ -189,7 +191,7 @@ def _rope_parameters(values: Metadata, tensors: Mapping[str, tuple[float, ...]])
 
 
 def _longrope(values: Metadata, tensors: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
-    """The presence of its two tensors is all that says so."""
+    """Builds longrope's parameters. Only the presence of its two tensors tells that a file uses it."""
     return {
         "rope_type": "longrope",
         "long_factor": list(tensors["rope_factors_long"]),

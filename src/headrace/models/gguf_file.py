@@ -36,17 +36,17 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where one tensor lies in its file, and how it is stored."""
+    """Where one tensor is in its file, and how it is stored."""
 
     name: str
-    shape: tuple[int, ...]  # rows first, as torch has it (GGUF lists the dimensions backwards)
+    shape: tuple[int, ...]  # in torch's order (GGUF lists the dimensions backwards)
     type_id: int  # a gguf.GGMLQuantizationType
     offset: int  # from the start of the file
     num_bytes: int
 
     @property
     def num_rows(self) -> int:
-        """Of a stack of matrices, those of all. The elements of a vector count as rows."""
+        """Number of rows, of all matrices in a stack. The elements of a vector count as rows."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
 
     @property
@@ -68,7 +68,7 @@ def read_gguf(path: Path) -> GgufFile:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, data)
     except (struct.error, IndexError, ValueError) as error:  # an empty file cannot be mapped: ValueError
-        raise ModelError(f"{path} is cut short or damaged ({error}); fetch it again") from error
+        raise ModelError(f"{path} is truncated or damaged ({error}); fetch it again") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -102,7 +102,7 @@ def _read(path: Path, data: mmap.mmap) -> GgufFile:
 def _check_complete(path: Path, tensors: Mapping[str, GgufTensor], *, file_len: int) -> None:
     end = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=0)
     if end > file_len:
-        raise ModelError(f"{path} is cut short: {file_len} bytes, its tensors end at {end}; fetch it again")
+        raise ModelError(f"{path} is truncated: {file_len} bytes, its tensors end at {end}; fetch it again")
 
 
 @dataclass(frozen=True, slots=True)

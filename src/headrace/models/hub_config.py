@@ -1,4 +1,4 @@
-"""config.json becomes a ModelSpec. What we would compute wrongly is refused here, never ignored."""
+"""config.json to a ModelSpec. What would be computed wrongly is refused here, never ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.models.families import family_of_config
 from headrace.models.family import Config, Family, Windows
 from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
 
-# A key whose name touches the computation and that nothing here reads: set, it would be ignored.
+# Keys that look like they affect the computation; if nothing reads such a key, the config is refused.
 _TOUCHES_COMPUTATION = re.compile(
     r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types"
 )
@@ -55,14 +55,14 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
 
 
 def spec_from_config(config: Config, generation: Config | None = None) -> ModelSpec:
-    """The model that config.json describes; generation_config.json may add end-of-sequence ids."""
+    """Builds the spec from config.json; generation_config.json may add end-of-sequence ids."""
     family = family_of_config(config)
     renamed = {family.renamed.get(key, key): value for key, value in _text_config(config).items()}
     return build_spec(family, renamed, generation or {})
 
 
 def _text_config(config: Config) -> Config:
-    """Of a model that also takes images, what is said of its text model, and of the whole checkpoint."""
+    """Merges the text model's config of a multimodal model with the settings of the whole checkpoint."""
     if "text_config" not in config:
         return config
     whole = ("dtype", "torch_dtype", "quantization_config")
@@ -70,7 +70,7 @@ def _text_config(config: Config) -> Config:
 
 
 def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
-    """`config` has the names that families share, not those of one alone."""
+    """Builds the spec from a config with the common key names."""
     config = {**family.defaults, **config}
     _refuse_ignored(family, config)
     hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
@@ -132,7 +132,7 @@ def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
 
 
 def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
-    """That of all layers; or that of the layers that see everything, and that of those with a window."""
+    """Returns the rope of all layers, or of layers with full attention, and the rope of layers with a window."""
     if not family.has_rope:
         return RopeSpec(kind="none"), None
     if not family.has_local_rope:
@@ -152,11 +152,11 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
 
 
 def read_rope(config: Config) -> RopeSpec:
-    """From `rope_parameters`, or from the older pair of `rope_theta` and `rope_scaling`."""
+    """Reads `rope_parameters`, or the older pair of `rope_theta` and `rope_scaling`."""
     values: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = values.get("rope_type", values.get("type", "default"))
     if "long_factor" in values:
-        kind = "longrope"  # the first configs of Phi-3 call it su or yarn
+        kind = "longrope"  # early Phi-3 configs call it su or yarn
     if kind not in _ROPE_KEYS:
         supported = ", ".join(_ROPE_KEYS)
         raise UnsupportedModelError(f"rope type {kind!r} is not supported (supported: {supported})")
@@ -241,7 +241,7 @@ def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
         raise UnsupportedModelError(
             f"partial_rotary_factor {factor} is not supported for {family.name}, only 1.0 (whole heads rotate)"
         )
-    rotary_dim = int(head_dim * factor + 1e-6)  # a ratio of two whole numbers may be a little less
+    rotary_dim = int(head_dim * factor + 1e-6)  # a ratio of two integers may be slightly too small
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{factor} of a head of {head_dim} must be a positive even number of dimensions that rotate")
     return rotary_dim
@@ -259,7 +259,7 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
 
 
 def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:
-    """Configs with linear, dynamic and yarn mostly state the context before stretching, the others the whole."""
+    """Returns the full context. Configs with linear, dynamic and yarn mostly state it before scaling, others after."""
     stated = _positive(config, "max_position_embeddings")
     if rope.kind in ("linear", "dynamic") and not family.states_stretched_len:
         return int(stated * rope.factor)
@@ -282,7 +282,7 @@ def _checked_windows(windows: Windows) -> Windows:
 
 
 def _useful_windows(windows: Windows, max_model_len: int) -> Windows:
-    """A window that the context cannot outgrow is none, which kernels like better."""
+    """Drops windows that no context can exceed: kernels without a window are faster."""
     return tuple(None if window is None or window >= max_model_len else window for window in windows)
 
 
@@ -306,7 +306,7 @@ def _dtype(config: Config) -> str:
 
 
 def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
-    ids: dict[int, None] = {}  # ordered, each once
+    ids: dict[int, None] = {}  # an ordered set
     for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
         ids |= dict.fromkeys(value if isinstance(value, list) else [] if value is None else [value])
     return tuple(int(token) for token in ids)

@@ -1,4 +1,4 @@
-"""The two halves of a decoder layer. They hold packed weights and nothing of a step, which is an argument."""
+"""The two halves of a decoder layer: attention and MLP. They own packed weights; a step's state is an argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu}
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS norm, or LayerNorm if there is a bias."""
+    """RMS norm, or LayerNorm if it has a bias."""
 
     weight: Tensor  # [H] float32
     bias: Tensor | None  # [H] float32
@@ -28,13 +28,13 @@ class Norm:
         return ops.layer_norm(x, self.weight, self.bias, self.eps, as_fp8=as_fp8)
 
     def of_sum(self, x: Tensor, residual: Tensor, *, as_fp8: bool = False) -> Rows:
-        """Adds x to `residual` in place."""
+        """Adds x to `residual` in place and returns the norm of the sum."""
         if self.bias is None:
             return ops.add_rms_norm(x, residual, self.weight, self.eps, as_fp8=as_fp8)
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps, as_fp8=as_fp8)
 
     def plain(self, x: Tensor) -> Tensor:
-        """In the type of x, whatever comes after."""
+        """Returns the norm in the type of x, never in FP8."""
         normed = self(x)
         assert isinstance(normed, Tensor)
         return normed
@@ -42,25 +42,25 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention over the paged cache. Hq query heads, Hkv key-value heads of D."""
+    """Self-attention over the paged cache, with Hq query heads and Hkv key-value heads of size D."""
 
     qkv: ops.PackedLinear  # [(Hq + 2 * Hkv) * D, H]
     output: ops.PackedLinear  # [H, Hq * D]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    wide_norms: tuple[Norm, Norm] | None  # of all queries of a token together, and all keys
-    cos_sin: Tensor  # [max_len, D] float32, one for all layers of the same rope
-    query_scales: Tensor | None  # [max_len] float32, by which queries are multiplied at each position
+    wide_norms: tuple[Norm, Norm] | None  # norms over all query heads of a token, and over all key heads
+    cos_sin: Tensor  # [max_len, D] float32, shared by all layers with the same rope
+    query_scales: Tensor | None  # [max_len] float32, factors of the queries at each position
     num_heads: int
     num_kv_heads: int
     scale: float
     window: int | None
-    slides: bool  # the window along with the token; else it jumps
+    slides: bool  # the window slides with the token; else the context is chunked
     softcap: float | None
     eps: float
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or of the `kept` tokens only."""
+        """Maps [T, H] -> [T, H], or only the `kept` tokens."""
         qkv = self.qkv(x)
         if self.wide_norms is not None:
             _norm_queries_and_keys(qkv, *self.wide_norms)
@@ -82,7 +82,7 @@ class Attention:
 
 
 def _norm_queries_and_keys(qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
-    """In place. The columns are queries, keys, values."""
+    """Norms in place. The columns are queries, keys, values."""
     num_queries, num_keys = len(q_norm.weight), len(k_norm.weight)
     queries, keys = qkv[:, :num_queries], qkv[:, num_queries : num_queries + num_keys]
     queries.copy_(q_norm.plain(queries))

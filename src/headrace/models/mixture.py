@@ -1,6 +1,8 @@
-"""A mixture of experts in an MLP's place: each token goes to a few of them, and to one that all share if there is one.
+"""A mixture of experts in place of an MLP: each token is routed to a few experts, and to a shared expert if there is
+one.
 
-Nothing here looks at a value on the host, so that a graph can hold it.
+`ops.route` chooses the experts and sorts the routes by expert; `ops.PackedExperts` multiplies each route's row by the
+matrix of its expert, all experts in one call. Nothing here reads a value on the host, so a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ class Mixture:
     up: ops.PackedExperts  # [E, 2 * I, H], the gate before it
     down: ops.PackedExperts  # [E, H, I]
     shared: Mlp | None
-    num_chosen: int  # experts of a token
+    num_chosen: int  # experts per token
     routing: Routing
-    weighs_input: bool  # a route's weight is for what the expert reads, not for what it writes
+    weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
 
     @property
     def takes_fp8(self) -> bool:
-        return False  # the router reads exact rows; experts quantize their own
+        return False  # the router needs unquantized rows; experts quantize their own
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, H]
         routes = ops.route(self.router(x), self.num_chosen, self.routing)
-        # The first product is linear: weighing what it gives is weighing what it reads.
+        # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]

@@ -1,4 +1,4 @@
-"""The cosines and sines of the rotary embedding, computed once in float64 and kept in float32."""
+"""Cosines and sines of the rotary embedding, computed once in float64 and stored in float32."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _POSITIONS_AT_ONCE = 8192  # bounds the float64 scratch of long contexts
 def cos_sin_table(
     rope: RopeSpec, *, head_dim: int, max_len: int, device: torch.device, rotary_dim: int | None = None
 ) -> Tensor:
-    """[max_len, head_dim]: a line has the cosines of a position in its first half, the sines in its second.
+    """[max_len, head_dim]: each row has the cosines of a position in its first half, the sines in its second.
 
-    Each half begins with the dimensions that rotate (see `head_order`); the others have cosine one and sine zero.
+    Each half starts with the dimensions that rotate (see `head_order`); the others have cosine 1 and sine 0.
     """
     table = torch.zeros(max_len, 2, head_dim // 2, dtype=torch.float32)
     table[:, 0] = 1.0
@@ -34,7 +34,7 @@ def cos_sin_table(
 
 
 def query_scales(growth: QueryGrowth | None, *, max_len: int, device: torch.device) -> Tensor | None:
-    """[max_len] float32: by what the query of each position is multiplied. None: by one."""
+    """[max_len] float32: returns the factor of the query at each position, or None if all are 1."""
     if growth is None or max_len < growth.step:
         return None
     steps = torch.arange(1, max_len + 1, dtype=torch.float64).div(growth.step).floor()
@@ -42,11 +42,11 @@ def query_scales(growth: QueryGrowth | None, *, max_len: int, device: torch.devi
 
 
 def head_order(head_dim: int, rotary_dim: int | None, *, rotates_pairs: bool) -> list[int] | None:
-    """Which dimension of the checkpoint's head stands at each place of ours; None: they are in order.
+    """Returns which dimension of the checkpoint's head is at each index of ours; None: they are in order.
 
-    Kernels rotate whole heads, dimension i with i + half. So that they need not know of heads that rotate in part, or
-    in neighbouring pairs, the two dimensions of a pair are put half a head apart. Scores do not depend on the order of
-    dimensions as long as queries and keys share it.
+    Kernels rotate whole heads, dimension i with i + half. For heads that rotate in part, or in neighbouring pairs, the
+    two dimensions of a pair are put half a head apart. Scores do not depend on the order of dimensions as long as
+    queries and keys share it.
     """
     rotary_dim = rotary_dim or head_dim
     if rotary_dim == head_dim and not rotates_pairs:
@@ -62,10 +62,10 @@ def _halves(dims: list[int]) -> tuple[list[int], list[int]]:
 
 
 def inverse_frequencies(rope: RopeSpec, rotary_dim: int, *, max_len: int = 0) -> Tensor:
-    """[rotary_dim / 2] float64, radians a position.
+    """[rotary_dim / 2] float64, radians per position.
 
-    Two kinds depend on the length of the context, `max_len`. It is the engine's, and so the same for all its sequences:
-    keys in the cache were rotated once, and must fit those that come later.
+    Two kinds depend on the context length, `max_len`. It is the engine's, and so the same for all its sequences: keys
+    in the cache were rotated once, and must match later queries.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
     theta = _stretched_theta(rope, rotary_dim, max_len) if rope.kind == "dynamic" else rope.theta
@@ -85,20 +85,20 @@ def inverse_frequencies(rope: RopeSpec, rotary_dim: int, *, max_len: int = 0) ->
 
 
 def _stretched_theta(rope: RopeSpec, rotary_dim: int, max_len: int) -> float:
-    """Past the original context the base grows with the context."""
+    """Scales the base: beyond the original context it grows with the context."""
     stretch = rope.factor * max(max_len, rope.original_max_len) / rope.original_max_len - (rope.factor - 1)
     return float(rope.theta * stretch ** (rotary_dim / (rotary_dim - 2)))
 
 
 def _stretch_llama3(frequencies: Tensor, rope: RopeSpec) -> Tensor:
-    """Fast frequencies stay, slow ones are divided by the factor, those between are blended."""
+    """Keeps fast frequencies, divides slow ones by the factor, and blends those between."""
     turns = frequencies * rope.original_max_len / (2 * math.pi)  # full turns within the original context
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return _blend(frequencies, rope.factor, kept.clamp(0, 1))
 
 
 def _stretch_yarn(frequencies: Tensor, rope: RopeSpec, rotary_dim: int) -> Tensor:
-    """As llama3, but the blend runs linearly over the dimensions between two numbers of turns."""
+    """Blends as llama3 does, but linearly over the dimensions between two numbers of turns."""
     low, high = (_dimension_of_turns(turns, rope, rotary_dim) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)

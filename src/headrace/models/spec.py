@@ -14,21 +14,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """The frequencies of the rotary embedding; `kind` says which of the numbers are read."""
+    """The frequencies of the rotary embedding; `kind` says which of the fields are used."""
 
     theta: float = 10_000.0
     kind: RopeKind = "default"
-    factor: float = 1.0  # linear, dynamic, llama3, yarn: how far the trained context is stretched
-    original_max_len: int = 0  # dynamic, llama3, yarn, longrope: the context before stretching
+    factor: float = 1.0  # linear, dynamic, llama3, yarn: scaling of the trained context
+    original_max_len: int = 0  # dynamic, llama3, yarn, longrope: the context before scaling
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the bounds of its ramp to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: cosines and sines are multiplied by it
-    short_divisors: tuple[float, ...] = ()  # longrope: one a frequency, for engines within the original context
-    long_divisors: tuple[float, ...] = ()  # longrope: the same for longer ones
-    frequency_divisors: tuple[float, ...] = ()  # one a frequency, from a GGUF file; empty: none
+    short_divisors: tuple[float, ...] = ()  # longrope: one per frequency, for contexts within the original one
+    long_divisors: tuple[float, ...] = ()  # longrope: the same for longer contexts
+    frequency_divisors: tuple[float, ...] = ()  # one per frequency, from a GGUF file; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSpec:
-    """Experts, of which each token goes to a few, in the MLP's place in some layers."""
+    """A mixture of experts that replaces the MLP in some layers."""
 
     layers: tuple[int, ...]
     num_experts: int
-    num_chosen: int  # experts of a token
-    expert_size: int  # width between an expert's matrices
-    routing: Routing  # what the weights of the chosen are: see `kernels.ops.route`
-    weighs_input: bool = False  # a weight is for what the expert reads, not for what it writes
-    shared_size: int | None = None  # width of one more expert, to which all tokens go; None: there is none
+    num_chosen: int  # experts per token
+    expert_size: int  # intermediate size of an expert
+    routing: Routing  # how the routes' weights are computed: see `kernels.ops.route`
+    weighs_input: bool = False  # a route's weight scales the expert's input, not its output
+    shared_size: int | None = None  # intermediate size of the shared expert, which gets all tokens; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +67,32 @@ class ModelSpec:
     max_model_len: int
     norm_eps: float
     rope: RopeSpec
-    windows: tuple[int | None, ...]  # one a layer; None: the layer sees the whole context
-    windows_slide: bool = True  # else they jump: a context is cut into pieces of a window's length, each seen by itself
-    rotary_dim: int | None = None  # how many dimensions of a head rotate, the first ones; None: all
+    windows: tuple[int | None, ...]  # one per layer; None: full attention
+    windows_slide: bool = True  # else attention is chunked: a token sees its own chunk of the window's length
+    rotary_dim: int | None = None  # the first so many dimensions of a head rotate; None: all
     rotates_pairs: bool = False  # dimensions 2i and 2i + 1 rotate together in the checkpoint, not i and i + half
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    head_bias: bool = False  # of the head that gives logits
-    qk_norm: bool = False  # queries and keys are normed, each head by itself
-    wide_qk_norm: bool = False  # they are normed, all heads together
-    bare_qk_norm: bool = False  # each head by itself, without weights, in the layers that rotate
+    head_bias: bool = False  # of the LM head
+    qk_norm: bool = False  # queries and keys are normed per head
+    wide_qk_norm: bool = False  # they are normed over all heads together
+    bare_qk_norm: bool = False  # per head, without weights, in the layers that rotate
     layer_norm: bool = False  # norms are LayerNorm, not RMS norm
     norm_bias: bool = False  # and have a bias
-    pre_norms: bool = True  # attention and MLP read the residual stream normed
-    post_norms: bool = False  # attention's and the MLP's outputs are normed before they join the residual stream
-    norm_offset: float = 0.0  # what a checkpoint's norm weights lack; added at load
-    is_parallel: bool = False  # the MLP reads what attention reads, not what it has written
-    shares_norm: bool = False  # and by the same norm
-    is_gated: bool = True  # the MLP has a gate beside its first matrix
+    pre_norms: bool = True  # attention and MLP read the normed residual stream
+    post_norms: bool = False  # the outputs of attention and MLP are normed before they are added to the residual stream
+    norm_offset: float = 0.0  # added to the checkpoint's norm weights at load
+    is_parallel: bool = False  # attention and MLP read the same input
+    shares_norm: bool = False  # and share its norm
+    is_gated: bool = True  # the MLP has a gate projection
     activation: Activation = "silu"
-    mixture: MixtureSpec | None = None  # of experts, in some layers; None: all have an MLP
-    local_rope: RopeSpec | None = None  # of the layers with a window; None: theirs is as the others'
+    mixture: MixtureSpec | None = None  # of experts, in some layers; None: all layers have an MLP
+    local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
     query_growth: QueryGrowth | None = None  # in the layers that do not rotate
-    num_positions: int | None = None  # learned vectors of positions, added to the embeddings; None: there are none
+    num_positions: int | None = None  # learned position embeddings; None: none
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
@@ -117,12 +117,12 @@ class ModelSpec:
 
     @property
     def num_linear_params(self) -> int:
-        """Weights of the layers' matrices; embeddings and head are not among them."""
+        """Number of weights in the layers' matrices, without embeddings and head."""
         return sum(math.prod(s) for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight"))
 
     @property
     def mlp_width(self) -> int:
-        """Elements of a token between an MLP's matrices, those of all its experts together."""
+        """Intermediate elements per token in an MLP, summed over the experts of a token."""
         if self.mixture is None:
             return self.intermediate_size
         of_experts = self.mixture.num_chosen * self.mixture.expert_size + (self.mixture.shared_size or 0)
@@ -133,7 +133,7 @@ class ModelSpec:
         return 2 * self.num_layers * self.kv_size
 
     def window_of(self, layer: int, max_len: int) -> int | None:
-        """None where contexts of up to `max_len` do not outgrow it."""
+        """Returns the layer's window, or None if no context of up to `max_len` exceeds it."""
         window = self.windows[layer]
         return None if window is None or window >= max_len else window
 
@@ -146,7 +146,7 @@ class ModelSpec:
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Every tensor that a checkpoint of this model must have, under its canonical name."""
+        """Returns every tensor that a checkpoint of this model must have, under its canonical name."""
         shapes = self.outer_shapes()
         for index in range(self.num_layers):
             shapes |= self.layer_shapes(index)
@@ -192,7 +192,7 @@ class ModelSpec:
         return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
     def _layer_matrices(self, index: int) -> list[tuple[str, Shape, bool]]:
-        """Names, shapes, and whether there is a bias."""
+        """Returns names, shapes, and whether there is a bias."""
         hidden = self.hidden_size
         return [
             ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),

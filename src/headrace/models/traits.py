@@ -1,4 +1,4 @@
-"""What sets each family apart, read from its config: the `traits` of its row."""
+"""What distinguishes each family, read from its config: the `traits` of its row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def smollm3(config: Config) -> Traits:
 
 
 def _ropeless_layers(config: Config, flags: Sequence[int] | None) -> tuple[int, ...]:
-    """The flags (`no_rope_layers`) have a zero for each layer whose heads do not rotate; or it is every so many-th."""
+    """Returns the layers whose heads do not rotate: a zero in the flags (`no_rope_layers`), or every n-th layer."""
     num_layers = config["num_hidden_layers"]
     if flags is None:
         period = _count(config, "no_rope_layer_interval")
@@ -56,7 +56,7 @@ def _ropeless_layers(config: Config, flags: Sequence[int] | None) -> tuple[int, 
 
 
 def llama4(config: Config) -> Traits:
-    """Layers that rotate see their own piece of the context, the others all of it, unless `layer_types` says otherwise.
+    """Layers that rotate have chunked attention, the others full attention, unless `layer_types` says otherwise.
 
     Queries and keys are normed after the rotation, which must keep their lengths.
     """
@@ -93,7 +93,7 @@ def mixtral(config: Config) -> Traits:
 
 
 def qwen3_moe(config: Config) -> Traits:
-    """A window is for all layers; layers are dense by name, or all but every so many-th."""
+    """A window applies to all layers. Layers are dense by name, or all but every n-th."""
     num_layers, period = config["num_hidden_layers"], _count(config, "decoder_sparse_step")
     dense = config.get("mlp_only_layers") or ()
     layers = [index for index in range(num_layers) if index not in dense and (index + 1) % period == 0]
@@ -140,7 +140,7 @@ def ernie4_5(config: Config) -> Traits:
 
 
 def exaone4(config: Config) -> Traits:
-    """In models with windows, layers that see everything do not rotate."""
+    """In models with windows, layers with full attention do not rotate."""
     traits: Traits = {"qk_norm": True, "pre_norms": False, "post_norms": True}
     return traits if config["sliding_window"] is None else traits | _only_windows_rotate(config)
 
@@ -151,9 +151,8 @@ def _only_windows_rotate(config: Config) -> Traits:
 
 
 def granite(config: Config) -> Traits:
-    """What attention and MLP write is multiplied before it joins the residual stream. Here the stream is divided
-    instead: only norms read it, and give the same when their epsilon is divided too, by the square.
-    """
+    """Scales what attention and MLP add to the residual stream. Here the stream is divided instead: only norms read
+    it, and they give the same result when their epsilon is divided by the square."""
     multiplier = _number(config, "residual_multiplier")
     return llama(config) | {
         "embedding_scale": _number(config, "embedding_multiplier") / multiplier,
@@ -175,7 +174,7 @@ def olmo2(config: Config) -> Traits:
 
 
 def olmo3(config: Config) -> Traits:
-    """Every fourth layer sees all, the others a window, unless `layer_types` says otherwise."""
+    """Every fourth layer has full attention, the others a window, unless `layer_types` says otherwise."""
     return olmo2(config) | {"windows": _windows_by_pattern(config)}
 
 
@@ -231,7 +230,7 @@ def gpt2(config: Config) -> Traits:
 
 
 def _plain_activation(config: Config) -> Activation:
-    """Three names stand for the one with the tanh."""
+    """Three names mean the tanh approximation."""
     return "gelu" if config["hidden_act"] == "gelu" else "gelu_tanh"
 
 
@@ -328,7 +327,7 @@ def gemma3(config: Config) -> Traits:
 
 
 def _windows_by_pattern(config: Config) -> Windows:
-    """Gemma's rule: `layer_types` names the layers, or else every so many-th sees all, the others a window."""
+    """Gemma's rule: `layer_types` names the layers, or else every n-th has full attention, the others a window."""
     num_layers, kinds = config["num_hidden_layers"], config.get("layer_types")
     if kinds is None:
         period = config.get("_sliding_window_pattern") or config.get("sliding_window_pattern")

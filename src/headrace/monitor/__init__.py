@@ -1,4 +1,15 @@
-"""What a running system says of itself: metrics, and later alerts and a live view."""
+"""Metrics of a server for Prometheus.
+
+    table.py           every metric, declared once, with its vLLM aliases; docs/metrics.md is generated from it
+    series.py          the types `Series` and `Alias`
+    metrics.py         `ServerMetrics`: per-request counters and latencies, and the scrape page
+    engine_counts.py   counters of the engine, monotonic across engine restarts
+    times.py           timestamps of one request, taken from its events
+    store.py           the values, exported under each name from the same storage
+
+What happens once per token or step is counted inside the engine (`EngineStats`) and read at a scrape. What happens
+once per request is counted here. A metrics page of a batch job is in `headrace.jobs.status`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own counts, as they grow: an engine that was started again counts from nothing, its sums go on."""
+"""Turns snapshots of engine counters into monotonic Prometheus counters, across engine restarts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GAUGES = (
     *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE),
     *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
 )
-_NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # an engine that has done nothing yet
+_NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
 _OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
 
 
 class EngineCounts:
-    """Turns snapshots of the engine into what the store has. One caller at a time."""
+    """Adds what grew since the last snapshot to the store. One caller at a time."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class EngineCounts:
             store.add(series, 0.0, *labels)
 
     def take(self, stats: EngineStats | None) -> None:
-        """A snapshot of the engine; None: there is none that answers."""
+        """Take in a snapshot; None means that no engine responds."""
         self._store.set(table.ENGINE_UP, float(stats is not None))
         if stats is None:
             self._store.clear(*_GAUGES)
@@ -74,7 +74,7 @@ class EngineCounts:
 
 
 class TokenRates:
-    """Tokens a second over the last ten seconds, or since the scrape before them, whoever else scrapes meanwhile."""
+    """Tokens per second over the last ten seconds, or since the scrape before them, however often others scrape."""
 
     def __init__(self, now: float) -> None:
         self._num_prompt = 0.0
@@ -103,7 +103,7 @@ def _is_same_engine(before: EngineStats, after: EngineStats) -> bool:
 
 
 def _counts_of(stats: EngineStats) -> dict[tuple[Series, *tuple[str, ...]], float]:
-    """Everything that only grows, by series and labels."""
+    """All counters, by series and label values."""
     scheduler = stats.scheduler
     return {
         (table.STEPS,): scheduler.num_steps,

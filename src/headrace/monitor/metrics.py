@@ -1,4 +1,4 @@
-"""`ServerMetrics`: what a server counts and how long things took, for Prometheus.
+"""`ServerMetrics`: counts requests and measures their latencies for Prometheus.
 
 The series are in `table.py`. Nothing of a prompt or an answer gets here: only lengths, times and reasons.
 """
@@ -23,7 +23,7 @@ from headrace.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 ENGINE = "0"  # the label of the only engine
-DEFAULT_MAX_LEN = 131_072  # for the bounds of token counts, where no settings are given
+DEFAULT_MAX_LEN = 131_072  # for the bucket bounds of token counts, when no settings are given
 
 
 class ServerMetrics:
@@ -68,22 +68,22 @@ class ServerMetrics:
         self._store.add(table.REFUSED, 1.0, reason)
 
     def answered(self, handler: str, method: str, status: int) -> None:
-        """An HTTP answer. `handler` is the route, never the path as it was sent."""
+        """Count an HTTP response. `handler` is the route, never the path that the client sent."""
         self._store.add(table.ANSWERED, 1.0, handler, method, f"{status // 100}xx")
 
     def restarted(self) -> None:
         self._store.add(table.RESTARTS, 1.0)
 
     def oldest_wait(self, seconds: float) -> None:
-        """The request that waits longest for its first token has waited so long."""
+        """Set the wait of the oldest request that has no first token yet."""
         self._store.set(table.OLDEST_WAIT, seconds)
 
     def loop_lag(self, seconds: float) -> None:
-        """What was due on the event loop came so much later."""
+        """Record by how much a timer of the event loop was late."""
         self._observe[table.LOOP_LAG](seconds)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token came so long after the request."""
+        """Record the time from the arrival of a request to its first token."""
         self._observe[table.FIRST_TOKEN_SECONDS](seconds)
 
     def finished(self, times: RequestTimes, reason: str) -> None:
@@ -118,7 +118,7 @@ class ServerMetrics:
     # ---- scraping
 
     def observe(self, stats: EngineStats | None) -> None:
-        """Take in the engine's own counts, before a scrape; None if no engine answers."""
+        """Take in the counters of the engine, before a scrape; None if no engine responds."""
         with self._observing:
             self._engine.take(stats)
 
@@ -133,7 +133,7 @@ class ServerMetrics:
     # ---- set-up
 
     def _start_at_zero(self) -> None:
-        """Counters that nothing has moved yet are shown too, so that the first move is a growth."""
+        """Export counters at zero from the start, so that their first increment shows in `rate()`."""
         for reason in FINISH_REASONS:
             self._store.add(table.FINISHED, 0.0, reason)
         for reason in ("queue_full", "queue_tokens"):
@@ -155,12 +155,12 @@ _FIELD_OF = {"num_gpu_blocks": "num_blocks", "cache_dtype": "kv_dtype"}
 
 
 def _since(before: float, after: float) -> float:
-    """Two processes may see the same moment a little apart; no time is below zero."""
+    """Clamp to zero: clocks of two processes may differ slightly."""
     return after - before if after > before else 0.0
 
 
 def _longest(times: RequestTimes) -> int:
-    """Tokens of a request's longest answer; if nobody counted, as if all were as long."""
+    """Tokens of the longest answer of a request; the mean length if it was not counted."""
     if times.num_longest is not None:
         return times.num_longest
     return -(-times.num_generated // times.n)

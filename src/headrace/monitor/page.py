@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md: `python -m headrace.monitor.page` prints it."""
+"""Prints the metrics table of docs/metrics.md: `python -m headrace.monitor.page`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a series is: stated once under Headrace's own name, shown under others too."""
+"""The type of a metric: declared once under its Headrace name, exported under its aliases too."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ BASE_LABELS = ("model_name", "engine")
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name for the same numbers. A counter's name is without `_total`, which its samples have."""
+    """Another name for the same values. A counter's name has no `_total`; its samples have."""
 
     name: str
-    labels: Mapping[str, str] = field(default_factory=dict)  # our label -> its own; others keep their names
-    values: Mapping[str, str] | None = None  # our label value -> its own; samples with others are left out
+    labels: Mapping[str, str] = field(
+        default_factory=dict
+    )  # our label name -> the alias's; the others keep their names
+    values: Mapping[str, str] | None = None  # our label value -> the alias's; samples with other values are omitted
     base_labels: tuple[str, ...] = BASE_LABELS
-    bounds: tuple[float, ...] | None = None  # a histogram's, where they are fewer than ours
-    constant: float | None = None  # always this: what it counts does not exist here
+    bounds: tuple[float, ...] | None = None  # of a histogram, where the alias has fewer buckets
+    constant: float | None = None  # a fixed value: what it counts does not exist here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One thing that is measured. Its samples have the base labels and `labels`."""
+    """One metric. Its samples have the base labels and `labels`."""
 
     name: str
     kind: Kind
@@ -33,11 +35,11 @@ class Series:
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] | None = None  # a histogram's; None: 1, 2, 5, 10 ... up to the context's length
     aliases: tuple[Alias, ...] = ()
-    alert: str = ""  # what guides alert on
+    alert: str = ""  # the alert that operators' guides recommend
 
     @property
     def as_alias(self) -> Alias:
-        """Its own name, in the same form as the others."""
+        """Its own name, in the form of an alias."""
         return Alias(self.name)
 
 

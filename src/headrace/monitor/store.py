@@ -1,4 +1,4 @@
-"""The numbers behind the series, and how a scrape shows them: once under each name, from the same storage."""
+"""Stores the values of all metrics, and exports each one under its own name and its aliases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.monitor.series import Alias, Series, token_bounds
 Labels = tuple[str, ...]
 
 OTHER = "other"
-MAX_LABEL_VALUES = 200  # samples of one series; more would be somebody's input, and count as `other`
+MAX_LABEL_VALUES = 200  # per series; further label values come from user input and are counted as `other`
 
 
 class Store(Collector):
-    """Owns all values. Everything but counting into a histogram takes the lock."""
+    """Owns all values. Everything takes the lock, except counting into a histogram."""
 
     def __init__(self, series: Sequence[Series], base_labels: Mapping[str, str], max_model_len: int) -> None:
         self._series = series
@@ -34,7 +34,7 @@ class Store(Collector):
         }
 
     def histogram(self, series: Series) -> Histogram:
-        """To count into, on one thread."""
+        """The histogram to count into, from one thread only."""
         return self._histograms[series.name]
 
     def set(self, series: Series, value: float, *labels: str) -> None:
@@ -56,7 +56,7 @@ class Store(Collector):
             histogram.total += added.total
 
     def clear(self, *series: Series) -> None:
-        """They have no value now: a scrape does not show them."""
+        """Remove their values: a scrape no longer exports them."""
         with self._lock:
             for one in series:
                 self._values[one.name].clear()
@@ -78,7 +78,7 @@ class Store(Collector):
 
 
 def _help(series: Series, alias: Alias) -> str:
-    return series.help if alias.name == series.name else f"{series.help} As {series.name}."
+    return series.help if alias.name == series.name else f"{series.help} Alias of {series.name}."
 
 
 def _show_values(
@@ -103,7 +103,7 @@ def _show_counts(
     counts: HistogramCounts,
     shown_bounds: tuple[float, ...],
 ) -> None:
-    up_to = dict(zip(bounds, accumulate(counts.counts), strict=False))  # the last count is of what is above all
+    up_to = dict(zip(bounds, accumulate(counts.counts), strict=False))  # the last count is for values above every bound
     for bound in shown_bounds:
         metric.add_sample(f"{metric.name}_bucket", base | {"le": _le(bound)}, up_to[bound])
     metric.add_sample(f"{metric.name}_bucket", base | {"le": "+Inf"}, counts.num_values)

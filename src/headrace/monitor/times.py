@@ -1,4 +1,4 @@
-"""When things happened to a request, and who writes that down while its events come."""
+"""Timestamps of one request, collected from its events."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from headrace.types import Request, SequenceEvent, SequenceTiming
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """A finished request, in seconds of one clock (`time.monotonic`, which the engine's process shares)."""
+    """A finished request. Times are in seconds of `time.monotonic`, which the engine's process shares."""
 
     arrived: float
     finished: float
-    queued_until: float | None = None  # its first step; None: it had none, or nobody knows
+    queued_until: float | None = None  # its first step; None: it had none, or it is not known
     first_token: float | None = None
     last_token: float | None = None
     num_prompt: int = 0
     num_cached: int = 0
-    num_generated: int = 0  # of all its answers
-    num_longest: int | None = None  # of the longest of them; None: of the only one
+    num_generated: int = 0  # over all its sequences
+    num_longest: int | None = None  # of the longest sequence; None: there is only one
     max_tokens: int | None = None
     n: int = 1
     num_preemptions: int = 0
-    first_token_is_counted: bool = False  # `ServerMetrics.first_token` was told of it when it came
+    first_token_is_counted: bool = False  # `ServerMetrics.first_token` was called when it came
 
 
 class Metrics(Protocol):
@@ -36,10 +36,10 @@ class Metrics(Protocol):
 
 
 class RequestMeter:
-    """Follows one request from its arrival to its end. Owned by whoever takes its events.
+    """Follows one request from its arrival to its end. Owned by the reader of its events.
 
     >>> meter = RequestMeter(metrics, request, arrived=arrived)
-    >>> meter.take(event)              # each that has times: the first of a sequence and its last
+    >>> meter.take(event)              # each event with a timing: the first and the last of a sequence
     >>> meter.finish("stop", [12])     # once, with the length of each answer; later calls do nothing
     """
 
@@ -63,18 +63,18 @@ class RequestMeter:
         self._is_finished = False
 
     def take(self, event: SequenceEvent) -> None:
-        """Others than a sequence's first event and its last say nothing of its times."""
+        """Take in an event. Only the first and the last event of a sequence carry a timing."""
         if event.timing is not None:
             self._note(event, event.timing)
 
     def finish(self, reason: str, lengths: Sequence[int] = ()) -> None:
-        """How it ended: a finish reason, `abort` or `error`; and how many tokens each answer has."""
+        """Record the end: a finish reason, `abort` or `error`, and the number of tokens of each answer."""
         if self._is_finished:
             return
         self._is_finished = True
         now, params = self._clock(), self._request.params
         last_token = self._last_token
-        if last_token is None and self._first_token is not None:  # the front ended it, by a stop string
+        if last_token is None and self._first_token is not None:  # ended by a stop string, which the front found
             last_token = now
         self._metrics.finished(
             RequestTimes(

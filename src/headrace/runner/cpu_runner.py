@@ -1,5 +1,7 @@
-"""Runs plans on a model. Steps execute one after the other on a thread of their own, as on a GPU's stream: `submit`
-returns at once, and what the host does meanwhile costs the device nothing."""
+"""Runs plans on a CPU. Steps execute one after the other on a thread of their own, like a GPU's stream.
+
+`submit` returns at once, and the scheduler works while the model runs.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.models.decoder import Decoder
-from headrace.runner.computed import Computed, compute_with_prompts
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
-from headrace.runner.reads import lay_out
+from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.results import step_logprobs
 from headrace.runner.shape import RunnerShape
 from headrace.runner.slots import DeviceSlots
+from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
 
 
-class TorchRunner:
-    """Owns the tensors: weights, cache, rows. Only its own thread touches them."""
+class CpuRunner:
+    """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
 
     def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
         spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
@@ -52,39 +54,40 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
-        self._take_in(plan)
+        self._apply_changes(plan)
         slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(slots):
             return StepResult(plan.step, *_NOTHING)
-        computed = self._compute(plan, slots, num_tokens, samples)
-        drawing = slots[samples]
-        if not len(drawing):
-            return _result(plan.step, None, None, computed)
-        logits = self._decoder.logits(computed.ends)
-        placed = None if masks is None else PlacedMasks.of(masks, drawing.numpy(), self._device)
-        sampled = self._sampler.sample(logits, drawing, self._slots.lens[drawing], masks=placed)
-        self._slots.append(drawing, sampled.tokens, sampled.finished)
-        return _result(plan.step, drawing, sampled, computed)
+        outputs = self._compute(plan, slots, num_tokens, samples)
+        sampling_slots = slots[samples]
+        if not len(sampling_slots):
+            return _result(plan.step, None, None, outputs)
+        logits = self._decoder.logits(outputs.last_hidden)
+        placed = None if masks is None else PlacedMasks.of(masks, sampling_slots.numpy(), self._device)
+        sampled = self._sampler.sample(logits, sampling_slots, self._slots.lens[sampling_slots], masks=placed)
+        self._slots.append(sampling_slots, sampled.tokens, sampled.finished)
+        return _result(plan.step, sampling_slots, sampled, outputs)
 
-    def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> Computed:
-        """What the model makes of the tokens that are drawn from, and of prompts of which something is asked."""
+    def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> StepOutputs:
+        """Run the model: hidden states to sample from, prompt log-probabilities and readouts."""
         positions = self._slots.computed[slots].numpy()
         token_ids, layout = self._slots.layout(slots, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
         spans = self._prompt_logprobs.spans(slots.numpy(), num_tokens.numpy(), positions)
-        reads = lay_out(plan.reads, slots.numpy(), num_tokens.numpy()) if plan.reads else None
+        chunks = plan.readout_chunks
+        readouts = lay_out_readouts(chunks, slots.numpy(), num_tokens.numpy()) if chunks else None
         self._slots.advance(slots, num_tokens)
-        if not spans and reads is None:
+        if not spans and readouts is None:
             kept = ends if len(ends) else None
-            return Computed(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
-        return compute_with_prompts(
-            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, reads, self._slots.tokens
+            return StepOutputs(self._decoder.hidden(token_ids, layout, self._caches, kept=kept))
+        return compute_with_prompt_outputs(
+            self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, readouts, self._slots.tokens
         )
 
-    def _take_in(self, plan: StepPlan) -> None:
+    def _apply_changes(self, plan: StepPlan) -> None:
         self._slots.write(plan)
         for entry in plan.slot_entries:
-            self._prompt_logprobs.admit(entry)
+            self._prompt_logprobs.enter(entry)
             self._sampler.admit(
                 entry.slot,
                 entry.params,
@@ -98,25 +101,30 @@ class TorchRunner:
             ops.copy_blocks(self._caches, sources, targets)
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
-        """Rows that ended in a step the scheduler had not seen when it planned this one need nothing more."""
-        goes_on = ~self._slots.is_finished.numpy()[plan.slots]
-        if goes_on.all():
+        """The plan without slots that have ended in a step whose result the scheduler had not seen yet."""
+        is_unfinished = ~self._slots.is_finished.numpy()[plan.slots]
+        if is_unfinished.all():
             return plan.slots, plan.num_tokens, plan.samples
-        return plan.slots[goes_on], plan.num_tokens[goes_on], plan.samples[goes_on]
+        return plan.slots[is_unfinished], plan.num_tokens[is_unfinished], plan.samples[is_unfinished]
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
-def _result(step: int, slots: Tensor | None, sampled: Sampled | None, computed: Computed) -> StepResult:
+def _result(step: int, slots: Tensor | None, sampled: Sampled | None, outputs: StepOutputs) -> StepResult:
     if slots is None or sampled is None:
-        return StepResult(step, *_NOTHING, prompt_logprobs=computed.prompt_logprobs(), readings=computed.readings())
+        return StepResult(
+            step,
+            *_NOTHING,
+            prompt_logprobs=outputs.prompt_logprobs(),
+            readout_results=outputs.readout_results(),
+        )
     return StepResult(
         step=step,
         slots=slots.numpy(),
         tokens=sampled.tokens.numpy(),
         finished=sampled.finished.numpy(),
         logprobs=None if sampled.logprobs is None else step_logprobs(sampled.logprobs),
-        prompt_logprobs=computed.prompt_logprobs(),
-        readings=computed.readings(),
+        prompt_logprobs=outputs.prompt_logprobs(),
+        readout_results=outputs.readout_results(),
     )

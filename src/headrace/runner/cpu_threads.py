@@ -1,4 +1,4 @@
-"""How many cores the arithmetic uses. Both libraries keep this per thread, so the device thread sets it for itself."""
+"""Sets how many cores the arithmetic uses. The setting is per thread, so the device thread sets it for itself."""
 
 from __future__ import annotations
 

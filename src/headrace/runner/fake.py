@@ -1,15 +1,15 @@
-"""A runner without a model: the next token is a hash of the row's seed and position. For tests and for measuring
-what the host costs; no torch."""
+"""A runner without a model: the next token is a hash of the slot's seed and position. For tests and for measuring the
+host's cost; no torch."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Masks, Read, Reading, StepPlan, StepResult
+from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Masks, ReadoutChunk, ReadoutResult, StepPlan, StepResult
 
 
 class FakeRunner:
-    """Rows as a device would have them, results ready at once."""
+    """Keeps slots as a device would; results are ready at once."""
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int = 32_000) -> None:
         self.vocab_size = vocab_size
@@ -31,21 +31,23 @@ class FakeRunner:
         slots = plan.slots[plan.samples]
         tokens = self._next_tokens(slots)
         if masks is not None:
-            self._keep_to(masks, slots, tokens)
+            self._apply_masks(masks, slots, tokens)
         self._len[slots] += 1
         finished = np.where(self._len[slots] >= self._end[slots], FULL, GOES_ON).astype(np.uint8)
         for position, slot in enumerate(slots.tolist()) if self._stops else ():
             if tokens[position] in self._stops.get(slot, ()):
                 finished[position] = STOPPED
-        return StepResult(plan.step, slots, tokens, finished, readings=tuple(map(_reading, plan.reads)))
+        return StepResult(
+            plan.step, slots, tokens, finished, readout_results=tuple(map(_read_out, plan.readout_chunks))
+        )
 
-    def _keep_to(self, masks: Masks, slots: IntArray, tokens: IntArray) -> None:
-        """Where a token is forbidden, one that is not takes its place."""
-        place_of = {slot: place for place, slot in enumerate(slots.tolist())}
-        for slot, line in zip(masks.slots.tolist(), masks.bits(), strict=True):
-            allowed = np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little"))
-            place = place_of[slot]
-            tokens[place] = allowed[tokens[place] % len(allowed)] if len(allowed) else 0
+    def _apply_masks(self, masks: Masks, slots: IntArray, tokens: IntArray) -> None:
+        """Replace forbidden tokens by allowed ones."""
+        index_of = {slot: index for index, slot in enumerate(slots.tolist())}
+        for slot, row in zip(masks.slots.tolist(), masks.bits(), strict=True):
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            index = index_of[slot]
+            tokens[index] = allowed[tokens[index] % len(allowed)] if len(allowed) else 0
 
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
@@ -61,7 +63,7 @@ class FakeRunner:
         return tokens
 
 
-def _reading(read: Read) -> Reading:
-    """A hidden state of [1], and as the log-probability of a token its negative."""
-    values = np.array([read.num_tokens]) if read.targets is None else -read.targets
-    return Reading(read.slot, read.is_last, values.astype(np.float32))
+def _read_out(chunk: ReadoutChunk) -> ReadoutResult:
+    """Each hidden state is [1]; the log-probability of a token is its negative id."""
+    values = np.array([chunk.num_tokens]) if chunk.targets is None else -chunk.targets
+    return ReadoutResult(chunk.slot, chunk.is_last, values.astype(np.float32))

@@ -1,4 +1,4 @@
-"""What a step brought, from the device's tensors to the plan's arrays."""
+"""Brings a step's results from the device's tensors to numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from headrace.steps import StepLogprobs
 T = TypeVar("T")
 
 
-def on_its_way(found: T) -> T:
-    """The same tensors in pinned memory, there once the step is done: reading them then waits for no later step."""
-    return type(found)(*(_on_its_way(getattr(found, field.name)) for field in fields(found)))  # type: ignore[arg-type]
+def to_pinned(tensors: T) -> T:
+    """Start copying a dataclass of tensors to pinned memory. The copy is complete once the step is done, so reading it
+    does not wait for later steps."""
+    return type(tensors)(*(_to_pinned(getattr(tensors, field.name)) for field in fields(tensors)))  # type: ignore[arg-type]
 
 
-def _on_its_way(tensor: Tensor) -> Tensor:
+def _to_pinned(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 

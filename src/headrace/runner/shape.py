@@ -1,4 +1,4 @@
-"""How much a runner must hold."""
+"""The sizes that a runner is built for."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class RunnerShape:
     block_size: int
     num_threads: int
     max_num_batched_tokens: int = 0
-    kv_dtype: torch.dtype | None = None  # of the cache; None: that of the activations
-    step_bytes: int = 0  # that a step may need beside weights and cache; a GPU's are taken at the start
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: that of the activations
+    step_bytes: int = 0  # memory of a step beside weights and KV cache; reserved at start on a GPU

@@ -1,4 +1,4 @@
-"""What the device knows of each running sequence, written when it is admitted and kept up by the steps themselves."""
+"""The device's state of each running sequence, written when it enters its slot and updated by the steps themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.steps import StepPlan, TableWrites
 
 
 class DeviceSlots:
-    """Owns the row columns that every model needs; the sampler owns those of sampling."""
+    """Owns the columns that every model needs, indexed by slot; the sampler owns those of sampling."""
 
     def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         max_blocks = -(-max_model_len // block_size)
@@ -18,12 +18,12 @@ class DeviceSlots:
         # Untouched memory costs nothing on the CPU, so tokens has the full width from the start.
         self.tokens = torch.empty(num_slots, max_model_len, dtype=torch.int32, device=device)
         self.lens = torch.zeros(num_slots, dtype=torch.int64, device=device)  # tokens in `tokens`
-        self.computed = torch.zeros(num_slots, dtype=torch.int64, device=device)  # leading ones that are in the cache
+        self.computed = torch.zeros(num_slots, dtype=torch.int64, device=device)  # leading ones in the KV cache
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=device)
         self.is_finished = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def write(self, plan: StepPlan) -> None:
-        """Take in the plan's changes."""
+        """Apply the plan's changes."""
         for entry in plan.slot_entries:
             slot, num_tokens = entry.slot, len(entry.token_ids)
             self.tokens[slot, :num_tokens] = torch.from_numpy(entry.token_ids)
@@ -39,7 +39,7 @@ class DeviceSlots:
         self.block_tables[slots, indexes] = torch.from_numpy(writes.blocks).to(device, torch.int32)
 
     def layout(self, slots: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
-        """The token ids [T] of a step that computes `num_tokens` of each of `rows`, and where they lie."""
+        """The token ids [T] of a step that computes `num_tokens` of each of `slots`, and their layout."""
         starts = self.computed[slots]
         if int(num_tokens.sum()) == len(slots):  # one token each
             token_slots, positions = slots, starts
@@ -67,7 +67,7 @@ class DeviceSlots:
         self.computed[slots] += num_tokens
 
     def append(self, slots: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        """The drawn tokens become the rows' last; a row that is finished stands still from now on."""
+        """Append the sampled tokens. A slot that is finished computes nothing from now on."""
         lens = self.lens[slots]
         last = self.tokens.shape[1] - 1
         self.tokens[slots, lens.clamp(max=last)] = tokens.int()

@@ -1,6 +1,6 @@
-"""The rows' settings: arrays of the host, written at admission, and the tensors on the device that a step reads.
+"""The settings of all slots: arrays on the host, written when a sequence enters a slot, and tensors on the device.
 
-On a CPU both are the same memory. Elsewhere the rows that changed are sent together, before the next step reads them.
+On a CPU both are the same memory. Elsewhere the changed slots are sent together, before the next step reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.sampling.feature import Column
 
 
 class Columns:
-    """Owns the columns of all features. `tensors` are the device's; rare columns are there once a row has used them."""
+    """Owns the columns of all features. `tensors` are the device's; rare columns exist once a slot has used them."""
 
     def __init__(
         self, columns: Sequence[Column], *, num_slots: int, device: torch.device, shares_memory: bool | None = None
@@ -28,8 +28,8 @@ class Columns:
         self._shares_memory = device.type == "cpu" if shares_memory is None else shares_memory
         self._host: dict[str, npt.NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
-        self._set: dict[str, set[int]] = {name: set() for name in self._columns}  # rows with a value of their own
-        self._changed: dict[str, set[int]] = {}  # rows that were written and not sent
+        self._set: dict[str, set[int]] = {name: set() for name in self._columns}  # slots with a value of their own
+        self._changed: dict[str, set[int]] = {}  # slots that were written and not yet sent
         for column in self._columns.values():
             if not column.is_rare:
                 self._allocate(column)
@@ -38,7 +38,7 @@ class Columns:
         return self._host[name]
 
     def write(self, slot: int, settings: Mapping[str, Any]) -> None:
-        """Gives a row these settings, and the default wherever they have none."""
+        """Gives a slot these settings, and the defaults of all other columns."""
         for name, column in self._columns.items():
             if name in settings:
                 if name not in self._host:
@@ -53,7 +53,7 @@ class Columns:
             self._changed.setdefault(name, set()).add(slot)
 
     def send(self) -> None:
-        """Brings what was written to the device."""
+        """Sends what was written to the device."""
         for name, changed in self._changed.items() if not self._shares_memory else ():
             slots = np.fromiter(changed, np.int64)
             self.tensors[name].index_copy_(0, sent(slots, self._device), sent(self._host[name][slots], self._device))
@@ -66,7 +66,7 @@ class Columns:
 
 
 def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """On its way to the device: from pinned memory, so that nobody waits."""
+    """Starts the copy to the device; from pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

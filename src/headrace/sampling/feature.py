@@ -1,7 +1,7 @@
-"""What a sampling feature is: the columns it owns on the device, who uses it, and what it does in a step.
+"""What a sampling feature is: the parameters it implements, its columns on the device, and what it does in a step.
 
-A feature holds no state. Its columns have one entry a row, written at admission; a row that does not use it has
-their defaults, with which the feature changes nothing.
+A feature has no state. Its columns have one entry per slot, written when a sequence enters the slot. A slot that does
+not use the feature has the defaults, with which the feature changes nothing.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 
 from headrace.types import SamplingParams
 
-LEAST_TEMPERATURE = 1e-5  # below it the likeliest token is drawn for certain, and dividing by it would only overflow
+MIN_TEMPERATURE = 1e-5  # below it sampling is greedy: dividing by it could overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value a row, or `width` of them."""
+    """One value per slot, or `width` of them."""
 
     name: str
     dtype: type[np.generic]
     default: float
     width: int | None = None
-    is_rare: bool = False  # it takes no memory until a row uses it
-    is_bitmap: bool = False  # as wide as the vocabulary, a bit a token
+    is_rare: bool = False  # takes no memory until a slot uses it
+    is_bitmap: bool = False  # one bit per token of the vocabulary
 
     def for_vocabulary(self, vocab_size: int) -> Column:
         return replace(self, width=-(-vocab_size // 8)) if self.is_bitmap else self
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a sequence was admitted with."""
+class SequenceSettings:
+    """What the features know of a sequence when it enters a slot."""
 
     params: SamplingParams
     seed: int
@@ -46,44 +46,47 @@ class Terms:
 
     @property
     def is_greedy(self) -> bool:
-        return self.params.temperature < LEAST_TEMPERATURE
+        return self.params.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of one step that draw a token."""
+    """The rows of one step for which a token is sampled."""
 
     logits: Tensor  # [R, V]
-    slots: Tensor  # [R] int64
-    lens: Tensor  # [R] int64, tokens each sequence has before the one to be drawn
-    columns: Mapping[str, Tensor]  # [max_rows] or [max_rows, width] each
-    tokens: Tensor | None = None  # [max_rows, max_len] int32, of all rows; past its length a row's may be anything
-    most_tokens: int = 0  # no row that uses the feature at hand has more
-    most_answered: int = 0  # nor more of them in its answer
+    slots: Tensor  # [R] int64, the slot of each row
+    lens: Tensor  # [R] int64, tokens of each sequence before the one to be sampled
+    columns: Mapping[str, Tensor]  # [num_slots] or [num_slots, width] each
+    tokens: Tensor | None = None  # [num_slots, max_len] int32; past a sequence's length they may be anything
+    max_len: int = 0  # most tokens of a row that uses the current feature
+    max_answer_len: int = 0  # most tokens in its answer
 
-    def column(self, name: str, users: Tensor) -> Tensor:
-        """The settings of those rows that stand at `users` [Q] in the batch: [Q] or [Q, width]."""
-        return self.columns[name][self.slots[users]]
+    def column(self, name: str, rows: Tensor) -> Tensor:
+        """Returns the settings of these rows of the batch [Q]: [Q] or [Q, width]."""
+        return self.columns[name][self.slots[rows]]
 
 
 class Feature(Protocol):
     @property
+    def params(self) -> Sequence[str]: ...  # the fields of SamplingParams that it implements
+
+    @property
     def columns(self) -> Sequence[Column]: ...
 
-    def is_used(self, terms: Terms) -> bool: ...
+    def is_used(self, sequence: SequenceSettings) -> bool: ...
 
-    def settings(self, terms: Terms) -> Mapping[str, Any]:
-        """The values of its columns for a row that uses it."""
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
+        """Returns the values of its columns for a sequence that uses it."""
         ...
 
 
 class LogitsFeature(Feature, Protocol):
-    def apply(self, batch: Batch, users: Tensor) -> None:
-        """Changes batch.logits[users] in place."""
+    def apply(self, batch: Batch, rows: Tensor) -> None:
+        """Changes batch.logits[rows] in place."""
         ...
 
 
 class FinishFeature(Feature, Protocol):
-    def mark(self, batch: Batch, users: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        """Marks in `finished` [R] those users whose token [R] ends their sequence."""
+    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
+        """Marks in `finished` [R] those of these rows whose token [R] ends their sequence."""
         ...

@@ -1,11 +1,11 @@
-"""Every sampling feature, in the order in which a step meets them.
+"""Every sampling feature, in the order in which a step applies them.
 
-    logits ─ logprobs (as the model gave them) ─ grammar ─ changes ─ filters ─ draw ─ finish checks
+    logits ─ logprobs (of the model's own logits) ─ grammar ─ changes ─ filters ─ sampling ─ finish checks
 
-The changes come in vLLM's order: a bias counts before a penalty looks at the sign of a logit.
+The changes have vLLM's order: a bias is added before a penalty looks at the sign of a logit.
 
-The filters and the draw are one kernel on a CPU (`headrace.kernels.cpu.sample`) and a few on a GPU
-(`headrace.kernels.gpu.sample`); their files here say what these compute, and are their twin.
+Filters and sampling are one kernel on a CPU (`headrace.kernels.cpu.sample`) and a few on a GPU
+(`headrace.kernels.gpu.sample`). The files here specify what they compute, and are their reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,19 @@ CHANGES: tuple[LogitsFeature, ...] = (
 TEMPERATURE = Temperature()
 FILTERS: tuple[LogitsFeature, ...] = (TEMPERATURE, MinP(), TopK(), TopP())
 SEED = Seed()
-FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # what comes later outweighs
+FINISHES: tuple[FinishFeature, ...] = (Length(), StopTokens())  # a later check overrides
 
 FEATURES: tuple[Feature, ...] = (LOGPROBS, GRAMMAR, *CHANGES, *FILTERS, SEED, *FINISHES)
-PLAIN: frozenset[Feature] = frozenset((*FILTERS, SEED, *FINISHES))  # what a GPU's draw knows, without a host
+PLAIN: frozenset[Feature] = frozenset((*FILTERS, SEED, *FINISHES))  # what the GPU's sampling graph supports
+
+# Fields of SamplingParams that no feature implements: the file in src/headrace that does.
+HANDLED_ELSEWHERE: dict[str, str] = {
+    "n": "engine/core.py",
+    "best_of": "engine/answers.py",
+    "bad_words": "engine/prompts.py",  # turned into bad_words_token_ids
+    "stop": "engine/answers.py",
+    "include_stop_str_in_output": "engine/answers.py",
+    "prompt_logprobs": "runner/prompt_logprobs.py",
+    "detokenize": "engine/answers.py",
+    "skip_special_tokens": "engine/answers.py",
+}

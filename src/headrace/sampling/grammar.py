@@ -1,6 +1,6 @@
-"""structured_outputs: only tokens with which the answer keeps to its grammar can be drawn.
+"""structured_outputs: only tokens that the answer's grammar allows next can be sampled.
 
-The host works out which these are while the model runs, as a bit for each token; see `engine/constraints.py`.
+The host computes which these are while the model runs, as one bit per token; see `engine/constraints.py`.
 """
 
 from __future__ import annotations
@@ -15,38 +15,40 @@ from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.sampling.columns import sent
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import IntArray, Masks
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMasks:
-    """The masks of those rows of a batch that are under a grammar."""
+    """The masks of the rows of a batch that are under a grammar."""
 
-    places: Tensor  # [Q] int64, where they stand in the batch
+    rows: Tensor  # [Q] int64, rows of the batch
     bits: Tensor  # [Q, words] int32
 
     @classmethod
     def of(cls, masks: Masks, slots: IntArray, device: torch.device) -> PlacedMasks:
-        """For the rows that draw, in their order; waits until the masks are known. Rows that ended are left out."""
+        """Finds the masks of these slots, in their order; waits until the masks are known. Masks of other slots are
+        left out."""
         order = np.argsort(slots, kind="stable")
         found = np.minimum(np.searchsorted(slots, masks.slots, sorter=order), len(slots) - 1)
-        places = order[found]
-        is_here = slots[places] == masks.slots
+        rows = order[found]
+        is_here = slots[rows] == masks.slots
         bits = masks.bits()
         if not is_here.all():
-            places, bits = places[is_here], bits[is_here]
-        return cls(sent(places, device), sent(bits, device))
+            rows, bits = rows[is_here], bits[is_here]
+        return cls(sent(rows, device), sent(bits, device))
 
 
 class Grammar:
+    params = ("structured_outputs",)
     columns: Sequence[Column] = ()
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.structured_outputs is not None
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.structured_outputs is not None
 
-    def settings(self, terms: Terms) -> Mapping[str, Any]:
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, Any]:
         return {}
 
     def apply(self, batch: Batch, masks: PlacedMasks) -> None:
-        ops.apply_bitmask(batch.logits, masks.places, masks.bits)
+        ops.apply_bitmask(batch.logits, masks.rows, masks.bits)

@@ -1,4 +1,4 @@
-"""Length: a sequence ends when it has reached its longest allowed length, prompt and answer together."""
+"""max_tokens: a sequence ends when prompt and answer together reach its maximum length."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import FULL
 
 
 class Length:
+    params = ("max_tokens",)
     columns = (Column("end_len", np.int64, np.iinfo(np.int64).max),)
 
-    def is_used(self, terms: Terms) -> bool:
+    def is_used(self, sequence: SequenceSettings) -> bool:
         return True
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        return {"end_len": terms.end_len}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        return {"end_len": sequence.end_len}
 
-    def mark(self, batch: Batch, users: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        is_full = batch.lens[users] + 1 >= batch.column("end_len", users)
-        finished[users] = finished[users].masked_fill(is_full, FULL)
+    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
+        is_full = batch.lens[rows] + 1 >= batch.column("end_len", rows)
+        finished[rows] = finished[rows].masked_fill(is_full, FULL)

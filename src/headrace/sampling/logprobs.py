@@ -1,4 +1,5 @@
-"""Log-probabilities of the drawn and of the likeliest tokens, as the model gave them: before masks and temperature."""
+"""Log-probabilities of the sampled and of the likeliest tokens, from the model's own logits: before masks and
+temperature."""
 
 from __future__ import annotations
 
@@ -8,23 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """For those Q rows of a batch that asked. One that asked for fewer than n finds them at the front of its line."""
+    """Log-probabilities of the Q rows of a batch that asked for them. A row that asked for fewer than n uses the
+    first ones."""
 
-    slots: Tensor  # [Q] int64, row numbers as the sampler was given them
-    chosen: Tensor  # [Q] float32, of the drawn token
-    ranks: Tensor  # [Q] int64, of the drawn token; 1 is the likeliest
-    top_ids: Tensor  # [Q, n] int64, likeliest first, n the most that any of them asked for
+    slots: Tensor  # [Q] int64
+    chosen: Tensor  # [Q] float32, of the sampled token
+    ranks: Tensor  # [Q] int64, of the sampled token; 1 is the likeliest
+    top_ids: Tensor  # [Q, n] int64, likeliest first; n is the most that any row asked for
     top_values: Tensor  # [Q, n] float32
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one token each in Q lines of logits."""
+    """Log-probabilities of one token in each of Q rows of logits, and of the n likeliest."""
 
     chosen: Tensor  # [Q] float32
     ranks: Tensor  # [Q] int64
@@ -33,16 +35,16 @@ class Scores:
 
 
 def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
-    """What [Q, V] logits say of tokens [Q]."""
+    """Returns the log-probabilities of tokens [Q] under logits [Q, V]."""
     if logits.is_cuda:
         from headrace.kernels.gpu.scores import scores as scores_on_gpu
 
         return Scores(*scores_on_gpu(logits, tokens, num_top=num_top))
-    return plain_scores(logits, tokens, num_top=num_top)
+    return reference_scores(logits, tokens, num_top=num_top)
 
 
-def plain_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
-    """The kernel's twin."""
+def reference_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
+    """Computes what the GPU kernel computes, in plain PyTorch."""
     logprobs = logits.log_softmax(dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = 1 + (logprobs > chosen).sum(dim=1)
@@ -51,19 +53,20 @@ def plain_scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> Scores:
 
 
 class Logprobs:
+    params = ("logprobs",)
     columns = (Column("num_logprobs", np.int64, 0),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.uses_logprobs
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.uses_logprobs
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        return {"num_logprobs": terms.params.logprobs or 0}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        return {"num_logprobs": sequence.params.logprobs or 0}
 
-    def capture(self, batch: Batch, users: Tensor, *, is_changed: bool) -> Tensor:
-        """Before anything touches the logits: those of the users, [Q, V]. A copy, unless all stay as they are."""
-        return batch.logits if len(users) == len(batch.slots) and not is_changed else batch.logits[users]
+    def capture(self, batch: Batch, rows: Tensor, *, is_changed: bool) -> Tensor:
+        """Returns the logits of these rows, [Q, V], before anything changes them. A copy, unless none will change."""
+        return batch.logits if len(rows) == len(batch.slots) and not is_changed else batch.logits[rows]
 
     def collect(self, captured: Tensor, slots: Tensor, tokens: Tensor, *, num_top: int) -> SampledLogprobs:
-        """After the draw. `rows` and `tokens` are those of the users, [Q]."""
+        """Computes the log-probabilities after sampling. `slots` and `tokens` belong to the captured rows, [Q]."""
         found = scores(captured, tokens, num_top=num_top)
         return SampledLogprobs(slots, found.chosen, found.ranks, found.top_ids, found.top_values)

@@ -10,10 +10,10 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: Words, key: Words) -> Words:
-    """Four random words from a counter of four words and a key of two."""
+    """Returns four random words from a counter of four words and a key of two."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(10):
-        # A product has 64 bits and may come out negative: the shift then drags in ones, which the mask takes away.
+        # A 64-bit result may be negative: the shift then fills in ones, which the mask removes.
         product_0, product_1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1 = ((product_1 >> 32) & _WORD) ^ c1 ^ k0, product_1 & _WORD
         c2, c3 = ((product_0 >> 32) & _WORD) ^ c3 ^ k1, product_0 & _WORD
@@ -22,7 +22,7 @@ def philox(counter: Words, key: Words) -> Words:
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """The number in [0, 1) that belongs to each seed and position, with 53 random bits. All [R]; int64 to float64."""
+    """Returns the number in [0, 1) of each seed and position, with 53 random bits. All [R]; int64 to float64."""
     zero = position * 0
     counter = (position & _WORD, (position >> 32) & _WORD, zero, zero)
     first, second, _, _ = philox(counter, (seed & _WORD, (seed >> 32) & _WORD))

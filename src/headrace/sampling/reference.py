@@ -1,4 +1,4 @@
-"""The plain draw, the filters in their order, sorted and in float64: the specification, and what runs off the CPU."""
+"""Reference of filters and sampling: sorts, in float64. It specifies the kernels, and runs where there is none."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from headrace.sampling.feature import Batch, LogitsFeature
 from headrace.sampling.philox import uniform
 
 
-def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The chosen token of each row, and whether its logits were fit to choose from; both [R].
+def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Returns the sampled token of each row, and whether its logits were valid; both [R].
 
-    Fit means: none is a NaN, and the largest is finite. Greedy rows take the first of the largest logits. The others go
-    through the tokens in the order of their ids until the sum of probabilities passes the row's random number.
+    Valid logits contain no NaN, and the largest is finite. Greedy rows take the first of the largest logits. The others
+    take the first token, in the order of ids, at which the sum of probabilities passes the row's random number.
     """
-    is_valid = batch.logits.amax(dim=1).isfinite()  # a NaN is larger than anything
+    is_valid = batch.logits.amax(dim=1).isfinite()  # amax of a row with a NaN is NaN
     logits = batch.logits.double().masked_fill(~is_valid[:, None], 0.0)
     is_greedy = batch.columns["temperature"][batch.slots] == 0.0
     best = logits.argmax(dim=1)
-    for feature, users in filters:
-        feature.apply(dataclasses.replace(batch, logits=logits), users)
-    drawn = _draw(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
-    return torch.where(is_greedy, best, drawn).masked_fill(~is_valid, 0), is_valid
+    for feature, rows in filters:
+        feature.apply(dataclasses.replace(batch, logits=logits), rows)
+    sampled = _sample(logits, uniform(batch.columns["seed"][batch.slots], batch.lens))
+    return torch.where(is_greedy, best, sampled).masked_fill(~is_valid, 0), is_valid
 
 
-def _draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+def _sample(logits: Tensor, uniforms: Tensor) -> Tensor:
     sums = torch.exp(logits - logits.amax(dim=1, keepdim=True)).cumsum(dim=1)  # [R, V]
     totals = sums[:, -1:].contiguous()
-    drawn = torch.searchsorted(sums, uniforms[:, None] * totals, right=True)
-    last = torch.searchsorted(sums, totals)  # where the sum is complete: the last token with any probability
-    return torch.minimum(drawn, last)[:, 0]
+    sampled = torch.searchsorted(sums, uniforms[:, None] * totals, right=True)
+    last = torch.searchsorted(sums, totals)  # the last token with any probability
+    return torch.minimum(sampled, last)[:, 0]

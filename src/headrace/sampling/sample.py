@@ -1,4 +1,4 @@
-"""The draw, filters included: a fused kernel on a CPU in float32, another on a GPU, the plain twin elsewhere."""
+"""Filters and sampling: a fused kernel on a CPU in float32, other kernels on a GPU, the reference elsewhere."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from headrace.sampling.feature import Batch, LogitsFeature
 from headrace.sampling.temperature import Temperature
 
 
-def draw(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The chosen token of each row, and whether its logits were fit to choose from; both [R].
+def sample(batch: Batch, filters: Iterable[tuple[LogitsFeature, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Returns the sampled token of each row, and whether its logits were valid; both [R].
 
-    `filters` are those in use, each with the places in the batch of the rows that use it.
+    `filters` are those in use, each with the rows of the batch that use it.
     """
     if batch.logits.device.type == "cuda":
         has_filters = any(not isinstance(feature, Temperature) for feature, _ in filters)
-        return _draw_on_gpu(batch, has_filters=has_filters)
+        return sample_on_gpu(batch, has_filters=has_filters)
     if batch.logits.device.type != "cpu" or batch.logits.dtype != torch.float32:
-        return reference.draw(batch, filters)
+        return reference.sample(batch, filters)
     from headrace.kernels.cpu import sample as kernel  # numba takes half a second to import
 
     columns = {name: batch.columns[name] for name in ("temperature", "min_p", "top_k", "top_p", "seed")}
-    return kernel.draw(batch.logits, batch.slots, batch.lens, **columns)
+    return kernel.sample(batch.logits, batch.slots, batch.lens, **columns)
 
 
-def _draw_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
-    """With the numbers of the draw in a graph: a row draws the same there and here."""
-    from headrace.kernels.gpu.filters import Filters
-    from headrace.kernels.gpu.sample import draw as draw_on_gpu
+def sample_on_gpu(batch: Batch, *, has_filters: bool) -> tuple[Tensor, Tensor]:
+    """Samples with the kernels and random numbers of the decode graphs: a sequence samples the same token in both."""
+    from headrace.kernels.gpu.sample import sample as launch_sample
+    from headrace.kernels.gpu.threshold_types import Filters
 
     columns = batch.columns
     tokens = torch.empty_like(batch.slots)
     flags = torch.empty_like(batch.slots, dtype=torch.uint8)
     filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
-    draw_on_gpu(
+    launch_sample(
         batch.logits,
         batch.slots,
         batch.lens,

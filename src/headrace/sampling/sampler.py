@@ -1,4 +1,4 @@
-"""The sampler: settings go into a row once, at admission; a step then draws for any rows without work per row."""
+"""The sampler. Settings are written once, when a sequence enters a slot; a step has no host work per sequence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from headrace.sampling.columns import Columns, sent
-from headrace.sampling.feature import Batch, Feature, Terms
+from headrace.sampling.feature import Batch, Feature, SequenceSettings
 from headrace.sampling.features import CHANGES, FEATURES, FILTERS, FINISHES, GRAMMAR, LOGPROBS, PLAIN, TEMPERATURE
 from headrace.sampling.grammar import PlacedMasks
 from headrace.sampling.logprobs import SampledLogprobs
-from headrace.sampling.sample import draw
+from headrace.sampling.sample import sample
 from headrace.steps import BROKEN, IntArray
 from headrace.types import SamplingParams
 
@@ -24,41 +24,42 @@ _NARROWING = frozenset(FILTERS) - {TEMPERATURE}
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step drew, in the order of its rows."""
+    """The tokens that a step sampled, in the order of its rows."""
 
-    tokens: Tensor  # [R] int64; 0 where a row is broken
-    finished: Tensor  # [R] uint8, one of steps.GOES_ON, STOPPED, FULL, BROKEN (its logits hold a NaN or no finite top)
-    logprobs: SampledLogprobs | None  # of the rows that asked
+    tokens: Tensor  # [R] int64; 0 where `finished` is BROKEN
+    finished: Tensor  # [R] uint8: steps.GOES_ON, STOPPED, FULL, or BROKEN (a logit is NaN, or the largest not finite)
+    logprobs: SampledLogprobs | None  # of the rows that asked for them
 
 
 @dataclass(frozen=True, slots=True)
-class Users:
-    """Where in a batch those rows stand that use a feature."""
+class FeatureRows:
+    """The rows of a batch that use a feature."""
 
-    places: Tensor  # [Q] int64
-    host_places: IntArray | None  # the same, as far as the host knows
+    rows: Tensor  # [Q] int64
+    host_rows: IntArray | None  # the same on the host, if known
 
 
 class Sampler:
-    """Owns the sampling settings of all rows, on the device, and knows on the host which row uses which feature.
+    """Owns the sampling settings of all slots, on the device, and knows on the host which slot uses which feature.
 
-    A row's token depends on its logits, its settings, its seed and its tokens: not on its number, nor on other rows.
+    A token depends on its sequence's logits, settings, seed and tokens: not on the slot, nor on other sequences.
     """
 
     def __init__(
         self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu", *, tokens: Tensor | None = None
     ) -> None:
-        """`tokens` [max_rows, max_len] int32 are the rows' own, kept up by the runner; some features look at them."""
+        """`tokens` [num_slots, max_len] int32 are the sequences' own, kept up to date by the runner; some features
+        read them."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._tokens = tokens
         columns = [column.for_vocabulary(vocab_size) for feature in FEATURES for column in feature.columns]
         self._columns = Columns(columns, num_slots=num_slots, device=self._device)
-        self._users = np.zeros((len(FEATURES), num_slots), dtype=np.bool_)
-        self._users_of_more = np.zeros(num_slots, dtype=np.bool_)  # than PLAIN
-        self._users_of_filters = np.zeros(num_slots, dtype=np.bool_)  # other than the temperature
+        self._uses = np.zeros((len(FEATURES), num_slots), dtype=np.bool_)  # which slots use which feature
+        self._uses_more_than_plain = np.zeros(num_slots, dtype=np.bool_)
+        self._uses_filters = np.zeros(num_slots, dtype=np.bool_)  # other than the temperature
         self._prompt_lens = np.zeros(num_slots, dtype=np.int64)
-        self._last_found: tuple[IntArray, dict[Feature, Users]] | None = None
+        self._last_found: tuple[IntArray, dict[Feature, FeatureRows]] | None = None
 
     def admit(
         self,
@@ -70,44 +71,44 @@ class Sampler:
         end_len: int,
         stop_token_ids: Sequence[int],
     ) -> None:
-        """Gives a row the settings of the sequence that moves in. `end_len` is the length at which it ends."""
+        """Writes the settings of the sequence that enters a slot. `end_len` is the length at which it ends."""
         stops = tuple(dict.fromkeys(token for token in stop_token_ids if token < self._vocab_size))
-        terms = Terms(params, seed, prompt_len, end_len, stops, self._vocab_size)
-        used = [feature.is_used(terms) for feature in FEATURES]
+        sequence = SequenceSettings(params, seed, prompt_len, end_len, stops, self._vocab_size)
+        used = [feature.is_used(sequence) for feature in FEATURES]
         settings: dict[str, Any] = {}
         for feature, is_used in zip(FEATURES, used, strict=True):
-            settings.update(feature.settings(terms) if is_used else {})
+            settings.update(feature.settings(sequence) if is_used else {})
         self._columns.write(slot, settings)
         self._prompt_lens[slot] = prompt_len
         self._last_found = None
-        self._users[:, slot] = used
+        self._uses[:, slot] = used
         in_use = {feature for feature, is_used in zip(FEATURES, used, strict=True) if is_used}
-        self._users_of_more[slot] = not in_use <= PLAIN
-        self._users_of_filters[slot] = bool(in_use & _NARROWING)
+        self._uses_more_than_plain[slot] = not in_use <= PLAIN
+        self._uses_filters[slot] = bool(in_use & _NARROWING)
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The rows' settings on the device."""
+        """The settings of all slots, on the device."""
         return self._columns.tensors
 
     def send(self) -> None:
-        """Brings admitted rows' settings to the device."""
+        """Sends the settings of newly entered slots to the device."""
         self._columns.send()
 
     def release(self, slot: int) -> None:
-        """The row is empty: its features cost nothing any more."""
+        """Empties a slot: its features cost nothing any more."""
         self._columns.write(slot, {})
         self._last_found = None
-        self._users[:, slot] = False
-        self._users_of_more[slot] = self._users_of_filters[slot] = False
+        self._uses[:, slot] = False
+        self._uses_more_than_plain[slot] = self._uses_filters[slot] = False
 
     def is_plain(self, slots: IntArray) -> bool:
-        """Whether these rows need no more than temperature, filters, seed and the checks for their end."""
-        return not (self._users_of_more.any() and self._users_of_more[slots].any())
+        """Tells whether these slots need only temperature, filters, seed and finish checks."""
+        return not (self._uses_more_than_plain.any() and self._uses_more_than_plain[slots].any())
 
     def has_filters(self, slots: IntArray) -> bool:
-        """Whether any of these rows has a min_p, top_k or top_p."""
-        return bool(self._users_of_filters.any() and self._users_of_filters[slots].any())
+        """Tells whether any of these slots has a min_p, top_k or top_p."""
+        return bool(self._uses_filters.any() and self._uses_filters[slots].any())
 
     def sample(
         self,
@@ -119,63 +120,67 @@ class Sampler:
         host_lens: IntArray | None = None,
         masks: PlacedMasks | None = None,
     ) -> Sampled:
-        """Draws the next token of each row.
+        """Samples the next token of each row.
 
-        logits [R, V] may be overwritten; rows [R] int64; lens [R] int64, the tokens each sequence has before this one.
-        `host_rows` and `host_lens` (which may be too large) are the same as far as the host knows; off the CPU, without
-        them, each feature in use applies to all. `masks` are those of rows under a grammar.
+        logits [R, V] may be overwritten; slots [R] int64; lens [R] int64, the tokens of each sequence before this one.
+        `host_slots` and `host_lens` (which may be too large) are the same on the host, if known; off the CPU, without
+        them, each feature in use is applied to all rows. `masks` belong to the rows under a grammar.
         """
         assert slots.dtype == lens.dtype == torch.int64
         self._columns.send()
         if self._device.type == "cpu":
             host_slots, host_lens = slots.numpy(), lens.numpy()
         batch = Batch(logits.contiguous(), slots, lens, self._columns.tensors, self._tokens)
-        users = self._find_users(slots, host_slots)
-        places = {feature: found.places for feature, found in users.items()}
-        is_changed = masks is not None or any(change in users for change in CHANGES)
-        captured = LOGPROBS.capture(batch, places[LOGPROBS], is_changed=is_changed) if LOGPROBS in users else None
-        assert masks is not None or host_slots is None or GRAMMAR not in users, "rows under a grammar need their masks"
+        in_use = self._rows_of_features(slots, host_slots)
+        rows = {feature: found.rows for feature, found in in_use.items()}
+        is_changed = masks is not None or any(change in in_use for change in CHANGES)
+        captured = LOGPROBS.capture(batch, rows[LOGPROBS], is_changed=is_changed) if LOGPROBS in in_use else None
+        assert masks is not None or host_slots is None or GRAMMAR not in in_use, (
+            "sequences under a grammar need their masks"
+        )
         if masks is not None:
             GRAMMAR.apply(batch, masks)
         for change in CHANGES:
-            if change in users:
-                change.apply(self._bounded(batch, users[change], host_slots, host_lens), places[change])
-        tokens, is_valid = draw(batch, [(feature, places[feature]) for feature in FILTERS if feature in users])
+            if change in in_use:
+                change.apply(self._with_lens(batch, in_use[change], host_slots, host_lens), rows[change])
+        tokens, is_valid = sample(batch, [(feature, rows[feature]) for feature in FILTERS if feature in in_use])
         finished = torch.zeros_like(tokens, dtype=torch.uint8)
         for check in FINISHES:
-            if check in users:
-                check.mark(batch, places[check], tokens, finished)
+            if check in in_use:
+                check.mark(batch, rows[check], tokens, finished)
         finished.masked_fill_(~is_valid, BROKEN)
         if captured is None:
             return Sampled(tokens, finished, None)
-        return Sampled(tokens, finished, self._collect_logprobs(captured, slots, tokens, places[LOGPROBS]))
+        return Sampled(tokens, finished, self._collect_logprobs(captured, slots, tokens, rows[LOGPROBS]))
 
-    def _find_users(self, slots: Tensor, host_slots: IntArray | None) -> dict[Feature, Users]:
-        """For each feature in use, where in the batch its users stand. The device's rows are not waited for."""
+    def _rows_of_features(self, slots: Tensor, host_slots: IntArray | None) -> dict[Feature, FeatureRows]:
+        """Finds the rows that use each feature in use. Does not wait for the device."""
         if host_slots is None:
-            everyone = Users(torch.arange(slots.shape[0], device=self._device), None)
-            return {feature: everyone for feature, users in zip(FEATURES, self._users, strict=True) if users.any()}
+            all_rows = FeatureRows(torch.arange(slots.shape[0], device=self._device), None)
+            return {feature: all_rows for feature, uses in zip(FEATURES, self._uses, strict=True) if uses.any()}
         if self._last_found is not None and self._last_found[0] is host_slots:
             return self._last_found[1]
-        uses = self._users[:, host_slots]  # [features, R]
-        places = {feature: np.flatnonzero(users) for feature, users in zip(FEATURES, uses, strict=True)}
-        found = {feature: Users(sent(users, self._device), users) for feature, users in places.items() if users.size}
+        uses = self._uses[:, host_slots]  # [features, R]
+        rows = {feature: np.flatnonzero(uses_it) for feature, uses_it in zip(FEATURES, uses, strict=True)}
+        found = {feature: FeatureRows(sent(each, self._device), each) for feature, each in rows.items() if each.size}
         self._last_found = (host_slots, found)
         return found
 
-    def _bounded(self, batch: Batch, users: Users, host_slots: IntArray | None, host_lens: IntArray | None) -> Batch:
-        """The batch, with the most tokens that a user has."""
+    def _with_lens(
+        self, batch: Batch, used_by: FeatureRows, host_slots: IntArray | None, host_lens: IntArray | None
+    ) -> Batch:
+        """Returns the batch with the largest lengths among the rows that use a feature."""
         if self._tokens is None:
             return batch
-        if users.host_places is None or host_slots is None or host_lens is None:
+        if used_by.host_rows is None or host_slots is None or host_lens is None:
             width = self._tokens.shape[1]
-            return replace(batch, most_tokens=width, most_answered=width)
-        lens = host_lens[users.host_places]
-        answered = lens - self._prompt_lens[host_slots[users.host_places]]
-        return replace(batch, most_tokens=int(lens.max()), most_answered=int(answered.max()))
+            return replace(batch, max_len=width, max_answer_len=width)
+        lens = host_lens[used_by.host_rows]
+        answered = lens - self._prompt_lens[host_slots[used_by.host_rows]]
+        return replace(batch, max_len=int(lens.max()), max_answer_len=int(answered.max()))
 
-    def _collect_logprobs(self, captured: Tensor, slots: Tensor, tokens: Tensor, users: Tensor) -> SampledLogprobs:
+    def _collect_logprobs(self, captured: Tensor, slots: Tensor, tokens: Tensor, rows: Tensor) -> SampledLogprobs:
         num_asked = self._columns.host("num_logprobs")
         if self._device.type == "cpu":
             num_asked = num_asked[slots.numpy()]
-        return LOGPROBS.collect(captured, slots[users], tokens[users], num_top=int(num_asked.max()))
+        return LOGPROBS.collect(captured, slots[rows], tokens[rows], num_top=int(num_asked.max()))

@@ -1,4 +1,4 @@
-"""Seeds: a row's random numbers belong to its seed and the position of the token, and to nothing else."""
+"""seed: the random numbers of a sequence depend on its seed and the token's position, and on nothing else."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.sampling.feature import Column, Terms
+from headrace.sampling.feature import Column, SequenceSettings
 
 _WORD = 2**64 - 1
 
 
 class Seed:
+    params = ("seed",)
     columns = (Column("seed", np.int64, 0),)  # 64 bits, the upper half of the range as negative numbers
 
-    def is_used(self, terms: Terms) -> bool:
-        return not terms.is_greedy
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return not sequence.is_greedy
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        word = terms.seed & _WORD
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        word = sequence.seed & _WORD
         return {"seed": word - 2**64 if word >= 2**63 else word}

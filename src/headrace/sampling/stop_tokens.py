@@ -1,4 +1,4 @@
-"""Stop token ids, end of sequence among them: drawing one ends the sequence."""
+"""stop_token_ids and the end-of-sequence tokens: sampling one ends the sequence."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import numpy as np
 from torch import Tensor
 
 from headrace.errors import RequestError
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 from headrace.steps import STOPPED
 from headrace.types import MAX_STOP_TOKEN_IDS
 
-NO_TOKEN = -1  # fills the column where a row has fewer stop ids than it is wide
+NO_TOKEN = -1  # padding where a slot has fewer stop ids than the column is wide
 
 
 class StopTokens:
+    params = ("stop_token_ids", "ignore_eos")
     columns = (Column("stop_token_ids", np.int64, NO_TOKEN, width=MAX_STOP_TOKEN_IDS),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return bool(terms.stop_token_ids)
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return bool(sequence.stop_token_ids)
 
-    def settings(self, terms: Terms) -> Mapping[str, tuple[int, ...]]:
-        ids = terms.stop_token_ids
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, tuple[int, ...]]:
+        ids = sequence.stop_token_ids
         if len(ids) > MAX_STOP_TOKEN_IDS:
             raise RequestError(
                 f"stop_token_ids can be at most {MAX_STOP_TOKEN_IDS}, end of sequence included, got {len(ids)}; "
@@ -31,6 +32,6 @@ class StopTokens:
             )
         return {"stop_token_ids": ids + (NO_TOKEN,) * (MAX_STOP_TOKEN_IDS - len(ids))}
 
-    def mark(self, batch: Batch, users: Tensor, tokens: Tensor, finished: Tensor) -> None:
-        is_stop = (batch.column("stop_token_ids", users) == tokens[users, None]).any(dim=1)
-        finished[users] = finished[users].masked_fill(is_stop, STOPPED)
+    def mark(self, batch: Batch, rows: Tensor, tokens: Tensor, finished: Tensor) -> None:
+        is_stop = (batch.column("stop_token_ids", rows) == tokens[rows, None]).any(dim=1)
+        finished[rows] = finished[rows].masked_fill(is_stop, STOPPED)

@@ -8,21 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class TopK:
+    params = ("top_k",)
     columns = (Column("top_k", np.int64, 0),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.top_k > 0 and not terms.is_greedy
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.top_k > 0 and not sequence.is_greedy
 
-    def settings(self, terms: Terms) -> Mapping[str, int]:
-        return {"top_k": terms.params.top_k}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, int]:
+        return {"top_k": sequence.params.top_k}
 
-    def apply(self, batch: Batch, users: Tensor) -> None:
-        logits, top_k = batch.logits[users], batch.column("top_k", users)[:, None]
+    def apply(self, batch: Batch, rows: Tensor) -> None:
+        logits, top_k = batch.logits[rows], batch.column("top_k", rows)[:, None]
         order = logits.argsort(dim=1, descending=True, stable=True)  # [Q, V]
-        places = torch.arange(logits.shape[1], device=logits.device)
-        drops = (places >= top_k) & (top_k > 0)  # [Q, V], in the order of likelihood
-        batch.logits[users] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)
+        ranks = torch.arange(logits.shape[1], device=logits.device)
+        drops = (ranks >= top_k) & (top_k > 0)  # [Q, V], in the order of likelihood
+        batch.logits[rows] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)

@@ -1,6 +1,6 @@
-"""top_p: keeps the likeliest tokens, as few as together reach `top_p` of the probability that earlier filters left.
+"""top_p: keeps the fewest of the likeliest tokens that reach `top_p` of the probability that earlier filters left.
 
-At least one token is kept; of equally likely ones, those with the lower ids go first.
+At least one token is kept; equally likely ones are kept in the order of their ids.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.sampling.feature import Batch, Column, Terms
+from headrace.sampling.feature import Batch, Column, SequenceSettings
 
 
 class TopP:
+    params = ("top_p",)
     columns = (Column("top_p", np.float64, 1.0),)
 
-    def is_used(self, terms: Terms) -> bool:
-        return terms.params.top_p < 1.0 and not terms.is_greedy
+    def is_used(self, sequence: SequenceSettings) -> bool:
+        return sequence.params.top_p < 1.0 and not sequence.is_greedy
 
-    def settings(self, terms: Terms) -> Mapping[str, float]:
-        return {"top_p": terms.params.top_p}
+    def settings(self, sequence: SequenceSettings) -> Mapping[str, float]:
+        return {"top_p": sequence.params.top_p}
 
-    def apply(self, batch: Batch, users: Tensor) -> None:
-        logits, top_p = batch.logits[users], batch.column("top_p", users)[:, None]
+    def apply(self, batch: Batch, rows: Tensor) -> None:
+        logits, top_p = batch.logits[rows], batch.column("top_p", rows)[:, None]
         ordered, order = logits.sort(dim=1, descending=True, stable=True)  # [Q, V]
         weights = torch.exp(ordered - ordered[:, :1])
         sums = weights.cumsum(dim=1)
-        drops = (sums - weights >= top_p * sums[:, -1:]) & (top_p < 1.0)  # what lies before it suffices
-        batch.logits[users] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)
+        drops = (sums - weights >= top_p * sums[:, -1:]) & (top_p < 1.0)  # the likelier tokens reach top_p without it
+        batch.logits[rows] = logits.masked_fill(drops.scatter(1, order, drops), -torch.inf)

@@ -1,4 +1,24 @@
-"""Which tokens of which sequences a step computes. Pure: no torch, no clock, no threads."""
+"""Decides which tokens of which sequences a step computes. Pure: no torch, no threads; time only for statistics.
+
+    WaitingQueue ──start──▶ SlotTable (running) ──end──▶ finished
+         ▲                       │
+         └───────preempt─────────┘        the youngest sequence, with all its tokens; its full blocks stay cached
+
+    scheduler    plan() and apply(): the only entry points besides add() and abort()
+    placement    blocks for a sequence that starts: prefix hit, fork of the parent, room now and later
+    capacity     the capacity policies: what fits now, what is reserved to the end
+    forecast     expected peak of the KV cache, from finished answers
+    slots        state of the running sequences, in columns indexed by slot
+    queue, sequence, limits, draft (a plan under construction), events, stats, token_gaps
+
+Invariants:
+- The token budget `max_num_batched_tokens` holds for every step: decode first, then prefill chunks, then new sequences.
+- The host's work for decoding sequences is a few array operations, whatever their number.
+- Results come late: `apply` takes in a step submitted before the latest one. A result belongs to a slot's owner only if
+  the owner was there when the step was planned (`SlotTable.since`); results for a former owner are dropped.
+- Blocks that were given back may still be written by steps in flight; the next owner's steps run after them, in order.
+- A watched sequence gets an event each step, an announced one an event with its first token; all others one at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the cache has room for one more sequence, under the policies of TensorRT-LLM's meaning."""
+"""Whether the KV cache has room for one more sequence, under the capacity policies that TensorRT-LLM defines."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from headrace.config import CapacityPolicy
 from headrace.kv import BlockTable, BlockTables, PrefixHit
 from headrace.sched.sequence import Sequence
 
-WATERMARK = 0.01  # share of the blocks that admission leaves alone, so that running sequences can grow a while
+WATERMARK = 0.01  # share of the blocks that starting sequences leave free, so that running ones can grow for a while
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDemand:
-    """The blocks that starting a sequence takes out of what is available."""
+    """The number of available blocks that starting a sequence takes."""
 
     num_now: int
-    num_to_end: int  # those of now included
+    num_to_end: int  # including `num_now`
 
 
 class Capacity:
-    """`max_utilization` admits what fits now and relies on preemption; `guaranteed_no_evict` keeps, for every running
-    sequence, the blocks it may still need to its end. So does `static_batch`, whose batches start together."""
+    """Counts reserved blocks.
+
+    `max_utilization` admits what fits now and relies on preemption. `guaranteed_no_evict` reserves, for every running
+    sequence, the blocks that it may still need to its end. So does `static_batch`, whose batches start together."""
 
     def __init__(self, tables: BlockTables, policy: CapacityPolicy) -> None:
         self._tables = tables
@@ -30,7 +32,7 @@ class Capacity:
         self._num_watermark = int(tables.pool.num_blocks * WATERMARK)
 
     def demand(self, sequence: Sequence, hit: PrefixHit, *, copies_block: bool) -> BlockDemand:
-        # Blocks of the hit that nobody holds count as available until they are shared.
+        # Idle blocks of the hit count as available until they are shared.
         num_extra = self._tables.pool.num_idle_among(hit.blocks) - hit.num_blocks + int(copies_block)
         return BlockDemand(
             num_now=self._tables.num_blocks_for(len(sequence.token_ids)) + num_extra,
@@ -44,7 +46,7 @@ class Capacity:
         return demand.num_now + (0 if is_first else self._num_watermark) <= num_available
 
     def fits_to_the_end(self, demand: BlockDemand) -> bool:
-        """Whether there is room even if all that runs, and this too, grows to its limit."""
+        """Whether there is room even if this and all running sequences grow to their limits."""
         return self._num_reserved + demand.num_to_end <= self._tables.pool.num_available
 
     def opened(self, sequence: Sequence, table: BlockTable) -> None:

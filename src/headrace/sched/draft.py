@@ -1,38 +1,39 @@
-"""A plan in the making."""
+"""A step plan under construction."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from headrace.kv import BlockCopy
-from headrace.steps import IntArray, Read, SlotEntry, StepPlan, TableWrites
+from headrace.steps import IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
 
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
 class PlanDraft:
-    """Collects what one step does, within its budget of tokens. Made and finished inside `Scheduler.plan`."""
+    """Collects what one step does, within its token budget. Made and finished inside `Scheduler.plan`."""
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget  # tokens that still fit
         self.has_preempted = False
-        self.written: set[int] = set()  # blocks of prompts in this step: copies come before it, so none from these
-        self._steady = _NO_SLOTS
+        # Blocks that prefill writes in this step. Copies run before it, so none may read these.
+        self.written: set[int] = set()
+        self._decoding = _NO_SLOTS
         self._slots: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
-        self._reads: list[Read] = []
+        self._readout_chunks: list[ReadoutChunk] = []
         self._slot_entries: list[SlotEntry] = []
         self._copies: list[BlockCopy] = []
         self._table_writes: list[tuple[IntArray, IntArray, IntArray]] = []
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._steady) and not self._slots
+        return not len(self._decoding) and not self._slots
 
-    def compute_steady(self, slots: IntArray) -> None:
-        self._steady = slots
+    def compute_decoding(self, slots: IntArray) -> None:
+        self._decoding = slots
         self.budget -= len(slots)
 
     def compute(self, slot: int, num_tokens: int, *, samples: bool) -> None:
@@ -41,10 +42,10 @@ class PlanDraft:
         self._samples.append(samples)
         self.budget -= num_tokens
 
-    def read(self, read: Read) -> None:
-        self._reads.append(read)
+    def read_out(self, chunk: ReadoutChunk) -> None:
+        self._readout_chunks.append(chunk)
 
-    def admit(self, entry: SlotEntry, blocks: list[int], copy: BlockCopy | None) -> None:
+    def enter(self, entry: SlotEntry, blocks: list[int], copy: BlockCopy | None) -> None:
         self._slot_entries.append(entry)
         num_blocks = len(blocks)
         slots = np.full(num_blocks, entry.slot, np.int64)
@@ -58,19 +59,19 @@ class PlanDraft:
     def finish(self, last: StepPlan | None) -> StepPlan:
         return StepPlan(
             step=self.step,
-            slots=self._joined(self._steady, self._slots),
-            num_tokens=self._joined(np.ones(len(self._steady), np.int64), self._num_tokens),
-            samples=np.concatenate([np.ones(len(self._steady), np.bool_), np.array(self._samples, np.bool_)]),
-            num_batched_tokens=len(self._steady) + sum(self._num_tokens),
+            slots=self._joined(self._decoding, self._slots),
+            num_tokens=self._joined(np.ones(len(self._decoding), np.int64), self._num_tokens),
+            samples=np.concatenate([np.ones(len(self._decoding), np.bool_), np.array(self._samples, np.bool_)]),
+            num_batched_tokens=len(self._decoding) + sum(self._num_tokens),
             slot_entries=tuple(self._slot_entries),
             table_writes=TableWrites(*map(np.concatenate, zip(*self._table_writes, strict=True)))
             if self._table_writes
             else None,
             copies=tuple(self._copies),
-            reads=tuple(self._reads),
-            is_steady=not self._slots and last is not None and last.slots is self._steady,
+            readout_chunks=tuple(self._readout_chunks),
+            is_steady=not self._slots and last is not None and last.slots is self._decoding,
         )
 
     @staticmethod
-    def _joined(steady: IntArray, others: list[int]) -> IntArray:
-        return np.concatenate([steady, np.array(others, np.int64)]) if others else steady
+    def _joined(decoding: IntArray, others: list[int]) -> IntArray:
+        return np.concatenate([decoding, np.array(others, np.int64)]) if others else decoding

@@ -1,4 +1,4 @@
-"""What goes up to whoever asked: the tokens that are new since the last event, with their log-probabilities."""
+"""Builds the events of sequences: the tokens since the last event, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Values = npt.NDArray[np.float64]
 
 
 class EventWriter:
-    """Reads the rows, keeps in each sequence how much of it was delivered."""
+    """Reads the slots, and keeps in each sequence how much of it was delivered."""
 
     def __init__(self, slots: SlotTable) -> None:
         self._slots = slots
@@ -26,7 +26,7 @@ class EventWriter:
         return self._event(sequence, reason, error)
 
     def take_logprobs(self, result: StepResult, is_own: BoolArray) -> None:
-        """Keep the log-probabilities of rows that asked, until their next event."""
+        """Keep the log-probabilities of slots that asked for them, until their next event."""
         entries = result.logprobs
         assert entries is not None
         token_of = dict(zip(result.slots[is_own].tolist(), result.tokens[is_own].tolist(), strict=True))
@@ -45,25 +45,25 @@ class EventWriter:
                 )
             )
 
-    def take_prompt_logprobs(self, part: StepPromptLogprobs) -> None:
-        sequence = self._slots.sequences[part.slot]
+    def take_prompt_logprobs(self, chunk: StepPromptLogprobs) -> None:
+        sequence = self._slots.sequences[chunk.slot]
         assert sequence is not None and sequence.prompt_logprobs is not None
-        assert len(sequence.prompt_logprobs) == part.start, "a part of a prompt is missing"
+        assert len(sequence.prompt_logprobs) == chunk.start, "a chunk of a prompt is missing"
         num_top = sequence.request.params.prompt_logprobs or 0
-        tokens = sequence.request.prompt_token_ids[part.start :]
-        for position in range(len(part.chosen)):
+        tokens = sequence.request.prompt_token_ids[chunk.start :]
+        for position in range(len(chunk.chosen)):
             sequence.prompt_logprobs.append(
                 TokenLogprobs(
                     token_id=int(tokens[position]),
-                    logprob=float(part.chosen[position]),
-                    rank=int(part.ranks[position]),
-                    top_token_ids=tuple(part.top_ids[position, :num_top].tolist()),
-                    top_logprobs=tuple(part.top_values[position, :num_top].tolist()),
+                    logprob=float(chunk.chosen[position]),
+                    rank=int(chunk.ranks[position]),
+                    top_token_ids=tuple(chunk.top_ids[position, :num_top].tolist()),
+                    top_logprobs=tuple(chunk.top_values[position, :num_top].tolist()),
                 )
             )
 
     def take_back_last(self, sequence: Sequence) -> None:
-        """The last token was not drawn from anything: it never was."""
+        """Remove the last token: it was not sampled from valid probabilities."""
         self._slots.known[sequence.slot] -= 1
         if sequence.logprobs:
             sequence.logprobs.pop()
@@ -100,13 +100,13 @@ class EventWriter:
 
 
 def _readout(sequence: Sequence) -> Values | None:
-    """What the steps of a sequence have read, put together."""
+    """Combine the readout results of a sequence's steps."""
     readout = sequence.request.readout
     if readout is None:
         return None
-    parts = [reading.values for reading in sequence.readings]
+    values = [readout_result.values for readout_result in sequence.readout_results]
     if readout.targets is not None:
-        return np.concatenate(parts, dtype=np.float64)
-    num_read = sequence.prompt_len - readout.first_read(sequence.prompt_len)
-    total: Values = np.sum(parts, axis=0, dtype=np.float64)
-    return total / num_read
+        return np.concatenate(values, dtype=np.float64)
+    num_tokens = sequence.prompt_len - readout.first_position(sequence.prompt_len)
+    total: Values = np.sum(values, axis=0, dtype=np.float64)
+    return total / num_tokens

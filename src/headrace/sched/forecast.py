@@ -1,4 +1,4 @@
-"""Whether all that runs will fit into the cache to its end, by what requests say and what others did."""
+"""Predicts the peak of tokens that the running sequences hold, from their limits and from finished answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import numpy as np
 from headrace.sched.sequence import Sequence
 from headrace.sched.slots import SlotTable
 
-LEAST_FINISHED = 16  # answers, before their lengths say anything about others
+MIN_FINISHED = 16  # answers; fewer say nothing about the lengths of others
 
 
 class Forecast:
-    """Learns what share of their limits answers reach. An answer that cannot stop before its limit needs no learning;
-    one of which nothing is known is taken to end where it stands, so that it holds nobody back."""
+    """Learns what share of their limits answers reach.
+
+    An answer that cannot stop before its limit has an exact length. As long as nothing is learned, all others are
+    assumed to end where they are, so that they keep no sequence from starting."""
 
     def __init__(self) -> None:
         self._sum_shares = 0.0
@@ -24,23 +26,23 @@ class Forecast:
 
     @property
     def share(self) -> float | None:
-        """Of its limit that an answer reaches on average, if that is known."""
-        return self._sum_shares / self._num_finished if self._num_finished >= LEAST_FINISHED else None
+        """Mean share of its limit that an answer reaches; None until enough have finished."""
+        return self._sum_shares / self._num_finished if self._num_finished >= MIN_FINISHED else None
 
     def peak_tokens(self, slots: SlotTable, newcomer: Sequence, *, num_held: int) -> int:
-        """The most tokens that will be held at once, if none but `newcomer` joins.
+        """The largest number of tokens held at once, if no sequence but `newcomer` starts.
 
-        All running sequences grow by a token a step. Until the k-th of them ends, those after it have grown as much as
+        All running sequences grow by one token a step. When the k-th of them ends, those after it have grown as much as
         it has, and what the earlier ones held is free.
         """
         running = np.flatnonzero(slots.total)
         lens = np.append(slots.total[running], len(newcomer.token_ids))
         ends = np.append(slots.end[running], newcomer.end_len)
         prompts = np.append(slots.prompt_len[running], newcomer.prompt_len)
-        is_exact = np.append(slots.is_exact[running], newcomer.is_exact)
+        has_exact_length = np.append(slots.has_exact_length[running], newcomer.has_exact_length)
         share = self.share
         learned = lens if share is None else (prompts + share * (ends - prompts)).astype(np.int64)
-        remaining = np.maximum(np.where(is_exact, ends, learned) - lens, 0)
+        remaining = np.maximum(np.where(has_exact_length, ends, learned) - lens, 0)
         order = np.argsort(remaining, kind="stable")
         own = (lens - np.append(slots.cached[running], 0))[order]
         freed = np.cumsum(own) - own

@@ -1,4 +1,4 @@
-"""The bounds a scheduler works within, and what they refuse."""
+"""The limits of a scheduler, and which requests they refuse."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     queue_policy: QueuePolicy = "fcfs"
     capacity_policy: CapacityPolicy = "max_utilization"
-    full_step_tokens: int = 1 << 30  # a step of so many leaves a prompt whole that does not fit into it any more
-    admit_at_once: int = 1  # with a full house, wait until so many rows are free: few steps with prompts, not all
+    full_step_tokens: int = 1 << 30  # a step of this size takes no chunk of a prompt that does not fit whole
+    min_slots_to_admit: int = 1  # start sequences only when this many slots are free: fewer steps then contain prefill
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
@@ -30,7 +30,7 @@ class SchedulerLimits:
     def end_len(self, request: Request) -> int:
         """Total length at which the request's sequences end at the latest."""
         if request.readout is not None:
-            return len(request.prompt_token_ids) + 1  # as if one were drawn: all of the prompt is computed
+            return len(request.prompt_token_ids) + 1  # as if one token were sampled: the whole prompt is computed
         max_tokens = request.params.max_tokens
         if max_tokens is None:
             return self.max_model_len

@@ -10,7 +10,7 @@ from headrace.sched.sequence import Sequence, State
 class WaitingQueue:
     """A heap by (priority, arrival). Arrival alone when the policy is first come, first served.
 
-    Sequences that were aborted while waiting stay in the heap until they come up.
+    Sequences that were aborted while waiting stay in the heap until they reach its head.
     """
 
     def __init__(self, *, by_priority: bool) -> None:

@@ -1,4 +1,4 @@
-"""A sequence: one answer in the making, and where it stands."""
+"""A sequence: one answer being generated, and its state."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headrace.kv import BlockTable
-from headrace.steps import Reading
+from headrace.steps import ReadoutResult
 from headrace.types import Request, SequenceTiming, TokenIds, TokenLogprobs
 
 
 class State(Enum):
-    WAITING = auto()  # in the queue, or behind the sibling that computes the prompt
-    RUNNING = auto()  # owns a row and blocks
+    WAITING = auto()  # in the queue, or until its parent has computed the prompt
+    RUNNING = auto()  # owns a slot and blocks
     FINISHED = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Owned by the scheduler. While it runs, its tokens and lengths are in the row table."""
+    """Owned by the scheduler. While it runs, its tokens and lengths are in the slot table."""
 
     request: Request
     index: int
     seed: int
-    arrival: int  # order of arrival; a preempted sequence keeps it, and so its place
+    arrival: int  # order of arrival; a preempted sequence keeps it, and so its place in the queue
     end_len: int
     stop_token_ids: tuple[int, ...]
-    token_ids: TokenIds  # all known tokens when it last left a row; the prompt at first
-    parent: Sequence | None = None  # the sibling whose prompt blocks it shares
-    siblings: list[Sequence] = field(default_factory=list)
+    token_ids: TokenIds  # all known tokens when it last left a slot; the prompt at first
+    parent: Sequence | None = None  # the first sequence of its request, whose prompt blocks it shares
+    siblings: list[Sequence] = field(default_factory=list)  # of a parent: those that wait for its prompt
     state: State = State.WAITING
     slot: int = -1
     table: BlockTable | None = None
-    started_at: float | None = None  # when it first got a row
+    started_at: float | None = None  # when it first got a slot
     first_token_at: float | None = None
-    last_token_at: float | None = None  # when it last left a row
+    last_token_at: float | None = None  # when it last left a slot
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_delivered: int = 0  # answer tokens that events have carried
     logprobs: list[TokenLogprobs] | None = None  # not yet delivered
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as they have come; None once delivered
-    readings: list[Reading] = field(default_factory=list)  # of its prompt so far, since it last got a row
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the tokens computed so far; None once delivered
+    readout_results: list[ReadoutResult] = field(default_factory=list)  # of its prompt so far, since it last got a slot
 
     @property
     def prompt_len(self) -> int:
@@ -52,22 +52,22 @@ class Sequence:
 
     @property
     def delivers_next_token(self) -> bool:
-        """Whether somebody wants to hear of its next token at once."""
+        """Whether its next token is delivered at once."""
         return self.request.watched or (self.request.announced and self.num_delivered == 0)
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it cannot end before its limit."""
+    def has_exact_length(self) -> bool:
+        """Whether it cannot end before its limit: nothing stops it."""
         return self.request.readout is not None or (not self.stop_token_ids and not self.request.params.stop)
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of its prompt are wanted and not all there."""
+        """Whether log-probabilities of its prompt are wanted and not complete."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 
     @property
     def has_answer(self) -> bool:
-        """Whether answer tokens were known when it last left a row."""
+        """Whether answer tokens were known when it last left a slot."""
         return len(self.token_ids) > self.prompt_len
 
 

@@ -1,10 +1,13 @@
-"""Where every running sequence stands: one column a fact, one row a device slot, so that a step is a few array
-operations however many rows there are.
+"""The state of every running sequence in columns indexed by slot, so that a step is a few array operations however many
+sequences run.
 
-    tokens   p p p p p a a a ? ?         p prompt, a answer, ? drawn on the device but not yet seen here
+    tokens   p p p p p a a a ? ?         p prompt, a answer, ? sampled on the device but not yet seen here
              └─────known─────┘
-             └───────total───────┘       counts the tokens that submitted steps will have drawn
-             └────computed─────┘         keys and values in the cache once submitted steps are done
+             └───────total───────┘       includes the tokens that submitted steps will have sampled
+             └────computed─────┘         keys and values in the KV cache once submitted steps are done
+
+A slot is prefilling until a step samples its first token (also when it is recomputed after a preemption). From then on
+it is decoding, and total - computed is 1.
 """
 
 from __future__ import annotations
@@ -21,25 +24,24 @@ NEVER = np.iinfo(np.int64).max
 
 
 class SlotTable:
-    """Owns the rows. A row is steady when exactly one known-to-come token is not computed yet: plain decoding."""
+    """Owns the slots on the host; `runner` holds their counterpart on the device."""
 
     def __init__(self, num_slots: int, max_model_len: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self.tokens = np.empty((num_slots, max_model_len), np.int32)  # memory is used as far as it is written
+        self.tokens = np.empty((num_slots, max_model_len), np.int32)  # pages are allocated when written
         self.known = np.zeros(num_slots, np.int64)
         self.total = np.zeros(num_slots, np.int64)
         self.computed = np.zeros(num_slots, np.int64)
-        self.capacity = np.zeros(num_slots, np.int64)  # tokens that the row's blocks can hold
+        self.capacity = np.zeros(num_slots, np.int64)  # tokens that the slot's blocks can hold
         self.end = np.zeros(num_slots, np.int64)
         self.prompt_len = np.zeros(num_slots, np.int64)
-        self.cached = np.zeros(num_slots, np.int64)  # tokens that others had computed when the row was taken
-        self.is_exact = np.zeros(num_slots, np.bool_)  # see Sequence
-        self.since = np.full(
-            num_slots, NEVER, np.int64
-        )  # first step of the row's owner; earlier results are not its own
-        self.is_watched = np.zeros(num_slots, np.bool_)  # its next token is news
-        self._is_steady = np.zeros(num_slots, np.bool_)
-        self._steady: IntArray | None = None
+        self.cached = np.zeros(num_slots, np.int64)  # tokens that came from the prefix cache when the slot was taken
+        self.has_exact_length = np.zeros(num_slots, np.bool_)  # see Sequence
+        # First step of the slot's owner: results of earlier steps belong to a former owner and are dropped.
+        self.since = np.full(num_slots, NEVER, np.int64)
+        self.is_watched = np.zeros(num_slots, np.bool_)  # its next token is delivered at once
+        self._is_decoding = np.zeros(num_slots, np.bool_)
+        self._decoding: IntArray | None = None
         self._free = list(range(num_slots))
 
     @property
@@ -53,11 +55,11 @@ class SlotTable:
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
 
-    def steady(self) -> IntArray:
-        """The steady rows, ascending; the same array object as long as nothing changed."""
-        if self._steady is None:
-            self._steady = np.flatnonzero(self._is_steady)
-        return self._steady
+    def decoding(self) -> IntArray:
+        """The decoding slots, ascending; the same array object as long as nothing changed."""
+        if self._decoding is None:
+            self._decoding = np.flatnonzero(self._is_decoding)
+        return self._decoding
 
     def occupy(self, sequence: Sequence, *, step: int, num_computed: int, capacity: int) -> int:
         slot = heapq.heappop(self._free)
@@ -70,7 +72,7 @@ class SlotTable:
         self.end[slot] = sequence.end_len
         self.prompt_len[slot] = sequence.prompt_len
         self.cached[slot] = num_computed
-        self.is_exact[slot] = sequence.is_exact
+        self.has_exact_length[slot] = sequence.has_exact_length
         self.since[slot] = step
         self.is_watched[slot] = sequence.delivers_next_token
         return slot
@@ -79,30 +81,30 @@ class SlotTable:
         self.sequences[slot] = None
         self.since[slot] = NEVER
         self.total[slot] = self.capacity[slot] = 0
-        if self._is_steady[slot]:
-            self._is_steady[slot] = False
-            self._steady = None
+        if self._is_decoding[slot]:
+            self._is_decoding[slot] = False
+            self._decoding = None
         heapq.heappush(self._free, slot)
 
     def advance(self, slot: int, num_tokens: int) -> bool:
-        """`num_tokens` more of a row are in a submitted step; whether the step draws its next token."""
+        """Count `num_tokens` more of a slot as computed; returns whether the step samples its next token."""
         self.computed[slot] += num_tokens
         if self.computed[slot] < self.total[slot]:
             return False
         self.total[slot] += 1
         if self.total[slot] < self.end[slot]:
-            self._is_steady[slot] = True
-            self._steady = None
+            self._is_decoding[slot] = True
+            self._decoding = None
         return True
 
-    def advance_steady(self, slots: IntArray) -> None:
-        """All steady rows move on by one token; those that thereby reach their end leave."""
+    def advance_decoding(self, slots: IntArray) -> None:
+        """Advance all decoding slots by one token; those that reach their end decode no more."""
         self.computed[slots] += 1
         self.total[slots] += 1
         ended = slots[self.total[slots] >= self.end[slots]]
         if len(ended):
-            self._is_steady[ended] = False
-            self._steady = None
+            self._is_decoding[ended] = False
+            self._decoding = None
 
     def record(self, slots: IntArray, tokens: IntArray) -> None:
         self.tokens[slots, self.known[slots]] = tokens
@@ -112,5 +114,5 @@ class SlotTable:
         return self.tokens[slot, : self.known[slot]]
 
     def num_unused_positions(self) -> int:
-        """Allocated places that no token has, over all rows (a prompt still being computed has its places)."""
+        """Positions in held blocks without a token, over all slots. Uncomputed prompt tokens have their positions."""
         return int(np.maximum(self.capacity - self.total, 0).sum())

@@ -1,4 +1,4 @@
-"""What the scheduler counts."""
+"""The scheduler's counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_GAP_BOUNDS = (
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counters since the start, and how things stand now. Owned by the scheduler; others take a copy."""
+    """Counters since the start, and current values. Owned by the scheduler; others take a copy."""
 
     num_steps: int = 0
     num_batched_tokens: int = 0
@@ -26,17 +26,17 @@ class SchedulerStats:
     num_generated_tokens: int = 0
     num_recomputed_tokens: int = 0  # tokens computed again after a preemption
     num_prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
-    num_prefix_hit_tokens: int = 0  # those of them that were there
-    most_blocks_held: int = 0
+    num_prefix_hit_tokens: int = 0  # those that were found
+    max_blocks_held: int = 0
     sum_blocks_held: int = 0  # over all steps
-    sum_unused_slots: int = 0  # over all steps: places in held blocks that no token has
+    sum_unused_positions: int = 0  # over all steps: positions in held blocks without a token
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
     num_blocks_held: int = 0
     num_blocks_idle: int = 0
     block_size: int = 0
-    batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # of steps, by BATCH_TOKENS_BOUNDS
+    batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # per step, by BATCH_TOKENS_BOUNDS
     token_gaps: HistogramCounts = field(default_factory=HistogramCounts)  # seconds, by TOKEN_GAP_BOUNDS
 
     @property
@@ -48,13 +48,13 @@ class SchedulerStats:
         return self.num_blocks_held / max(1, self.num_blocks)
 
     @property
-    def most_kv_use(self) -> float:
-        return self.most_blocks_held / max(1, self.num_blocks)
+    def max_kv_use(self) -> float:
+        return self.max_blocks_held / max(1, self.num_blocks)
 
     @property
     def kv_waste(self) -> float:
-        """Share of the places in held blocks that held no token, over all steps."""
-        return self.sum_unused_slots / max(1, self.sum_blocks_held * self.block_size)
+        """Share of the positions in held blocks that held no token, over all steps."""
+        return self.sum_unused_positions / max(1, self.sum_blocks_held * self.block_size)
 
     @property
     def mean_batched_tokens(self) -> float:

@@ -1,4 +1,4 @@
-"""How long each token came after the one before it, for all rows of a step at once."""
+"""Inter-token latency: the time between a token and the one before it, for all slots of a step at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BOUNDS = np.array(TOKEN_GAP_BOUNDS)
 
 
 class TokenGaps:
-    """Owns when each row's last token came: `_now` for the rows of the last step, `_last_at` for the others.
+    """Owns the arrival time of each slot's last token: `_now` for slots of the last step, `_last_at` for the others.
 
-    As long as steps bring tokens of the same rows, all gaps of a step are the same and are counted together.
+    As long as steps return tokens of the same slots, all gaps of a step are equal and are counted together.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -30,7 +30,7 @@ class TokenGaps:
         self._now = 0.0
 
     def take(self, slots: IntArray, now: float) -> IntArray:
-        """A step brought a token of each of these rows; those of them whose first it is."""
+        """Record one token for each of these slots; returns the slots whose first token it is."""
         if len(slots) == len(self._slots) and (slots == self._slots).all():
             self.histogram.observe_many(now - self._now, len(slots))
             self._now = now
@@ -43,12 +43,12 @@ class TokenGaps:
         return slots[is_first]
 
     def enter(self, slot: int, last_at: float | None) -> None:
-        """A sequence moves in, with a token from before a preemption or without one."""
+        """A sequence enters the slot; `last_at` is the time of its last token before a preemption, if it has one."""
         self._settle()
         self._last_at[slot] = np.nan if last_at is None else last_at
 
     def last_at(self, slot: int) -> float | None:
-        """When the row's last token came."""
+        """When the slot's last token arrived."""
         self._settle()
         last_at = float(self._last_at[slot])
         return None if np.isnan(last_at) else last_at
@@ -63,7 +63,7 @@ class TokenGaps:
             return
         bounds, counts = self.histogram.bounds, self.histogram.counts
         lowest, highest = bisect_left(bounds, gaps.min()), bisect_left(bounds, gaps.max())
-        if lowest == highest:  # nearly always: most rows were in the step before
+        if lowest == highest:  # nearly always: most slots were in the step before
             counts[lowest] += len(gaps)
         else:
             for place, count in enumerate(np.bincount(np.searchsorted(_BOUNDS, gaps)).tolist()):

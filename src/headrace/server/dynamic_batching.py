@@ -1,13 +1,13 @@
-"""Dynamic batching as Triton means it, in front of an engine that batches continuously.
+"""Triton-style dynamic batching in front of an engine that batches continuously.
 
-The engine has `max_batch_size` places. Requests wait here until they are let in, in batches:
+The engine has `max_batch_size` places. Requests wait here and enter in batches:
 
-- At once, as many as there are places, if as many wait.
-- At once, the largest preferred size that can be formed.
-- Else all that wait, when the oldest of them has waited `max_queue_delay_s`.
+- At once, if enough wait to fill all free places.
+- At once, as the largest preferred size that can be formed.
+- Else all that wait, when the oldest has waited `max_queue_delay_s` (the batching delay).
 
-A request that has waited `timeout_s` is refused, or goes behind all of its priority and above that have not. Without
-any of these settings a turn is given at once, and the engine's own queue is the only one.
+A request that has waited `timeout_s` is refused, or moves behind all requests of its priority and above that have not
+timed out. Without any of these settings requests enter at once, and the engine's own queue is the only one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Alarm(Protocol):
 
 
 class Timer(Protocol):
-    """The time, and calls at a later one. An event loop is one."""
+    """A clock with delayed calls. An event loop is one."""
 
     def time(self) -> float: ...
 
@@ -63,12 +63,12 @@ class BatchPolicy:
         return not self.max_queue_delay_s and self.timeout_s is None
 
     def timeout_of(self, asked_s: float | None) -> float | None:
-        """A request may shorten its timeout, if that is allowed, and never lengthen it."""
+        """The timeout of a request. It may shorten the default if that is allowed, never lengthen it."""
         if asked_s is None:
             return self.timeout_s
         if not self.allow_timeout_override or self.timeout_s is None:
             raise RequestError(
-                "this server does not take queue timeouts of requests (--allow-timeout-override)",
+                "this server does not accept queue timeouts from requests (--allow-timeout-override)",
                 param="X-Queue-Timeout",
             )
         return min(asked_s, self.timeout_s)
@@ -76,7 +76,7 @@ class BatchPolicy:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One request that waits for its turn."""
+    """One request in the queue."""
 
     level: int
     size: int  # sequences
@@ -90,18 +90,20 @@ Queue = dict[Waiting, None]  # oldest first
 
 
 class Dispatcher:
-    """Owns the queue and the count of places taken."""
+    """Owns the queue and the count of occupied places."""
 
     def __init__(self, policy: BatchPolicy, timer: Timer | None = None) -> None:
         self._policy = policy
         self._timer = timer
-        self._levels: dict[int, tuple[Queue, Queue]] = {}  # in time, and late
-        self._expiries: list[tuple[float, int, Waiting]] = []  # a heap; those that have left stay until they come up
+        self._levels: dict[int, tuple[Queue, Queue]] = {}  # by priority: in time, and timed out
+        self._expiries: list[
+            tuple[float, int, Waiting]
+        ] = []  # a heap; requests that have left stay until they reach the top
         self._num_arrived = 0
         self._num_waiting_seqs = 0
         self._num_taken = 0
         self._alarm: Alarm | None = None
-        self.batch_sizes: list[int] = []  # of the last turn; for tests and metrics
+        self.batch_sizes: list[int] = []  # sequences of each of the last 16 batches
         self.num_rejected = 0
 
     @property
@@ -122,7 +124,7 @@ class Dispatcher:
             await waiting.future
         except asyncio.CancelledError:
             if waiting.future.done() and not waiting.future.cancelled():
-                self._give_back(waiting.size)  # let in and cancelled in the same turn of the loop
+                self._give_back(waiting.size)  # entered and cancelled in the same loop iteration
             else:
                 self._remove(waiting)
                 self._look()
@@ -133,7 +135,7 @@ class Dispatcher:
             self._give_back(waiting.size)
 
     def close(self) -> None:
-        """Refuse all that still wait."""
+        """Refuse all waiting requests."""
         for waiting in list(self._in_order()):
             self._refuse(waiting, "draining", "the server is shutting down; try another one, or again later")
         self._set_alarm()
@@ -169,7 +171,7 @@ class Dispatcher:
         self._num_waiting_seqs += waiting.size
 
     def _in_order(self) -> Iterator[Waiting]:
-        """As they are let in: by level, and in each level those in time before the late ones."""
+        """Waiting requests in order of entry: by priority, and within it those in time before those timed out."""
         for level in sorted(self._levels):
             in_time, late = self._levels[level]
             yield from in_time
@@ -189,7 +191,7 @@ class Dispatcher:
     # ---- the rules
 
     def _look(self) -> None:
-        """Let in what the rules say, and set the alarm for when they may say more."""
+        """Let requests in by the rules, and set the timer for the next check."""
         self._apply_timeouts()
         while batch := self._next_batch():
             for waiting in batch:
@@ -222,7 +224,7 @@ class Dispatcher:
             waiting.future.set_exception(Overloaded(message, reason=reason, retry_after_s=1))
 
     def _next_batch(self) -> list[Waiting]:
-        """Empty: nothing may be let in now."""
+        """The requests to let in now; empty if none."""
         num_free = self._policy.max_batch_size - self._num_taken
         fitting = self._that_fit(num_free)
         if not fitting:
@@ -234,7 +236,7 @@ class Dispatcher:
         return self._preferred(fitting)
 
     def _that_fit(self, num_free: int) -> list[Waiting]:
-        """The longest beginning of the queue for which there are places: nobody is overtaken."""
+        """The longest run from the head of the queue that fits the free places. Order is kept."""
         fitting: list[Waiting] = []
         for waiting in self._in_order():
             num_free -= waiting.size
@@ -244,7 +246,7 @@ class Dispatcher:
         return fitting
 
     def _preferred(self, fitting: list[Waiting]) -> list[Waiting]:
-        """The longest beginning of exactly a preferred size."""
+        """The longest run from the head of the queue whose size is a preferred one."""
         best, size = 0, 0
         for number, waiting in enumerate(fitting, 1):
             size += waiting.size

@@ -1,4 +1,4 @@
-"""What a user may set of the server. Flags and the keys of a TOML file are generated from these fields."""
+"""The settings of the server. Flags and the keys of the TOML file are generated from these fields."""
 
 from __future__ import annotations
 
@@ -21,55 +21,61 @@ QueuePolicy = Literal["reject", "delay"]
 class ServerOptions:
     """The settings of one server; those of its engine are in `EngineConfig`."""
 
-    # where it listens
+    # address
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 opens the server to the network")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
-    root_path: str = setting("", "path under which a proxy serves this server; default: none")
+    root_path: str = setting("", "path prefix under which a proxy serves this server; default: none")
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
     served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
 
-    # who may use it
+    # access
     api_key: str | None = setting(
-        None, "key that clients must send; better in HEADRACE_API_KEY or a file; default: none"
+        None, "key that clients must send; prefer HEADRACE_API_KEY or --api-key-file; default: none"
     )
-    api_key_file: str | None = setting(None, "file of lines 'key' or 'name key', read again on SIGHUP; default: none")
-    admin_key: str | None = setting(None, "key of the control routes, which else do not exist; default: none")
-    allowed_origins: str = setting("", "origins that browsers may call from, separated by commas; default: none")
-    cache_salt_per_key: bool = setting(True, "keep the prefix caches of different keys apart")
+    api_key_file: str | None = setting(None, "file with lines 'key' or 'name key', reloaded on SIGHUP; default: none")
+    admin_key: str | None = setting(None, "key of the /admin routes, which do not exist without it; default: none")
+    allowed_origins: str = setting("", "CORS origins allowed to call the server, separated by commas; default: none")
+    cache_salt_per_key: bool = setting(True, "do not share the prefix cache between different keys")
 
-    # how much it takes on
-    max_num_queued_reqs: int | None = setting(None, "most requests waiting; default: 4 x max_num_seqs")
-    max_num_queued_tokens: int | None = setting(None, "most prompt tokens waiting; default: 4 x the KV cache")
-    overload_status: int = setting(503, "status of a refusal when the queue is full: 503 or 429")
+    # limits
+    max_num_queued_reqs: int | None = setting(None, "maximum number of waiting requests; default: 4 x max_num_seqs")
+    max_num_queued_tokens: int | None = setting(
+        None, "maximum number of waiting prompt tokens; default: 4 x the KV cache"
+    )
+    overload_status: int = setting(503, "HTTP status when the queue is full: 503 or 429")
     request_timeout_s: float | None = setting(
-        None, "longest time of a request, queueing included; X-Request-Timeout may shorten it; default: none"
+        None, "maximum time of a request, queueing included; X-Request-Timeout may shorten it; default: none"
     )
-    max_body_bytes: int = setting(4 * 2**20, "longest body of a request")
-    max_header_bytes: int = setting(64 * 2**10, "longest headers of a request")
-    max_num_headers: int = setting(256, "most headers of a request")
-    max_connections: int | None = setting(None, "most open connections; default: from the limit of open files")
-    read_timeout_s: float = setting(30.0, "longest time to send a request")
-    write_timeout_s: float = setting(30.0, "a client that reads nothing for so long is cut off")
-    max_n: int = setting(MAX_N, "most answers to one request")
-    max_logprobs: int = setting(20, "most log-probabilities of a token")
+    max_body_bytes: int = setting(4 * 2**20, "maximum size of a request body")
+    max_header_bytes: int = setting(64 * 2**10, "maximum size of the request headers")
+    max_num_headers: int = setting(256, "maximum number of request headers")
+    max_connections: int | None = setting(
+        None, "maximum number of open connections; default: from the open-files limit"
+    )
+    read_timeout_s: float = setting(30.0, "maximum time for a client to send its request")
+    write_timeout_s: float = setting(30.0, "disconnect a client that reads nothing for this long")
+    max_n: int = setting(MAX_N, "maximum n of a request")
+    max_logprobs: int = setting(20, "maximum number of log-probabilities per token")
 
-    # dynamic batching, as Triton means it
-    max_queue_delay_us: int = setting(0, "longest wait of a request for company in the queue; 0: none")
+    # Triton-style dynamic batching
+    max_queue_delay_us: int = setting(0, "batching delay: maximum wait for more requests to form a batch; 0: none")
     preferred_batch_size: str = setting("", "batch sizes that start at once, separated by commas; default: none")
-    queue_timeout_us: int = setting(0, "a request that has waited so long is refused or delayed; 0: never")
-    queue_timeout_action: QueuePolicy = setting("reject", "what happens to it: a refusal, or the end of the queue")
-    allow_timeout_override: bool = setting(False, "X-Queue-Timeout of a request may shorten its queue timeout")
+    queue_timeout_us: int = setting(0, "queue timeout after which a request is rejected or delayed; 0: never")
+    queue_timeout_action: QueuePolicy = setting(
+        "reject", "on a queue timeout: reject the request, or delay it to the end of the queue"
+    )
+    allow_timeout_override: bool = setting(False, "let requests shorten their queue timeout with X-Queue-Timeout")
 
-    # how it behaves
-    sse_keep_alive_interval_s: float = setting(15.0, "comment lines on silent streams, so that proxies keep them open")
-    shutdown_timeout_s: float = setting(30.0, "time that running requests get to finish after SIGTERM")
-    enable_request_id_headers: bool = setting(True, "answer with the request's id in X-Request-Id")
-    enable_log_requests: bool = setting(False, "a log line for each request (never its text)")
-    enable_auto_tool_choice: bool = setting(True, "find tool calls in answers when tool_choice is 'auto'")
-    tool_call_parser: str = setting("auto", "form of tool calls in answers; default: by the chat template")
-    step_timeout_s: float = setting(120.0, "an engine whose step takes longer counts as hung and is restarted")
-    max_engine_restarts: int = setting(5, "restarts of a dead engine within ten minutes before giving up")
+    # behaviour
+    sse_keep_alive_interval_s: float = setting(15.0, "send comments on silent streams, so that proxies keep them open")
+    shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
+    enable_request_id_headers: bool = setting(True, "return the request id in X-Request-Id")
+    enable_log_requests: bool = setting(False, "log each request (never its text)")
+    enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
+    tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
+    step_timeout_s: float = setting(120.0, "restart an engine whose step takes longer than this")
+    max_engine_restarts: int = setting(5, "maximum number of engine restarts within ten minutes")
 
     def __post_init__(self) -> None:
         for names, is_right, rule in _RULES:
@@ -78,12 +84,12 @@ class ServerOptions:
                 if value is not None and not is_right(value):
                     raise ConfigError(f"{name} must be {rule}, got {value!r}")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ConfigError("ssl_keyfile is of no use without ssl_certfile")
+            raise ConfigError("ssl_keyfile needs ssl_certfile")
         if self.allow_timeout_override and not self.queue_timeout_us:
             raise ConfigError("allow_timeout_override shortens queue_timeout_us, which is not set")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path must begin with a slash and not end with one, got {self.root_path!r}")
-        _ = self.preferred_batch_sizes, self.origins  # refused here if they cannot be read
+        _ = self.preferred_batch_sizes, self.origins  # raise here if they cannot be parsed
 
     @property
     def preferred_batch_sizes(self) -> tuple[int, ...]:
@@ -102,17 +108,17 @@ class ServerOptions:
         return origins
 
 
-GROUPS = {  # the first field of each, its title and what it is about
-    "host": ("server", "where it listens"),
-    "api_key": ("access", "who may use it"),
-    "max_num_queued_reqs": ("limits", "how much it takes on"),
-    "max_queue_delay_us": ("batching", "dynamic batching, as Triton means it"),
-    "sse_keep_alive_interval_s": ("behaviour", "how it answers, stops and recovers"),
+GROUPS = {  # the first field of each group, its title and description
+    "host": ("server", "address and model name"),
+    "api_key": ("access", "keys and origins"),
+    "max_num_queued_reqs": ("limits", "queue, timeouts and sizes"),
+    "max_queue_delay_us": ("batching", "Triton-style dynamic batching"),
+    "sse_keep_alive_interval_s": ("behaviour", "responses, shutdown and restarts"),
 }
 
 
 def _items(text: str) -> list[str]:
-    """Separated by commas, or a list in JSON as vLLM takes it."""
+    """Items separated by commas, or a JSON list as in vLLM."""
     if text.startswith("["):
         try:
             given = json.loads(text)

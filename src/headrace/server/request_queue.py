@@ -1,10 +1,10 @@
-"""How much work is taken on: places in the queue, in requests and in tokens, reserved before any work is done.
+"""Admission control: the waiting queue is bounded in requests and in tokens, and places are reserved up front.
 
     reserve ──▶ count_tokens ──▶ started ──▶ release
-    (waiting, tokens guessed)    (running)   (gone)
+    (waiting, tokens estimated)  (running)   (done)
 
-A place is taken with `reserve`, on the event loop and without a pause, so a burst cannot slip through while the first
-of it is tokenized. All of it runs on one thread, that of the event loop.
+A place is reserved before the first await, so a burst cannot slip through while its first request is tokenized.
+Everything runs on the event loop thread.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from headrace.errors import HeadraceError, RequestError
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
-QUEUE_FACTOR = 4  # by default, engine-fulls that may wait
-BYTES_PER_TOKEN = 4  # of a body, until its tokens are counted
+QUEUE_FACTOR = 4  # default queue size, in multiples of what the engine can run
+BYTES_PER_TOKEN = 4  # estimate from the body size, until the tokens are counted
 
-WINDOW_S = 30  # over which the drain rate is measured
-LONGEST_RETRY_S = 60
+WINDOW_S = 30  # window over which the drain rate is measured
+MAX_RETRY_S = 60
 
 
 class Overloaded(HeadraceError):
-    """Not now: come back after `retry_after_s`. `reason` is the name in metrics."""
+    """The request is refused for now: retry after `retry_after_s`. `reason` is the label in metrics."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, status: int = 503) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class RequestQueue:
         self._drain_seconds = math.ceil(options.shutdown_timeout_s)
         self._clock = clock
         self._departures = Departures(clock)
-        self._arrivals: dict[Reservation, float] = {}  # of those that wait, the oldest first
+        self._arrivals: dict[Reservation, float] = {}  # arrival times of waiting requests, oldest first
         self._state = state
 
     @property
@@ -80,16 +80,16 @@ class RequestQueue:
 
     @property
     def drain_rate(self) -> float:
-        """Requests that start, a second."""
+        """Requests started per second."""
         return self._departures.requests_per_s
 
     @property
     def oldest_wait_s(self) -> float:
-        """How long the one that has waited longest has waited."""
+        """The wait of the oldest waiting request."""
         return next((self._clock() - arrived for arrived in self._arrivals.values()), 0.0)
 
     def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation:
-        """Places for so many requests, all or none; an empty queue takes a body of any length."""
+        """Reserve places for `num_requests`, all or none. An empty queue accepts a body of any size."""
         self._refuse_if_not_ready()
         if num_requests > self.limits.max_requests:
             raise RequestError(
@@ -115,9 +115,7 @@ class RequestQueue:
             return
         self.refusals[reason] += 1
         seconds = self._drain_seconds if reason == "draining" else 1
-        raise Overloaded(
-            _NOT_READY[reason], reason=reason, retry_after_s=min(max(1, seconds), LONGEST_RETRY_S), status=503
-        )
+        raise Overloaded(_NOT_READY[reason], reason=reason, retry_after_s=min(max(1, seconds), MAX_RETRY_S), status=503)
 
     def _check_tokens(self, num_tokens: int, *, num_others: int) -> None:
         num_excess = num_others + num_tokens - self.limits.max_tokens
@@ -126,12 +124,12 @@ class RequestQueue:
 
     def _overloaded(self, reason: str, what: str, num_excess: int, rate: float) -> Overloaded:
         self.refusals[reason] += 1
-        seconds = math.ceil(num_excess / rate) if rate > 0 else LONGEST_RETRY_S
+        seconds = math.ceil(num_excess / rate) if rate > 0 else MAX_RETRY_S
         limit = self.limits.max_requests if reason == "queue_full" else self.limits.max_tokens
         return Overloaded(
             f"the queue is full: at most {limit:,} {what} may wait; try again later",
             reason=reason,
-            retry_after_s=min(max(1, seconds), LONGEST_RETRY_S),
+            retry_after_s=min(max(1, seconds), MAX_RETRY_S),
             status=self._overload_status,
         )
 
@@ -153,7 +151,7 @@ class RequestQueue:
 
 
 class Reservation:
-    """The places of one HTTP request. Leaving its `with` block gives back whatever it still has."""
+    """The places of one HTTP request. Leaving the `with` block releases them."""
 
     def __init__(self, queue: RequestQueue, num_requests: int, num_tokens: int) -> None:
         self._queue = queue
@@ -163,7 +161,7 @@ class Reservation:
         self._is_released = False
 
     def count_tokens(self, num_tokens: int) -> None:
-        """The true number, in place of the guess. If the queue cannot hold it, the places are given back."""
+        """Replace the estimate by the true number. If the queue cannot hold it, the places are released."""
         if not self._is_waiting:
             return
         try:
@@ -174,7 +172,7 @@ class Reservation:
         self._num_tokens = num_tokens
 
     def started(self) -> None:
-        """It runs: its place in the queue is free."""
+        """The request runs now: free its place in the queue."""
         if self._is_waiting:
             self._is_waiting = False
             self._queue._start(self, self._num_requests, self._num_tokens)
@@ -199,7 +197,7 @@ class Reservation:
 
 
 class Departures:
-    """How fast requests leave the queue to run: sums by the second, over the last seconds."""
+    """The rate at which requests leave the queue to run: sums per second over a window."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""From settings to a running server, and to its exit code: the one place where its parts are put together."""
+"""Runs a server: builds its parts from the settings, serves, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -16,44 +16,62 @@ from headrace.server.endpoints.deadline import allowed_seconds
 from headrace.server.http.app import App, Services
 from headrace.server.http.gate import Gate
 from headrace.server.http.keys import Keys
-from headrace.server.http.lifecycle import BACKLOG, Lifecycle, Tell, address_of, check_tls, open_listener, run_on_uvloop
+from headrace.server.http.lifecycle import (
+    BACKLOG,
+    Lifecycle,
+    PrintLine,
+    address_of,
+    check_tls,
+    open_listener,
+    run_on_uvloop,
+)
+from headrace.server.http.routes import Router
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 
 
-def serve(config: EngineConfig, options: ServerOptions, *, tell: Tell) -> int:
-    """Until a signal. What can be refused is refused before the model is loaded."""
-    keys = Keys(options, tell=tell)
+def serve(config: EngineConfig, options: ServerOptions, *, print_line: PrintLine) -> int:
+    """Serve until a signal. Bad settings are refused before the model is loaded."""
+    keys = Keys(options, print_line=print_line)
     check_tls(options)
-    _warn(options, keys, tell)
+    print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
-        return run_on_uvloop(_run(engine, config, options, keys, listener, tell))
+        return run_on_uvloop(_run(engine, config, options, keys, listener, print_line))
 
 
 async def _run(
-    engine: AsyncEngine, config: EngineConfig, options: ServerOptions, keys: Keys, listener: socket.socket, tell: Tell
+    engine: AsyncEngine,
+    config: EngineConfig,
+    options: ServerOptions,
+    keys: Keys,
+    listener: socket.socket,
+    print_line: PrintLine,
 ) -> int:
     try:
-        server = Server(engine, options, keys, model_name=options.served_model_name or config.model, tell=tell)
-        server.tell_settings()
-        listener.listen(BACKLOG)  # whoever reads the next line may connect at once
-        tell(f"serving {server.services.model_name} on {address_of(listener, options)}")
+        server = Server(
+            engine, options, keys, model_name=options.served_model_name or config.model, print_line=print_line
+        )
+        server.print_settings()
+        listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
+        print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
         return await server.lifecycle.run(listener)
     finally:
         await engine.close()
 
 
 class Server:
-    """The parts of one server, each owned here and known to the others by what it needs of them."""
+    """Owns the parts of one server and connects them."""
 
-    def __init__(self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, tell: Tell) -> None:
+    def __init__(
+        self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, print_line: PrintLine
+    ) -> None:
         settings = engine.settings
         self._engine = engine
         self._options = options
-        self._tell = tell
+        self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
         self.metrics = ServerMetrics(model_name, settings)
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
@@ -71,9 +89,14 @@ class Server:
             turns=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
         )
-        app = App(self.services, ROUTES)
         self.lifecycle = Lifecycle(
-            Gate(app, options, keys, public_paths=app.public_paths, on_refused=self.metrics.refused),
+            Gate(
+                App(self.services, ROUTES),
+                options,
+                keys,
+                public_paths=Router(ROUTES).public_paths,
+                on_refused=self.metrics.refused,
+            ),
             options,
             self.state,
             abort_all=self._abort_all,
@@ -81,30 +104,33 @@ class Server:
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
             on_lag=self.metrics.loop_lag,
-            tell=tell,
+            print_line=print_line,
         )
         self.services.control = self.lifecycle
 
-    def tell_settings(self) -> None:
-        """Each automatic value with its reason."""
+    def print_settings(self) -> None:
+        """Print each automatic value with its reason."""
         for choice in self._engine.settings.choices:
-            self._tell(f"{choice.name} = {choice.value} ({choice.reason})")
+            self._print_line(f"{choice.name} = {choice.value} ({choice.reason})")
         limits = self.queue.limits
         if self._options.max_num_queued_reqs is None:
-            self._tell(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
+            self._print_line(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
         if self._options.max_num_queued_tokens is None:
-            self._tell(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
+            self._print_line(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
 
     async def _abort_all(self) -> None:
         self.dispatcher.close()
         self._engine.abort_all()
 
 
-def _warn(options: ServerOptions, keys: Keys, tell: Tell) -> None:
+def print_warnings(options: ServerOptions, keys: Keys, print_line: PrintLine) -> None:
+    """Warn about a server that others can reach without keys, or without encryption."""
     if not keys.are_required and not _is_loopback(options.host):
-        tell(f"warning: everybody who can reach {options.host} may use this server; --api-key-file asks for keys")
+        print_line(
+            f"warning: anyone who can reach {options.host} can use this server; set --api-key-file to require keys"
+        )
     if keys.are_required and options.ssl_certfile is None and not _is_loopback(options.host):
-        tell("warning: keys and texts travel unencrypted; use --ssl-certfile, or a proxy that speaks TLS")
+        print_line("warning: keys and texts are sent unencrypted; use --ssl-certfile, or a TLS proxy")
 
 
 def _is_loopback(host: str) -> bool:

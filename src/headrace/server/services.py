@@ -1,4 +1,4 @@
-"""What the routes work with: the engine, and the server's own parts around it."""
+"""What the endpoints work with: the engine and the parts of the server around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.server.options import ServerOptions
 
 
 class Reservation(Protocol):
-    """A place in the queue, from before a prompt is tokenized."""
+    """A place in the queue, reserved before the prompt is tokenized."""
 
     def count_tokens(self, num_tokens: int) -> None: ...
     def started(self) -> None: ...
@@ -54,7 +54,7 @@ class State(Protocol):
 
 
 class Turns(Protocol):
-    """Dynamic batching: a place in the engine, waited for."""
+    """Dynamic batching: wait for a place in the engine."""
 
     def turn(
         self, *, size: int = 1, priority: int = 0, timeout_s: float | None = None
@@ -62,7 +62,7 @@ class Turns(Protocol):
 
 
 class Control(Protocol):
-    """What an admin may do to the server as a whole."""
+    """Operations of the /admin routes."""
 
     def drain(self) -> None: ...
     def reload_keys(self) -> bool: ...
@@ -77,8 +77,10 @@ class Services:
     model_name: str
     state: State
     turns: Turns | None = None
-    deadline_s: Callable[[Mapping[str, Any]], float | None] | None = None  # of a request's scope; else the options'
+    deadline_s: Callable[[Mapping[str, Any]], float | None] | None = (
+        None  # from the request scope; None: from the options
+    )
     control: Control | None = None
     started_at: int = field(default_factory=lambda: int(time()))
-    num_in_flight: int = 0  # requests that are being answered
-    num_restarts: int = 0  # of the engine, as far as they are counted
+    num_in_flight: int = 0  # requests being handled
+    num_restarts: int = 0  # of the engine

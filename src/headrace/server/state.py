@@ -1,4 +1,4 @@
-"""Where a server stands between its start and its end."""
+"""The phase of a server: starting, ready, draining or dead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Phase = Literal["starting", "ready", "draining", "dead"]
 class ServerState:
     """`starting` until `ready` is called; `draining` after `drain`, for good; `dead` while there is no engine.
 
-    `engine_phase` is asked each time, since an engine may die and come back at any moment.
+    `engine_phase` is called each time, since the engine may die and be restarted at any moment.
     """
 
     def __init__(self, engine_phase: Callable[[], str] = lambda: "ready") -> None:
@@ -29,16 +29,16 @@ class ServerState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are welcome."""
+        """Whether new requests are accepted."""
         return self.phase == "ready"
 
     @property
     def is_alive(self) -> bool:
-        """Whether waiting could help; what is not alive should be restarted."""
+        """Whether waiting can help. A server that is not alive should be restarted."""
         return self.phase != "dead"
 
     def refuse_reason(self) -> str | None:
-        """Why a new request cannot be taken, as metrics name it."""
+        """Why new requests are refused, as a metrics label; None if they are accepted."""
         phase = self.phase
         return None if phase == "ready" else {"dead": "engine_dead"}.get(phase, phase)
 

@@ -1,8 +1,8 @@
-"""Text from tokens as they come: never half a character, and all of it together is what decode() gives.
+"""Incremental detokenization: never half a character, and all pieces together are what decode() returns.
 
-    byte-level      bytes wait until they make a character
-    sentencepiece   byte tokens wait until a token that is not one, since decode() reads a run of them as a whole
-    others          a few tokens are decoded twice, with and without the new ones, and the difference is the news
+    byte-level      bytes wait until they form a character
+    sentencepiece   byte tokens wait for a token that is not one, since decode() reads a run of them as a whole
+    others          a few tokens are decoded twice, with and without the new ones; the difference is the new text
 
 The work per token does not grow with the text.
 """
@@ -17,16 +17,16 @@ import numpy as np
 from headrace.text.pieces import BytePieces, TextPieces
 from headrace.text.tokenizer import Ids, Tokenizer
 
-_NUM_CONTEXT = 8  # tokens before the new ones that a decoder may look at
-_MAX_WAITING = 16  # tokens that end in half a character, before it is taken for a whole one
+_NUM_CONTEXT = 8  # tokens before the new ones that a decoder may need
+_MAX_WAITING = 16  # tokens that may wait for the rest of a character
 _HALF = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """One answer's text.
+    """The text of one answer.
 
-    `prompt_tail_ids`, a few of the prompt's last tokens, make the answer go on where the prompt ended: a first word
-    keeps its space, and a character that the prompt began is finished. Without them the text is decode(answer).
+    `prompt_tail_ids`, a few of the prompt's last tokens, make the answer continue where the prompt ended: a first word
+    keeps its space, and a character that the prompt started is completed. Without them the text is decode(answer).
     """
 
     __slots__ = ("_stream",)
@@ -36,20 +36,20 @@ class Detokenizer:
         self._stream.follow(_as_list(prompt_tail_ids))
 
     def push(self, token_ids: Ids) -> str:
-        """The text that these tokens complete."""
+        """Returns the text that these tokens complete."""
         return self._stream.push(token_ids if type(token_ids) is list else _as_list(token_ids))
 
     def flush(self) -> str:
-        """What still waited when the answer ended."""
+        """Returns what was still incomplete when the answer ended."""
         return self._stream.flush()
 
 
 def whole_text(tokenizer: Tokenizer, prompt_ids: Ids, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-    """What a `Detokenizer` makes of an answer that comes at once."""
+    """Returns the text that a `Detokenizer` gives for a whole answer."""
     pieces = tokenizer.pieces(skip_special_tokens)
     if isinstance(pieces, BytePieces) and len(prompt_ids):
         last = pieces[int(prompt_ids[-1])]
-        if last and last[-1] < 0x80:  # most prompts: no character is unfinished
+        if last and last[-1] < 0x80:  # as in most prompts, no character is incomplete
             return b"".join(map(pieces.__getitem__, token_ids)).decode("utf-8", "replace")
     detokenizer = Detokenizer(tokenizer, prompt_ids[-_NUM_CONTEXT:], skip_special_tokens)
     return detokenizer.push(token_ids) + detokenizer.flush()
@@ -79,7 +79,7 @@ class _ByteStream:
 
     def follow(self, token_ids: list[int]) -> None:
         last = self._pieces[token_ids[-1]] if token_ids else b""
-        if not last or last[-1] >= 0x80:  # else no character is unfinished
+        if not last or last[-1] >= 0x80:  # else no character is incomplete
             self.push(token_ids)
 
     def push(self, token_ids: list[int]) -> str:
@@ -107,7 +107,7 @@ class _TextStream:
         text = self.push(token_ids)
         if text or self._run:
             self._num_to_strip = 0
-        # Characters that the prompt completed are the prompt's.
+        # Characters that the prompt completed belong to the prompt.
         del self._run[: codecs.utf_8_decode(self._run, "replace", False)[1]]
 
     def push(self, token_ids: list[int]) -> str:
@@ -125,7 +125,7 @@ class _TextStream:
         return self._strip(self._end_run())
 
     def _end_run(self) -> str:
-        """As the decoder does: one byte that is wrong makes the whole run unreadable."""
+        """Decodes a run of byte tokens. As in the decoder, one wrong byte makes the whole run unreadable."""
         try:
             text = self._run.decode("utf-8")
         except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """A tokenizer from a Hugging Face directory.
 
-tokenizer.json says how text is split; tokenizer_config.json and special_tokens_map.json name the special tokens;
-the chat template stands in a file of its own or in tokenizer_config.json.
+tokenizer.json says how text is split; tokenizer_config.json and special_tokens_map.json name the special tokens; the
+chat template is in a file of its own or in tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.errors import ModelError, UnsupportedModelError
 from headrace.text.template import ChatTemplate, named_templates
 from headrace.text.tokenizer import Tokenizer, mark_special, wrap_prompts
 
-# What transformers can turn into a fast tokenizer. Without one of these it would make an empty one and say nothing.
+# Files that transformers can convert to a fast tokenizer. Without one of these it would silently build an empty one.
 _VOCABULARY_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
 
 _WAY_OUT = "pip install 'headrace[tokenizers]', or name a directory with a tokenizer.json with --tokenizer"
@@ -46,7 +46,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there is no file."""
+    """Reads the object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -61,7 +61,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_backend(path: Path) -> Backend:
     try:
         return Backend.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         raise ModelError(
             f"{path} cannot be read by tokenizers {tokenizers.__version__}: {error}; "
             "fetch the file again, or upgrade tokenizers if the file is newer"
@@ -69,7 +69,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _convert(directory: Path) -> tuple[Backend, dict[str, str]]:
-    """The fast tokenizer that transformers makes of older files, and the special tokens that it knows."""
+    """Returns the fast tokenizer that transformers converts older files to, and its special tokens."""
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise ModelError(f"{directory} has no tokenizer.json; name a directory that has one with --tokenizer")
     try:
@@ -95,7 +95,7 @@ def _convert(directory: Path) -> tuple[Backend, dict[str, str]]:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """'bos_token' and the like to their text; each stands as text or as an object with its text as 'content'."""
+    """Maps 'bos_token' and the like to their text; each is a text or an object with the text as 'content'."""
     texts = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text}
 
@@ -106,7 +106,7 @@ def _content(value: Any) -> str | None:
 
 
 def _add_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
-    """Tokens that tokenizer_config.json has beyond tokenizer.json, at the ids that it gives them."""
+    """Adds the tokens that tokenizer_config.json has beyond tokenizer.json, at their ids."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token_id, token in _configured_tokens(settings):
         if token.content in known:
@@ -127,7 +127,7 @@ def _configured_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[int, Added
 
 
 def _wrap_as_configured(backend: Backend, settings: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """add_bos_token and add_eos_token count where tokenizer.json itself adds nothing; else tokenizer.json is right."""
+    """Applies add_bos_token and add_eos_token if tokenizer.json itself adds nothing; else tokenizer.json wins."""
     if backend.num_special_tokens_to_add(is_pair=False):
         return
     wanted = {name: special_tokens.get(name) for name in ("bos_token", "eos_token") if settings.get(f"add_{name}")}
@@ -135,7 +135,7 @@ def _wrap_as_configured(backend: Backend, settings: Mapping[str, Any], special_t
 
 
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Files of their own win over tokenizer_config.json, which wins over chat_template.json."""
+    """Reads the templates: their own files win over tokenizer_config.json, which wins over chat_template.json."""
     files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     if (path := directory / "chat_template.jinja").is_file():
         files["default"] = path

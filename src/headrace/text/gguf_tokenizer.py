@@ -3,7 +3,7 @@
     tokenizer.ggml.model = 'gpt2'    byte-level BPE with merges; tokenizer.ggml.pre says how text is split first
     tokenizer.ggml.model = 'llama'   SentencePiece BPE with scores and byte fallback
 
-A splitting that is not known is refused: a near one would give wrong tokens without a word.
+An unknown splitting is refused: a similar one would silently give wrong tokens.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SIGNS_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How text is cut before merging, and what else goes with it in the tokenizers that use it."""
+    """How text is split before merging, and other settings of the tokenizers that use this splitting."""
 
     pattern: str | None = None  # None: GPT-2's own, built into the library
-    splits_digits: bool = False  # every digit by itself, before the pattern
-    ignores_merges: bool = False  # a whole word of the vocabulary is taken as it is
-    composes: bool = False  # text is brought into Unicode's NFC form first
+    splits_digits: bool = False  # every digit alone, before the pattern
+    ignores_merges: bool = False  # a word that is in the vocabulary is not merged
+    composes: bool = False  # text is normalized to NFC first
     adds_bos: bool = False  # where the file does not say
 
 
@@ -213,7 +213,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary, *, unk_
 
 
 def derive_merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best: every way to halve a token, best token first."""
+    """Derives merges: SentencePiece merges the pair with the best score, so list every split of a token, best first."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(vocabulary.tokens):
         raise ModelError("this GGUF file has no score for each token; name a directory with a tokenizer.json instead")
@@ -224,17 +224,17 @@ def derive_merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[
     ]
     known = {token for _, token in normal}
     halves = [
-        (rank, cut, token)
+        (rank, split, token)
         for rank, token in normal
-        for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
+        for split in range(1, len(token))
+        if token[:split] in known and token[split:] in known
     ]
     halves.sort(key=lambda half: (half[0], -half[1], half[1] - len(half[2])))
-    return [(token[:cut], token[cut:]) for _, cut, token in halves]
+    return [(token[:split], token[split:]) for _, split, token in halves]
 
 
 def _add_tokens(backend: Backend, vocabulary: _Vocabulary, special_tokens: Mapping[str, str]) -> None:
-    """Control tokens are special; user-defined ones are found whole in text, but stay text."""
+    """Adds control tokens as special, and user-defined ones, which are matched whole but remain text."""
     users = vocabulary.of_type(_USER_DEFINED)
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in users])
     mark_special(backend, [*vocabulary.of_type(_CONTROL, _UNKNOWN), *special_tokens.values()])
@@ -251,7 +251,7 @@ def _wrap(backend: Backend, metadata: Mapping[str, Any], special_tokens: Mapping
 
 
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """tokenizer.chat_template is the default; others stand under tokenizer.chat_template.NAME."""
+    """Reads the templates: tokenizer.chat_template is the default, others are tokenizer.chat_template.NAME."""
     prefix = "tokenizer.chat_template."
     templates = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     if default := metadata.get("tokenizer.chat_template"):

@@ -1,4 +1,4 @@
-"""Follows a JSON object character by character: whether it can still be one, and where its own keys and values are."""
+"""Scans a JSON object character by character: whether it is still valid, and where its own keys and values are."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import Enum, auto
 
 
 class Found(Enum):
-    """What a character meant for the outermost object."""
+    """What a character means for the outermost object."""
 
     NOTHING = auto()
     KEY_END = auto()  # it closed a key
     VALUE_START = auto()  # it opened a value
     VALUE_END = auto()  # it closed a value: an object, a list, a text, true, false or null
     OBJECT_END = auto()  # it closed the object
-    ERROR = auto()  # no JSON object goes on like this
+    ERROR = auto()  # not valid JSON
 
 
 class _Expected(Enum):
@@ -35,16 +35,16 @@ _CLOSING = {"}": "{", "]": "["}
 
 
 class JsonScanner:
-    """After an error, or after the object's end, nothing more may be fed but white space."""
+    """The scanner. After an error, or after the object's end, only white space may be fed."""
 
     def __init__(self) -> None:
         self._open: list[str] = []  # brackets
         self._expected = _Expected.VALUE
         self._is_key = False
         self._in_text = False
-        self._is_escaped = False  # a backslash came before
+        self._is_escaped = False  # after a backslash
         self._num_hex = 0  # digits left of a \\u
-        self._literal = ""  # what is left of one
+        self._literal = ""  # what is missing of one
         self._number = ""
 
     def feed(self, char: str) -> Found:
@@ -85,7 +85,7 @@ class JsonScanner:
             self._expected = _Expected.FIRST_KEY if char == "{" else _Expected.FIRST_ITEM
             return found if len(self._open) > 1 or char == "{" else Found.ERROR
         if not self._open:
-            return Found.ERROR  # an object was to come
+            return Found.ERROR  # an object was expected
         if char == '"':
             self._in_text, self._is_key = True, False
         elif char in _LITERALS:

@@ -1,4 +1,4 @@
-"""The one door to a tokenizer, whatever it is built from."""
+"""The single entry to tokenizers, whatever they are built from."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     byte-level      a token is bytes; the text is all bytes, read as UTF-8
     sentencepiece   a token is text, or one byte of a run that is read as UTF-8 when the run ends
 
-Tables fill as tokens are met, so that a large vocabulary costs nothing at start.
+Tables are filled as tokens occur, so that a large vocabulary costs nothing at start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f+][0-9A-Fa-f])>")
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order."""
+    """Returns the byte-level alphabet: printable Latin-1 is itself, the other bytes are U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -37,7 +37,7 @@ class ByteLevelRule:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceRule:
-    """Text is replaced within tokens, byte tokens are joined, and the text loses its leading spaces, up to a number."""
+    """Text is replaced within tokens, byte tokens are joined, and up to a number of leading spaces are removed."""
 
     replacements: tuple[tuple[str, str], ...]
     has_byte_fallback: bool
@@ -46,7 +46,7 @@ class SentencePieceRule:
 
 
 def read_rule(backend: Backend) -> ByteLevelRule | SentencePieceRule | None:
-    """How this tokenizer decodes, or None where its tokens cannot be decoded one by one."""
+    """Returns how this tokenizer decodes, or None if its tokens cannot be decoded one by one."""
     if backend.decoder is None:
         return None
     state = json.loads(backend.decoder.__getstate__())
@@ -57,7 +57,7 @@ def read_rule(backend: Backend) -> ByteLevelRule | SentencePieceRule | None:
 
 
 def _sentencepiece_rule(steps: list[dict[str, Any]]) -> SentencePieceRule | None:
-    """Replace*, ByteFallback?, Fuse?, Strip? in this order; Strip only on the fused text."""
+    """Accepts Replace*, ByteFallback?, Fuse?, Strip? in this order; Strip only on the fused text."""
     rest = list(steps)
     replacements = []
     while rest and rest[0]["type"] == "Replace" and "String" in rest[0]["pattern"]:
@@ -115,7 +115,7 @@ Pieces = BytePieces | TextPieces
 
 
 def read_pieces(backend: Backend, skipped: Set[int]) -> Pieces | None:
-    """The table of a tokenizer's pieces without the skipped tokens, or None where there can be none."""
+    """Returns the table of a tokenizer's pieces without the skipped tokens, or None if there can be none."""
     match read_rule(backend):
         case ByteLevelRule():
             return BytePieces(backend, skipped)

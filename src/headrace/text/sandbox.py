@@ -1,7 +1,7 @@
 """Runs one model's Jinja templates: what they may see, and how much work they may cause.
 
-Bounded are the turns of all `for` loops, the size of what an operator makes, and the output. Not bounded are calls of
-macros by themselves and the time within a single filter.
+Limits apply to the iterations of all `for` loops, the size of what an operator creates, and the output. There is no
+limit on recursive macro calls and on the time within a single filter.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jinja2.utils import Namespace
 
 from headrace.errors import RequestError
 
-MAX_TURNS = 1_000_000  # of all loops of one rendering together
-MAX_SIZE = 2**24  # characters of output, or items of a value that an operator makes
-_MAX_BITS = 4096  # of a whole number
-_CHUNKS_AT_ONCE = 16  # of output, before its size is looked at
+MAX_ITERATIONS = 1_000_000  # iterations of all loops of one rendering together
+MAX_SIZE = 2**24  # characters of output, or items of a value that an operator creates
+_MAX_BITS = 4096  # of an integer
+_CHUNKS_AT_ONCE = 16  # of output, between two checks of its size
 _DICT_NAMES = frozenset(dir(dict))
 
-# What foreign template code can raise, besides Jinja's own errors.
+# What template code can raise, besides Jinja's own errors.
 _PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 _turns_left: ContextVar[list[int]] = ContextVar("_turns_left")
@@ -51,7 +51,7 @@ class Sandbox:
         self._compiled: dict[str, jinja2.Template] = {}
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        turns = _turns_left.set([MAX_TURNS])
+        turns = _turns_left.set([MAX_ITERATIONS])
         try:
             template = self._compile(source)
             context = template.new_context({**template.globals, **variables}, shared=True)
@@ -68,18 +68,18 @@ class Sandbox:
             _turns_left.reset(turns)
 
     def variables(self, source: str) -> set[str]:
-        """The names that a template reads from outside; its own and the sandbox's functions are not among them."""
+        """Returns the names that a template reads from its input; not its own names nor the sandbox's functions."""
         try:
             parsed = self._environment.parse(source)
         except jinja2.TemplateSyntaxError:
-            return set()  # rendering says what is wrong
+            return set()  # rendering reports the error
         return meta.find_undeclared_variables(parsed) - self._environment.globals.keys()
 
     def _compile(self, source: str) -> jinja2.Template:
         template = self._compiled.get(source)
         if template is None:
             template = self._compiled[source] = self._environment.from_string(_bounded(source, self._environment))
-            template.globals = dict(template.globals)  # Jinja's chain of mappings is a third of a short rendering
+            template.globals = dict(template.globals)  # Jinja's chained mappings take a third of a short rendering
         return template
 
 
@@ -95,7 +95,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`message.role`: Jinja asks an object for attributes first, which a dictionary of messages never has."""
+        """Looks up `message.role` as a key first. Jinja tries attributes first, which a dictionary of messages never
+        has."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
             return obj[attribute]
         return super().getattr(obj, attribute)
@@ -119,7 +120,7 @@ class _Generation(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """Refuses names with a leading underscore, which could pose as Python's own attributes."""
+    """Refuses names with a leading underscore, which could imitate Python's own attributes."""
 
     def __init__(self, /, *mappings: Any, **values: Any) -> None:
         super().__init__(*mappings, **values)
@@ -132,7 +133,7 @@ class _PlainNamespace(Namespace):
 
 
 def _bounded(source: str, environment: _Environment) -> nodes.Template:
-    """The template's tree, with a counter around what each loop goes through and a check on what `~` joins."""
+    """Returns the template's tree, with a counter around each loop's iterable and a size check on what `~` joins."""
     tree = environment.parse(source)
     for loop in list(tree.find_all(nodes.For)):
         loop.iter = _filtered(loop.iter, "_counted", environment)
@@ -154,13 +155,13 @@ def _filtered(node: nodes.Node, name: str, environment: _Environment) -> nodes.F
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=environment)
 
 
-@jinja2.pass_context  # which keeps the compiler from evaluating it beforehand
+@jinja2.pass_context  # keeps the compiler from evaluating it in advance
 def _counted(_: Context, items: Iterable[Any]) -> Iterator[Any]:
     turns = _turns_left.get()
     for item in items:
         turns[0] -= 1
         if turns[0] < 0:
-            raise _BoundError(f"its loops take more than {MAX_TURNS:,} turns")
+            raise _BoundError(f"its loops take more than {MAX_ITERATIONS:,} iterations")
         yield item
 
 
@@ -171,13 +172,13 @@ def _sized(_: Context, value: Any) -> Any:
 
 def _check_size(value: Any) -> Any:
     if isinstance(value, (str, list, tuple)) and len(value) > MAX_SIZE:
-        raise _BoundError(f"it makes a value of more than {MAX_SIZE:,} items")
+        raise _BoundError(f"it creates a value of more than {MAX_SIZE:,} items")
     return value
 
 
 def _check_bits(num_bits: int) -> None:
     if num_bits > _MAX_BITS:
-        raise _BoundError(f"it makes a number of more than {_MAX_BITS:,} bits")
+        raise _BoundError(f"it creates a number of more than {_MAX_BITS:,} bits")
 
 
 def _check_product(left: Any, right: Any) -> None:
@@ -185,7 +186,7 @@ def _check_product(left: Any, right: Any) -> None:
         _check_bits(left.bit_length() + right.bit_length())
     for value, count in ((left, right), (right, left)):
         if isinstance(value, (str, list, tuple)) and isinstance(count, int) and len(value) * count > MAX_SIZE:
-            raise _BoundError(f"it makes a value of more than {MAX_SIZE:,} items")
+            raise _BoundError(f"it creates a value of more than {MAX_SIZE:,} items")
 
 
 def _check_name(name: object) -> None:
@@ -213,7 +214,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own: nothing is escaped for HTML, and text stays as it is."""
+    """Dumps JSON; unlike Jinja's own filter, escapes nothing for HTML and keeps non-ASCII text."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

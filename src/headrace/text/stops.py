@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces.
 
 Text is held back only while it may still become a stop string. The stop string that ends first wins, and of those that
-end together the longest; so the outcome does not depend on how the text was cut.
+end together the longest. So the result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """One answer's search. After a match everything further is dropped."""
+    """The search in one answer. After a match all further text is dropped."""
 
     __slots__ = ("_held", "_include_stop", "_stops", "matched")
 
@@ -23,7 +23,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop string once one is complete."""
+        """Returns the text that may be shown now, and the stop string once one is complete."""
         if self.matched is not None:
             return "", self.matched
         if not self._stops:
@@ -33,17 +33,17 @@ class StopMatcher:
             end, self.matched = found
             self._held = ""
             return text[: end if self._include_stop else end - len(self.matched)], self.matched
-        cut = len(text) - self._num_held(text)
-        self._held = text[cut:]
-        return text[:cut], None
+        end = len(text) - self._num_held(text)
+        self._held = text[end:]
+        return text[:end], None
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Returns what was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        """Where the winning stop string ends, and which it is."""
+        """Returns where the winning stop string ends, and which it is."""
         found = [stop for stop in self._stops if stop in text]
         if not found:
             return None
@@ -52,7 +52,7 @@ class StopMatcher:
         return end, stop
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Returns the length of the longest suffix of the text that is a prefix of a stop string."""
         return max([_overlap(text, stop) for stop in self._stops])
 
 

@@ -1,7 +1,7 @@
 """Chat templates: a model's own Jinja text turns messages into a prompt.
 
-Templates come from strangers. They run in Jinja's immutable sandbox, see only plain data, and their loops, joined
-texts and output are bounded. jinja2 is imported when the first template is rendered.
+Templates are untrusted. They run in Jinja's immutable sandbox, see only plain data, and their loops, joined texts and
+output are limited. jinja2 is imported when the first template is rendered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JSON_SCALARS = (str, int, float, bool, type(None))
 
 
 class ChatTemplate:
-    """One model's templates: 'default', and 'tool_use' where tools have one of their own."""
+    """One model's templates: 'default', and 'tool_use' if there is one for tools."""
 
     def __init__(self, templates: Mapping[str, str] | str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` ('bos_token' and the like) are variables of the template."""
@@ -38,7 +38,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
-        """The prompt; special tokens stand in it as text, so encode it with add_special_tokens=False."""
+        """Renders the prompt. It contains special tokens as text, so encode it with add_special_tokens=False."""
         try:
             variables = {
                 "documents": None,
@@ -54,7 +54,7 @@ class ChatTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """What these templates read of what they are given."""
+        """The input variables that these templates read."""
         if self._variables is None:
             sandbox = self._open_sandbox()
             self._variables = frozenset(name for text in self.templates.values() for name in sandbox.variables(text))
@@ -79,7 +79,7 @@ class ChatTemplate:
 
 
 def named_templates(value: Any) -> dict[str, str]:
-    """The templates in a `chat_template` setting: nothing, one text, or a list of {name, template}."""
+    """Reads a `chat_template` setting: nothing, one text, or a list of {name, template}."""
     if not value:
         return {}
     if isinstance(value, str):
@@ -95,7 +95,7 @@ def named_templates(value: Any) -> dict[str, str]:
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages as plain data, content parts joined to text by line breaks."""
+    """Returns the messages as plain data, with content parts joined by line breaks."""
     is_list = type(messages) is list or (isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)))
     if not is_list or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
@@ -103,7 +103,7 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _read_message(message: Any, index: int) -> dict[str, Any]:
-    if type(message) is dict and len(message) == 2:  # most messages, and the only shape worth being fast for
+    if type(message) is dict and len(message) == 2:  # the fast path: most messages
         role, content = message.get("role"), message.get("content")
         if type(role) is str and role and type(content) is str:
             return {"role": role, "content": content}
@@ -114,7 +114,7 @@ def _read_message(message: Any, index: int) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise _refuse(f"{place}.role", f"must be a name such as 'user', got {role!r}")
     read: dict[str, Any] = plain(message, place, skip="content")
-    # An assistant's message that only calls tools has no text of its own.
+    # An assistant's message that only calls tools has no text.
     may_be_empty = role == "assistant" and bool(message.get("tool_calls"))
     content = message.get("content")
     return {**read, "content": "" if content is None and may_be_empty else _read_content(content, f"{place}.content")}
@@ -138,14 +138,14 @@ def _read_part(part: Any, place: str) -> str:
 
 
 def plain(value: Any, place: str, *, skip: str | None = None) -> Any:
-    """A copy made of JSON's own types: an object with methods would be a way out of the sandbox."""
+    """Returns a copy made of JSON types: an object with methods could escape the sandbox."""
     if type(value) in _JSON_SCALARS:
         return value
     if isinstance(value, Mapping):
         return {_key(key, place): plain(item, f"{place}.{key}") for key, item in value.items() if key != skip}
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, str):  # an enumeration's member, for one
+    if isinstance(value, str):  # for example a member of an enum
         return str.__str__(value)
     raise _refuse(place, f"must be JSON (text, numbers, lists, objects), got {_kind(value)}")
 

@@ -24,7 +24,7 @@ _MAX_TOKEN_ID = 2**32 - 1
 
 
 class Tokenizer:
-    """Not changed after it is built, so any thread may use it. Encoding releases the GIL."""
+    """A tokenizer, immutable once built, so any thread may use it. Encoding releases the GIL."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class Tokenizer:
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """`special_tokens`: 'bos_token', 'eos_token' and the like to their text. `eos_token_ids`: further ends."""
+        """`special_tokens` maps 'bos_token', 'eos_token' and the like to their text. `eos_token_ids`: further end
+        tokens."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -53,23 +54,24 @@ class Tokenizer:
 
     @classmethod
     def of_serialized(cls, backend: str, **others: Any) -> Tokenizer:
-        """What `serialized` gave, with the other arguments of a tokenizer."""
+        """Rebuilds a tokenizer from what `serialized` returned and the other arguments of the constructor."""
         return cls(Backend.from_str(backend), **others)
 
     def serialized(self) -> str:
-        """The Rust tokenizer as text. ValueError: a part of it is written in Python."""
+        """Returns the Rust tokenizer as text. Raises ValueError if a part of it is written in Python."""
         try:
             return self._backend.to_str()
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(f"the tokenizer cannot be sent to another process: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: what the tokenizer puts around a prompt; False for a rendered chat template."""
+        """Encodes a text. `add_special_tokens`: adds what the tokenizer puts around a prompt; use False for a
+        rendered chat template."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         try:
-            # The batch call even for one text: it alone lets other threads run meanwhile.
+            # The batch call even for one text: only it releases the GIL.
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _refused_text(texts) from error
@@ -83,11 +85,11 @@ class Tokenizer:
         return self._backend.decode_batch(known, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str:
-        """The token as its vocabulary spells it ('Ġthe', '▁the', '<0x0A>'); empty where it is unknown."""
+        """Returns the token as its vocabulary spells it ('Ġthe', '▁the', '<0x0A>'); empty if it is unknown."""
         return self._backend.id_to_token(token_id) or "" if 0 <= token_id <= _MAX_TOKEN_ID else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text; half a character cannot be said as a string."""
+        """Returns the bytes that the token adds to the text; a token may be half a character."""
         if not 0 <= token_id <= _MAX_TOKEN_ID:
             return b""
         match self._pieces[False]:
@@ -100,11 +102,11 @@ class Tokenizer:
                 return self.decode([token_id], skip_special_tokens=False).encode("utf-8")
 
     def pieces(self, skip_special_tokens: bool) -> Pieces | None:
-        """The table that incremental decoding reads; None where tokens cannot be decoded one by one."""
+        """Returns the table for incremental decoding, or None if tokens cannot be decoded one by one."""
         return self._pieces[skip_special_tokens]
 
     def special_id(self, text: str) -> int | None:
-        """The special token that is written so, if there is one."""
+        """Returns the id of the special token with this text, if there is one."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
@@ -114,7 +116,7 @@ class Tokenizer:
 
 
 def wrap_prompts(backend: Backend, *, bos_token: str | None, eos_token: str | None) -> None:
-    """Lets the tokenizer put these tokens before and after each prompt, when asked for special tokens."""
+    """Makes the tokenizer add these tokens before and after each prompt, when special tokens are asked for."""
     named = {"BOS": bos_token, "EOS": eos_token}
     used = {name: token for name, token in named.items() if token is not None}
     if not used:
@@ -127,7 +129,7 @@ def wrap_prompts(backend: Backend, *, bos_token: str | None, eos_token: str | No
 
 
 def mark_special(backend: Backend, tokens: Sequence[str]) -> None:
-    """Tokens of the vocabulary that text is searched for, and that `skip_special_tokens` skips."""
+    """Marks tokens of the vocabulary that are found in text and that `skip_special_tokens` skips."""
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     new = [token for token in dict.fromkeys(tokens) if token not in known and backend.token_to_id(token) is not None]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in new])

@@ -1,4 +1,4 @@
-"""One tool call's JSON, as far as it has come."""
+"""The JSON of one tool call, as far as it has arrived."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _ARGUMENTS = ("arguments", "parameters")
 class Call(Protocol):
     name: str | None
     id: str | None
-    arguments: str  # as far as they have come
+    arguments: str  # as far as they have arrived
 
     @property
     def text(self) -> str:
-        """All that was fed, but for a character that was an error."""
+        """Everything that was fed, except a character that was an error."""
         ...
 
     def feed(self, char: str) -> Found:
-        """ERROR: this is no call, and the character is not part of it. OBJECT_END: it is complete."""
+        """Takes one character. ERROR: this is not a call, without the character. OBJECT_END: it is complete."""
         ...
 
     @property
     def can_be_announced(self) -> bool:
-        """Whether its name is known and its arguments have begun."""
+        """Whether its name is known and its arguments have started."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class Call(Protocol):
 
 
 class NamedCall:
-    """The arguments of a call whose name stood before them."""
+    """The arguments of a call whose name came before them."""
 
     def __init__(self, name: str, call_id: str | None) -> None:
         self.name: str | None = name
@@ -72,11 +72,11 @@ class ObjectCall:
         self.text = ""
         self._needs_arguments = needs_arguments
         self._scanner = JsonScanner()
-        self._part_start = 0  # of the key or value at hand, in `text`
+        self._part_start = 0  # start of the current key or value in `text`
         self._key = ""
         self._arguments_end: int | None = None
         self._has_arguments = False
-        self._streams = False  # inside of arguments that are an object
+        self._streams = False  # inside arguments that are an object
 
     def feed(self, char: str) -> Found:
         found = self._scanner.feed(char)
@@ -105,7 +105,7 @@ class ObjectCall:
         return "" if self._arguments_end is None else self.text[self._arguments_end :]
 
     def _begins(self, char: str) -> bool:
-        """Whether the key at hand may have a value that begins so."""
+        """Tells whether the current key may have a value that starts like this."""
         self._part_start = len(self.text)
         if self._key not in _ARGUMENTS:
             return self._key in ("name", "id", "type") and char == '"'
@@ -114,7 +114,7 @@ class ObjectCall:
         return not is_second and char in '{"'
 
     def _takes(self, value: str) -> bool:
-        """Whether the value at hand, which is complete, is what a call may have."""
+        """Tells whether the current value, which is complete, is valid in a call."""
         if self._streams:
             self._streams = False
             self._arguments_end = len(self.text)
@@ -122,7 +122,7 @@ class ObjectCall:
         decoded = _text(value)
         if decoded is None:
             return False
-        if self._key in _ARGUMENTS:  # an object as a text, which some models write
+        if self._key in _ARGUMENTS:  # an object as a string, which some models write
             if not _is_object(decoded):
                 return False
             self.arguments = decoded
@@ -134,7 +134,7 @@ class ObjectCall:
             self.name = decoded
             return True
         if self._key == "id":
-            if not self._has_arguments:  # else the call may have been announced, with another
+            if not self._has_arguments:  # else the call may have been announced with other arguments
                 self.id = decoded
             return True
         return decoded == "function"
@@ -147,7 +147,7 @@ class ObjectCall:
 
 
 def _text(literal: str) -> str | None:
-    """The text that a JSON literal stands for; None if it has half a character."""
+    """Returns the text of a JSON literal; None if it contains half a character."""
     text = str(json.loads(literal))
     try:
         text.encode()

@@ -1,13 +1,13 @@
-"""Tool calls in a model's answer: told apart from its text as it comes, in the pieces that OpenAI's streams have.
+"""Tool calls in a model's answer: separated from its text as it arrives, in the deltas of OpenAI's streams.
 
     hermes         <tool_call>{"name": ..., "arguments": {...}}</tool_call>            Hermes, Qwen and others
-    llama3_json    {"name": ..., "parameters": {...}}; ...  perhaps after <|python_tag|>; only at the beginning
+    llama3_json    {"name": ..., "parameters": {...}}; ...  optionally after <|python_tag|>; only at the start
     mistral        [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]  or  [TOOL_CALLS]name[ARGS]{...}
 
-How the text is cut into pieces changes nothing. What does not turn out to be a call is text, to the last character;
-only white space around calls is theirs. In a stream a call is announced once its name is known and its arguments have
-begun; one that breaks off later stays as far as it came, and what follows is text. `parse` sees the whole answer, and
-has only whole calls.
+The result does not depend on how the text was split into pieces. What turns out not to be a call is text, to the last
+character; only white space around calls is dropped. In a stream a call is announced once its name is known and its
+arguments have started. If it breaks off later, what was announced stays, and what follows is text. `parse` sees the
+whole answer, and returns only complete calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A call's beginning, with its id and name, or more of its arguments."""
+    """The start of a call, with its id and name, or more of its arguments."""
 
     index: int
     id: str | None = None
@@ -64,16 +64,16 @@ def parser_for(
     *,
     whole_calls: bool = False,
 ) -> ToolParser:
-    """By its name, or the one whose calls a chat template shows; Hermes' where it shows none.
+    """Returns the parser with this name, or the one whose format a chat template shows; Hermes if it shows none.
 
-    `tool_names`: a call of anything else is text. `whole_calls`: a call is announced when it is complete.
+    `tool_names`: calls of other tools are text. `whole_calls`: a call is announced when it is complete.
     """
     parser = PARSERS[_name_of(name_or_template)]
     return parser(tool_names, make_id or new_call_id, whole_calls=whole_calls)
 
 
 def parse(text: str, name_or_template: str | None, tool_names: Collection[str] | None = None) -> ParsedAnswer:
-    """A whole answer at once."""
+    """Parses a whole answer at once."""
     parser = parser_for(name_or_template, tool_names, whole_calls=True)
     return put_together([*parser.push(text), *parser.finish()])
 
@@ -103,7 +103,7 @@ def _name_of(name_or_template: str | None) -> str:
         return given
     if given in _ALIASES:
         return _ALIASES[given]
-    if given and "{" not in given:  # a template would have some
+    if given and "{" not in given:  # a template contains braces
         raise RequestError(
             f"unknown tool parser {given!r}{nearest(given, PARSERS)}; known are {', '.join(PARSERS)}", param="tools"
         )
@@ -114,14 +114,14 @@ def _name_of(name_or_template: str | None) -> str:
 
 
 class ToolParser(ABC):
-    """Reads one answer: text and calls, as they come. A subclass says where calls begin, and what is between them.
+    """Reads one answer, text and calls, as it arrives. A subclass says where calls start, and what is between them.
 
-    Its states are methods: they look at `_unread`, take what they understand, and say whether to go on; False waits for
-    more text.
+    The states are methods: they look at `_unread`, consume what they understand, and return whether to continue; False
+    waits for more text.
     """
 
     name: ClassVar[str]
-    markers: ClassVar[tuple[str, ...]]  # that it looks for; where they are special tokens, they must not be skipped
+    markers: ClassVar[tuple[str, ...]]  # if these are special tokens, they must not be skipped
 
     def __init__(self, tool_names: Collection[str] | None, make_id: MakeId, *, whole_calls: bool = False) -> None:
         self._tool_names = None if tool_names is None else frozenset(tool_names)
@@ -129,10 +129,10 @@ class ToolParser(ABC):
         self._whole_calls = whole_calls
         self._out: list[Delta] = []
         self._unread = ""
-        self._spaces = ""  # at the end of the text so far: a call's, if one follows
-        self._lead = ""  # what stood before a call, and is text again if there is none
+        self._spaces = ""  # white space at the end of the text so far; dropped if a call follows
+        self._lead = ""  # what came before a call; text if no call follows
         self._call: Call | None = None
-        self._num_sent: int | None = None  # characters of its arguments; None before it is announced
+        self._num_sent: int | None = None  # characters of its arguments sent so far; None before it is announced
         self._num_calls = 0
         self._ends_with_call = False
         self._state = self._before
@@ -156,7 +156,7 @@ class ToolParser(ABC):
             pass
 
     def _take_out(self) -> list[Delta]:
-        """What there is to say, pieces of text put together."""
+        """Returns the deltas so far; consecutive pieces of text are joined."""
         merged: list[Delta] = []
         for delta in self._out:
             last = merged[-1] if merged else None
@@ -171,7 +171,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _before(self, is_end: bool) -> bool:
-        """No call has begun."""
+        """State: no call has started."""
 
     def _in_call(self, is_end: bool) -> bool:
         call = self._call
@@ -195,7 +195,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _after_call(self, is_end: bool) -> bool:
-        """A call has ended."""
+        """State: a call has ended."""
 
     def _after_failure(self, is_end: bool) -> bool:
         self._state = self._before
@@ -204,7 +204,7 @@ class ToolParser(ABC):
     # ---- text
 
     def _write(self, text: str) -> None:
-        """Text of the answer; white space at its end waits for what follows."""
+        """Adds text of the answer; white space at its end waits for what follows."""
         body = text.rstrip()
         if body:
             self._flush_spaces()
@@ -218,7 +218,8 @@ class ToolParser(ABC):
             self._spaces = ""
 
     def _finds(self, marker: str, is_end: bool) -> bool:
-        """Whether the marker is there: it is taken, and the text before it written. What may be its beginning stays."""
+        """Tells whether the marker is there. If so, consumes it and writes the text before it; a possible prefix of
+        it stays."""
         before, found, after = self._unread.partition(marker)
         if not found:
             num_kept = 0 if is_end else _overlap(self._unread, marker)
@@ -238,7 +239,7 @@ class ToolParser(ABC):
         return call.name is None or self._tool_names is None or call.name in self._tool_names
 
     def _announce(self, call: Call) -> None:
-        """Say what is known of a call and was not said before."""
+        """Emits what is known of a call and was not emitted before."""
         assert call.name is not None
         if self._num_sent is None:
             self._num_sent = 0
@@ -251,8 +252,8 @@ class ToolParser(ABC):
             self._out.append(ToolCallDelta(self._num_calls - 1, arguments=more))
 
     def _fail(self) -> None:
-        """No call, or only half of one: what was taken for it is text. What was announced stays, and so does what would
-        have been announced had the text come in shorter pieces."""
+        """Turns what was taken for a call into text. What was announced stays, and so does what would have been
+        announced if the text had come in shorter pieces."""
         call, self._call = self._call, None
         lead, self._lead = self._lead, ""
         self._state = self._after_failure
@@ -266,7 +267,7 @@ class ToolParser(ABC):
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How much of the end of a text may be the beginning of a marker."""
+    """Returns how much of the end of the text may be the start of a marker."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             return length
@@ -286,7 +287,7 @@ class HermesParser(ToolParser):
         return True
 
     def _after_call(self, is_end: bool) -> bool:
-        """White space and the end tag, which models sometimes leave out."""
+        """Consumes white space and the end tag, which models sometimes omit."""
         rest = self._unread.lstrip()
         if not is_end and len(rest) < len(_HERMES_END) and _HERMES_END.startswith(rest):
             return False
@@ -300,7 +301,7 @@ _HERMES_END = "</tool_call>"
 
 
 class LlamaParser(ToolParser):
-    """Its calls have no marker of their own, so they are looked for only where the answer begins."""
+    """Llama's calls have no marker, so they are recognized only at the start of the answer."""
 
     name = "llama3_json"
     markers = ("<|python_tag|>",)
@@ -330,7 +331,7 @@ class LlamaParser(ToolParser):
         return True
 
     def _after_call(self, is_end: bool) -> bool:
-        """A semicolon and another call, or text."""
+        """Expects a semicolon and another call, or text."""
         rest = self._unread.lstrip()
         if not rest:
             return False
@@ -360,7 +361,7 @@ _MISTRAL_CALL_BEGINNING = re.compile(r"[\w.\-\[\]\s]{0,400}")
 
 
 class MistralParser(ToolParser):
-    """After its marker either a list of objects, as older models write it, or a name and its arguments."""
+    """Mistral's marker is followed by a list of objects (older models), or by a name and its arguments."""
 
     name = "mistral"
     markers = ("[TOOL_CALLS]",)

@@ -1,4 +1,4 @@
-"""The grammar of an answer that must call a tool: in the words of the model's own format, with arguments that fit."""
+"""The grammar of an answer that must call a tool: in the model's own format, with arguments that match the schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CALLS = 16  # in one answer
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Marker = Callable[[str], str]  # how a marker is written in the grammar: as text, or as the special token that it is
+Marker = Callable[[str], str]  # writes a marker into the grammar: as text, or as a special token
 
 
 def tools_grammar(
@@ -28,28 +28,28 @@ def tools_grammar(
     tokenizer: Tokenizer | None = None,
     parallel_tool_calls: bool = True,
 ) -> StructuredOutputs:
-    """What an answer must be under `tool_choice`: "required" asks for a call or more, an object for one of that name.
+    """Returns the grammar for a `tool_choice`: "required" asks for one or more calls, an object for one of that name.
 
-    `tools` are OpenAI's. With the model's `tokenizer`, markers that are special tokens are written as such.
+    `tools` have OpenAI's format. With the model's `tokenizer`, markers that are special tokens are written as such.
     """
     schemas = read_tools(tools)
     name = _chosen(tool_choice, schemas)
     if name is not None:
         schemas = {name: schemas[name]}
-    most = MAX_CALLS if parallel_tool_calls and name is None else 1
+    max_calls = MAX_CALLS if parallel_tool_calls and name is None else 1
     kind = parser if isinstance(parser, ToolParser) else parser_for(parser)
-    rules = _RULES[kind.name](lambda text: _marker(text, tokenizer), most)
+    rules = _RULES[kind.name](lambda text: _marker(text, tokenizer), max_calls)
     lines = [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}"]
     key = "parameters" if kind.name == LlamaParser.name else "arguments"
     for i, (tool, schema) in enumerate(schemas.items()):
-        beginning = f'{{"name": {json.dumps(tool)}, "{key}": '
-        lines.append(f'call_{i}: {_quoted(beginning)} args_{i} "}}"')
+        prefix = f'{{"name": {json.dumps(tool)}, "{key}": '
+        lines.append(f'call_{i}: {_quoted(prefix)} args_{i} "}}"')
         lines.append(f"args_{i}: %json {_schema_text(tool, schema)}")
     return StructuredOutputs(grammar="\n".join(lines), asked_as="tools")
 
 
 def read_tools(tools: object) -> dict[str, Mapping[str, Any]]:
-    """Each function's name and the JSON schema of its arguments; refused where OpenAI's form is not kept."""
+    """Returns each function's name and the JSON schema of its arguments; refuses what is not in OpenAI's format."""
     if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
         raise _refused("must be a list of at least one tool")
     if len(tools) > MAX_TOOLS:
@@ -71,7 +71,7 @@ def read_tools(tools: object) -> dict[str, Mapping[str, Any]]:
 
 
 def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:
-    """The tool that must be called; None for any."""
+    """Returns the tool that must be called; None for any."""
     if tool_choice == "required":
         return None
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
@@ -89,7 +89,7 @@ def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:
 
 
 def _schema_text(tool: str, schema: Mapping[str, Any]) -> str:
-    """Arguments are an object, whatever else the schema leaves open."""
+    """Returns the schema as text. Arguments must be an object, even if the schema does not say so."""
     if schema.get("type", "object") != "object":
         raise _refused(f": the parameters of {tool!r} must be of type object, got {schema['type']!r}")
     options = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
@@ -105,21 +105,21 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _hermes(marker: Marker, most: int) -> list[str]:
+def _hermes(marker: Marker, max_calls: int) -> list[str]:
     begin, end = marker("<tool_call>"), marker("</tool_call>")
-    return [f"start: {_several('block', _quoted(chr(10)), most)}", f'block: {begin} "\\n" call "\\n" {end}']
+    return [f"start: {_several('block', _quoted(chr(10)), max_calls)}", f'block: {begin} "\\n" call "\\n" {end}']
 
 
-def _llama(marker: Marker, most: int) -> list[str]:
-    return [f"start: {_several('call', _quoted('; '), most)}"]
+def _llama(marker: Marker, max_calls: int) -> list[str]:
+    return [f"start: {_several('call', _quoted('; '), max_calls)}"]
 
 
-def _mistral(marker: Marker, most: int) -> list[str]:
-    return [f'start: {marker("[TOOL_CALLS]")} " "? "[" {_several("call", _quoted(", "), most)} "]"']
+def _mistral(marker: Marker, max_calls: int) -> list[str]:
+    return [f'start: {marker("[TOOL_CALLS]")} " "? "[" {_several("call", _quoted(", "), max_calls)} "]"']
 
 
-def _several(item: str, separator: str, most: int) -> str:
-    return item if most == 1 else f"{item} ({separator} {item}){{0,{most - 1}}}"
+def _several(item: str, separator: str, max_calls: int) -> str:
+    return item if max_calls == 1 else f"{item} ({separator} {item}){{0,{max_calls - 1}}}"
 
 
 _RULES: dict[str, Callable[[Marker, int], list[str]]] = {

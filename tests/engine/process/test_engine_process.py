@@ -20,6 +20,8 @@ from headrace.types import Readout, Request, SamplingParams, SequenceEvent
 from tests.engine import cores
 from tests.engine.process.process_tools import Inbox, make_request, wait_until
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 CONFIG = EngineConfig(model="pretend", max_num_seqs=4)
 PARENT = """

@@ -21,6 +21,8 @@ from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestErr
 from headrace.types import RequestOutput
 from tests.engine.process.process_tools import wait_until
 
+pytestmark = pytest.mark.processes
+
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 256, "num_threads": 1}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=450, ignore_eos=True)

@@ -15,6 +15,8 @@ from headrace.types import SequenceEvent
 from tests.engine import cores
 from tests.engine.process.process_tools import Inbox, make_request, wait_until
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 AT_ONCE = Supervision(first_delay_s=0.0)
 

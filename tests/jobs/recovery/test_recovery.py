@@ -30,11 +30,11 @@ from headrace.jobs.status.metrics import page
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
-from headrace.jobs.store.failure_log import Convicted, Died, Retried, Suspicion, TroubleLog, read_lines
-from headrace.jobs.store.in_flight_file import InFlightFile, rows_in_flight
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, PoisonLine, Retry, Suspicion, read_entries
+from headrace.jobs.store.in_flight_file import InFlightFile, lines_in_flight
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
 from headrace.jobs.store.status_file import read_status
-from headrace.jobs.store.survey import survey
 from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
 from tests.jobs.faults import FaultyRunner, FaultyStart, OutOfMemoryError
@@ -86,7 +86,7 @@ def test_a_request_that_fails_is_tried_again_and_counted(write_lines: WriteLines
     assert report.trouble.retries == {"engine_error": 3}
     assert Counter(faulty.submitted[0])["3"] == 3
     assert read_status(directory_of(source) / "status.json").retries == {"engine_error": 3}
-    assert survey(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
+    assert view_job(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
     assert "retries       engine_error 3" in plain_summary(report)
     clean = run(write_lines(*prompts(20)), start, overwrite=True)
     assert clean.trouble.retries == {}, "--overwrite begins anew"
@@ -106,9 +106,9 @@ def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, sta
     broken = FaultyStart(start, FaultyRunner(dies_at={3}, error=lambda: RuntimeError("CUDA error: gone")))
     with pytest.raises(ResumableJobError):
         run(source, broken)
-    log = TroubleLog(directory_of(source) / "trouble.jsonl", epoch=1)
+    log = FailureLog(directory_of(source) / "trouble.jsonl", epoch=1)
     for _ in range(3):
-        log.append(Retried(3, "engine_error"))
+        log.append(Retry(3, "engine_error"))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
     report = run(source, faulty)
     assert Counter(faulty.submitted[0])["3"] == 2, "three were before"
@@ -162,11 +162,11 @@ def test_deaths_are_written_down_with_what_was_in_flight(write_lines: WriteLines
     source = write_lines(*prompts(6))
     faulty = FaultyStart(start, FaultyRunner(dies_at={2}))
     run(source, faulty)
-    (death,) = (line.event for line in read_lines(directory_of(source) / "trouble.jsonl"))
-    assert isinstance(death, Died)
-    assert (death.loss, death.rows, death.num_done) == ("engine", list(range(6)), 0)
+    (death,) = (line.event for line in read_entries(directory_of(source) / "trouble.jsonl"))
+    assert isinstance(death, EngineDeath)
+    assert (death.loss, death.lines, death.num_done) == ("engine", list(range(6)), 0)
     assert "the device is gone" in death.reason
-    assert sorted(map(int, faulty.submitted[1])) == death.rows
+    assert sorted(map(int, faulty.submitted[1])) == death.lines
 
 
 def test_an_engine_that_cannot_be_started_again_ends_the_job_resumably(write_lines: WriteLines, start: Start) -> None:
@@ -203,9 +203,9 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
     assert not isinstance(raised.value, ResumableJobError)
 
 
-@pytest.mark.parametrize("least_lines_apart", [1_000, 1])
+@pytest.mark.parametrize("min_lines_for_process", [1_000, 1])
 def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
-    write_lines: WriteLines, start: Start, least_lines_apart: int, monkeypatch: pytest.MonkeyPatch
+    write_lines: WriteLines, start: Start, min_lines_for_process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights and its cache would be in the way."""
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
@@ -220,7 +220,7 @@ def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
 
     source = write_lines(*prompts(60))
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"))
-    report = run_job(job, start=started, rules=AT_ONCE, least_lines_apart=least_lines_apart, quiet=True)
+    report = run_job(job, start=started, rules=AT_ONCE, min_lines_for_process=min_lines_for_process, quiet=True)
     assert (report.exit_code, report.trouble.deaths) == (0, {"engine": 3})
     assert still_there == [False] * 4
 
@@ -301,7 +301,7 @@ def test_lines_that_come_later_and_ask_for_the_same_are_not_searched_for_again(
     messages = {index: lines[index]["error"]["message"].partition(": ")[2] for index in (0, 11, 15)}
     assert len(set(messages.values())) == 1
     assert report.trouble.poison_rows == 2, "another length is another request"
-    assert survey(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
+    assert view_job(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
 
 
 def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path) -> None:
@@ -309,19 +309,19 @@ def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path)
         params = SamplingParams(temperature=0, seed=0, logit_bias={5: 1.0, 3: 2.0}, **fields)
         return Work(PlainReply(row), params, tokens)
 
-    log = TroubleLog(tmp_path / "trouble.jsonl")
-    log.append(Convicted(4, 0))
+    log = FailureLog(tmp_path / "trouble.jsonl")
+    log.append(PoisonLine(4, 0))
     first = Recovery(log, EngineConfig())
     assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "nobody knows yet what row 4 asks for"
     assert first.refuse(work(4, b"aaaa")) is not None
-    for recovery in (first, Recovery(TroubleLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda row: True)):
+    for recovery in (first, Recovery(FailureLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda row: True)):
         assert recovery.has_poison
         assert recovery.refuse(work(9, b"aaaa")) is not None
         others = [work(9, b"aaab"), work(9, b"aaaa", stop="x"), replace_salt(work(9, b"aaaa"))]
         assert [recovery.refuse(other) for other in others] == [None] * 3
         own = Work(PlainReply(9), SamplingParams(), b"aaaa", seed=3)
         assert recovery.refuse(own) is None, "what it draws is its own"
-    assert not Recovery(TroubleLog(tmp_path / "trouble.jsonl", turn=2), EngineConfig()).has_poison
+    assert not Recovery(FailureLog(tmp_path / "trouble.jsonl", pass_number=2), EngineConfig()).has_poison
 
 
 def replace_salt(work: Work) -> Work:
@@ -335,7 +335,7 @@ def test_metrics_show_trouble_while_the_job_runs(
     monkeypatch.setattr(MetricsServer, "update", lambda server, status: pages.append(page(status)))
     source = write_lines(*prompts(20, poison=(4,)))
     run(source, FaultyStart(start, FaultyRunner(), fails=["3", "3"]), metrics_port=0)
-    trouble = survey(directory_of(source)).as_json()["trouble"]
+    trouble = view_job(directory_of(source)).as_json()["trouble"]
     last = pages[-1]
     assert 'job_retries_total{model_name="fake",cause="engine_error"} 2\n' in last
     assert f'job_engine_deaths_total{{model_name="fake",lost="engine"}} {trouble["deaths"]["engine"]}\n' in last
@@ -346,10 +346,10 @@ def test_metrics_show_trouble_while_the_job_runs(
 def test_status_is_right_after_poison_rows_without_the_journal(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(20, poison=(4,)), "{broken")
     run(source, FaultyStart(start, FaultyRunner(), fails=["3"] * 9))
-    found = survey(directory_of(source)).as_json()
+    found = view_job(directory_of(source)).as_json()
     assert (found["counted"], found["lines"]) == ("status", 21)
     (directory_of(source) / "status.json").unlink()
-    again = survey(directory_of(source)).as_json()
+    again = view_job(directory_of(source)).as_json()
     assert again["counted"] == "journal"
     names = ("lines", "errors", "errors_by_code", "trouble", "state")
     assert {name: again[name] for name in names} == {name: found[name] for name in names}
@@ -361,7 +361,7 @@ def test_an_engine_that_dies_with_every_row_is_not_blamed_on_the_rows(write_line
         run(source, FaultyStart(start, FaultyRunner(always=True)))
     with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more rows each time
         run(source, FaultyStart(start, FaultyRunner(always=True)))
-    assert survey(directory_of(source)).committed.num_errors == 2
+    assert view_job(directory_of(source)).committed.num_errors == 2
     report = run(source, start, redo="error")
     assert (report.exit_code, len(read(source))) == (0, 40)
 
@@ -418,12 +418,12 @@ def test_a_loss_is_counted_once_however_often_the_next_run_fails(write_lines: Wr
         with pytest.raises(ModelError):
             run(source, never)
         lose_process_again(source)
-    log = TroubleLog(directory_of(source) / "trouble.jsonl")
+    log = FailureLog(directory_of(source) / "trouble.jsonl")
     assert log.counts.deaths == {"device": 1, "process": 1}
 
 
 def survey_rows(source: Path) -> set[int]:
-    return {record.index for record in survey(directory_of(source)).records()}
+    return {record.index for record in view_job(directory_of(source)).records()}
 
 
 def lose_process_again(source: Path) -> None:
@@ -440,34 +440,34 @@ def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
 
     path = tmp_path / "in-flight"
     file = InFlightFile(path, epoch=3)
-    assert rows_in_flight(path, epoch=3) == []
+    assert lines_in_flight(path, epoch=3) == []
     file.add([5, 2**40, 7])
-    assert rows_in_flight(path, epoch=3) == [5, 2**40, 7]
+    assert lines_in_flight(path, epoch=3) == [5, 2**40, 7]
     file.remove(5)
     file.remove(6)
     file.add([0, 7, 9])
-    assert rows_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
-    assert rows_in_flight(path, epoch=4) is None
+    assert lines_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
+    assert lines_in_flight(path, epoch=4) is None
     file.clear()
-    assert rows_in_flight(path, epoch=3) == []
+    assert lines_in_flight(path, epoch=3) == []
     file.add([1, 2])
     file.close()
     with monkeypatch.context() as patch:
-        patch.setattr(in_flight_file, "_boot", lambda: b"another machine.")
-        assert rows_in_flight(path, epoch=3) is None
+        patch.setattr(in_flight_file, "boot_id", lambda: b"another machine.")
+        assert lines_in_flight(path, epoch=3) is None
     data = path.read_bytes()
     for place in (0, 5, 12, 30, 42):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        assert rows_in_flight(path, epoch=3) is None
+        assert lines_in_flight(path, epoch=3) is None
     path.write_bytes(data[:20])
-    assert rows_in_flight(path, epoch=3) is None
-    assert rows_in_flight(tmp_path / "none", epoch=3) is None
+    assert lines_in_flight(path, epoch=3) is None
+    assert lines_in_flight(tmp_path / "none", epoch=3) is None
 
 
 def test_after_a_lost_process_the_engine_has_one_of_its_own(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.jobs.run.run_job import run_job as run_module
+    from headrace.jobs.run import run_job as run_module
 
     started = []
     monkeypatch.setattr(run_module, "start_engine", lambda *a: started.append("thread") or start(*a))
@@ -481,17 +481,17 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
 
 def test_a_torn_record_of_trouble_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "trouble.jsonl"
-    log = TroubleLog(path)
-    log.append(Retried(1, "engine_error"))
-    log.append(Died("engine", "why", [1, 2], 0, Suspicion([1, 2])))
+    log = FailureLog(path)
+    log.append(Retry(1, "engine_error"))
+    log.append(EngineDeath("engine", "why", [1, 2], 0, Suspicion([1, 2])))
     data = path.read_bytes()
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        again = TroubleLog(path)
-        again.append(Retried(9, "engine_error"))
+        again = FailureLog(path)
+        again.append(Retry(9, "engine_error"))
         whole = data[:size].count(b"\n")
-        assert TroubleLog(path).num_retries[9] == 1
-        assert len(read_lines(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
+        assert FailureLog(path).num_retries[9] == 1
+        assert len(read_entries(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
 
 
 # Memory.

@@ -21,6 +21,8 @@ from headrace.jobs.spec import JobSpec
 from headrace.models import ModelSpec
 from tests.engine.cores import EOS, EXIT, RAISE, VOCAB_SIZE
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 WriteLines = Callable[..., Path]
 

@@ -22,7 +22,8 @@ from headrace.errors import ConfigError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import BATCH_LINES, InputLine
 from headrace.jobs.formats.writer import ResultWriter, StreamResults
 from headrace.jobs.input.feed import MAX_BATCHES_AHEAD
-from headrace.jobs.planning.planner import Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import Window
 from headrace.jobs.run.current_engine import SPARE_SEQUENCES
 from headrace.jobs.run.job_run import JobRun
 from headrace.jobs.run.run_job import run_job
@@ -217,7 +218,7 @@ def test_a_repeated_line_far_behind_gets_the_answer_that_was_kept(tmp_path: Path
             lines=batches,
             results=StreamResults(writer),
             progress=progress,
-            window=Window(num_rows=10),
+            window=Window(num_lines=10),
         ).run()
     engine.close()
     assert report.tally.num_answered == 300
@@ -292,7 +293,7 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
             yield [InputLine(batch * BATCH_LINES + place, 0, data) for place in range(BATCH_LINES)]
 
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
-    window = Window(num_rows=100)
+    window = Window(num_lines=100)
     with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
         run = JobRun(
             job, engine, inbox, lines=lines(writer), results=StreamResults(writer), progress=progress, window=window
@@ -301,7 +302,7 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
     engine.close()
     assert report.tally.num_answered == num_batches * BATCH_LINES
     in_flight = 2 * 4 + SPARE_SEQUENCES
-    assert max(ahead) <= in_flight + window.num_rows + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
+    assert max(ahead) <= in_flight + window.num_lines + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
 
 
 class WatchedRunner(FakeRunner):
@@ -479,7 +480,7 @@ def test_a_failed_start_leaves_the_output_to_be_overwritten_as_it_was(write_line
         ("in.jsonl", "./in.jsonl", "is the input itself"),
         ("in.jsonl", ".", "is a directory"),
         ("in.jsonl", "missing/out.jsonl", "missing does not exist"),
-        ("nothing.jsonl", "out.jsonl", "there is no input nothing.jsonl"),
+        ("nothing.jsonl", "out.jsonl", "the input nothing.jsonl does not exist"),
         (".", "out.jsonl", "is a directory; name a file of JSON lines"),
     ],
 )

@@ -18,9 +18,9 @@ STATS = SchedulerStats(
     num_preemptions=2,
     num_prefix_queried_tokens=1000,
     num_prefix_hit_tokens=400,
-    most_blocks_held=50,
+    max_blocks_held=50,
     sum_blocks_held=100,
-    sum_unused_slots=32,
+    sum_unused_positions=32,
     num_blocks=200,
     block_size=16,
 )

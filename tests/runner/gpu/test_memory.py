@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from headrace.models import load_decoder, open_checkpoint
-from headrace.runner.gpu.memory import _one_prompt
+from headrace.runner.gpu.memory import one_prompt_step
 from tests.engine.tiny import SHAPE, save_model
 
 
@@ -15,5 +15,5 @@ def test_a_step_of_more_tokens_than_the_model_has_positions_stays_within_them(tm
     save_model(tmp_path, "gpt2")
     decoder = load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.float32)
     num_tokens = SHAPE["max_position_embeddings"] + 100
-    hidden = decoder.hidden(torch.zeros(num_tokens, dtype=torch.int32), *_one_prompt(decoder, num_tokens))
+    hidden = decoder.hidden(torch.zeros(num_tokens, dtype=torch.int32), *one_prompt_step(decoder, num_tokens))
     assert hidden.shape == (num_tokens, SHAPE["hidden_size"])

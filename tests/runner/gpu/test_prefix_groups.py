@@ -22,13 +22,13 @@ def groups_of(mirror: BlockTableMirror, slots: list[int]) -> PrefixGroups | None
     return mirror.groups(np.array(slots), block_size=16, seqs_per_tile=8)
 
 
-def sharing(num_rows: int, num_shared: int, first: int = 1000) -> list[list[int]]:
-    """Rows with a common beginning and two blocks of their own."""
+def sharing(num_slots: int, num_shared: int, first: int = 1000) -> list[list[int]]:
+    """Tables with a common prefix and two blocks of their own."""
     common = list(range(first, first + num_shared))
-    return [[*common, first + 500 + 2 * slot, first + 501 + 2 * slot] for slot in range(num_rows)]
+    return [[*common, first + 500 + 2 * slot, first + 501 + 2 * slot] for slot in range(num_slots)]
 
 
-def test_rows_with_a_common_beginning_form_tiles_of_it() -> None:
+def test_slots_with_a_common_prefix_form_tiles() -> None:
     groups = groups_of(mirror_of(sharing(10, 12)), list(range(10)))
     assert groups is not None
     assert groups.lens.tolist() == [12 * 16] * 10
@@ -36,7 +36,7 @@ def test_rows_with_a_common_beginning_form_tiles_of_it() -> None:
     assert sorted(groups.tile_seqs[groups.tile_seqs >= 0].tolist()) == list(range(10))
 
 
-def test_tiles_name_places_in_the_step_not_rows() -> None:
+def test_tiles_contain_indexes_in_the_step_not_slots() -> None:
     mirror = mirror_of([[1, 2], *sharing(4, 12)])
     groups = groups_of(mirror, [4, 0, 2, 1, 3])
     assert groups is not None
@@ -44,12 +44,12 @@ def test_tiles_name_places_in_the_step_not_rows() -> None:
     assert sorted(groups.tile_seqs[0][:4].tolist()) == [0, 2, 3, 4]
 
 
-def test_few_rows_or_a_short_beginning_are_not_worth_it() -> None:
+def test_few_slots_or_a_short_prefix_form_no_group() -> None:
     assert groups_of(mirror_of(sharing(MIN_SEQS - 1, 12)), list(range(MIN_SEQS - 1))) is None
     assert groups_of(mirror_of(sharing(10, MIN_BLOCKS - 1)), list(range(10))) is None
 
 
-def test_two_sets_of_rows_have_tiles_of_their_own() -> None:
+def test_two_groups_have_tiles_of_their_own() -> None:
     mirror = mirror_of(sharing(5, 10) + sharing(6, 20, first=5000))
     groups = groups_of(mirror, list(range(11)))
     assert groups is not None
@@ -57,9 +57,9 @@ def test_two_sets_of_rows_have_tiles_of_their_own() -> None:
     assert sorted(groups.tile_lens.tolist()) == [160, 320]
 
 
-def test_what_a_former_owner_of_a_row_wrote_does_not_count() -> None:
+def test_blocks_of_a_former_owner_of_a_slot_do_not_count() -> None:
     mirror = mirror_of(sharing(5, 12))
-    mirror.write(writes(0, 0, [7, 8, 9]))  # row 0 has a new owner with three blocks
+    mirror.write(writes(0, 0, [7, 8, 9]))  # slot 0 has a new owner with three blocks
     groups = groups_of(mirror, list(range(5)))
     assert groups is not None
     assert groups.lens.tolist() == [0] + [192] * 4

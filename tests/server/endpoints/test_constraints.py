@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from headrace.server.options import ServerOptions
-from tests.server.pretend import Pretender
+from tests.server.fake_engine import FakeEngine
 from tests.server.serving import MODEL, Server, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -137,14 +137,14 @@ def answered(directory: Path, pieces: list[str], body: dict[str, Any], **options
     """What the chat answers, whole, if the model says these pieces."""
     import threading
 
-    pretender = Pretender(directory)
-    with serving(start=pretender, options=ServerOptions(**options)) as server:
+    fake = FakeEngine(directory)
+    with serving(start=fake, options=ServerOptions(**options)) as server:
 
         def speak() -> None:
-            server.wait_until(lambda: bool(pretender.client.requests))
+            server.wait_until(lambda: bool(fake.client.requests))
             for piece in pieces[:-1]:
-                pretender.client.say(piece)
-            pretender.client.say(pieces[-1], reason="stop")
+                fake.client.send(piece)
+            fake.client.send(pieces[-1], reason="stop")
 
         thread = threading.Thread(target=speak)
         thread.start()
@@ -193,14 +193,14 @@ def test_what_is_no_call_is_text(tiny_directory: Path, more: dict[str, Any]) -> 
     assert "tool_calls" not in choice["message"]
 
 
-def test_auto_can_be_switched_off(pretend_off: Server) -> None:
-    error = pretend_off.error(CHAT, {"messages": MESSAGES, "tools": [WEATHER]})
+def test_auto_can_be_switched_off(auto_off_server: Server) -> None:
+    error = auto_off_server.error(CHAT, {"messages": MESSAGES, "tools": [WEATHER]})
     assert error["param"] == "tool_choice"
 
 
 @pytest.fixture
-def pretend_off(tiny_directory: Path) -> Any:
-    with serving(start=Pretender(tiny_directory), options=ServerOptions(enable_auto_tool_choice=False)) as server:
+def auto_off_server(tiny_directory: Path) -> Any:
+    with serving(start=FakeEngine(tiny_directory), options=ServerOptions(enable_auto_tool_choice=False)) as server:
         yield server
 
 

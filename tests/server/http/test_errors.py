@@ -1,4 +1,4 @@
-"""Every refusal has a status, OpenAI's shape, and the name of the parameter at fault."""
+"""Every refusal has a status, OpenAI's shape, and the name of the invalid parameter."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, TEXT: {"promp
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_bad_parameter_is_named(server: Server, path: str, more: dict[str, Any], param: str) -> None:
+def test_an_invalid_parameter_is_named(server: Server, path: str, more: dict[str, Any], param: str) -> None:
     error = server.error(path, BODIES[path] | more)
     assert error["param"] == param and error["type"] == "invalid_request_error"
     assert param.partition("[")[0].partition(".")[0] in error["message"].replace(" ", "_")
 
 
-def test_a_misspelt_parameter_is_answered_with_the_nearest_known_one(server: Server) -> None:
+def test_a_misspelt_parameter_is_refused_with_the_nearest_known_one(server: Server) -> None:
     error = server.error(CHAT, BODIES[CHAT] | {"max_token": 3})
     assert error["code"] == "unknown_parameter" and "'max_tokens'" in error["message"]
 
@@ -92,7 +92,7 @@ def test_a_misspelt_parameter_is_answered_with_the_nearest_known_one(server: Ser
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_labels_nulls_and_what_is_done_anyway_are_accepted(server: Server, path: str, more: dict[str, Any]) -> None:
+def test_labels_nulls_and_values_without_effect_are_accepted(server: Server, path: str, more: dict[str, Any]) -> None:
     assert server.post(path, BODIES[path] | more | {"max_tokens": 1}).status_code == 200
 
 
@@ -118,7 +118,7 @@ def test_labels_nulls_and_what_is_done_anyway_are_accepted(server: Server, path:
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
     ],
 )
-def test_a_bad_conversation_is_refused(server: Server, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_conversation_is_refused(server: Server, body: dict[str, Any], param: str) -> None:
     assert server.error(CHAT, body)["param"] == param
 
 
@@ -126,7 +126,7 @@ def test_a_bad_conversation_is_refused(server: Server, body: dict[str, Any], par
     "prompt",
     [None, [], [[]], [1, "a"], ["a", 1], [[1], "a"], [[1.5]], [True], {"a": 1}, 3, [-1], [10**6], [[10**20]], ""],
 )
-def test_a_bad_prompt_is_refused(server: Server, prompt: Any) -> None:
+def test_an_invalid_prompt_is_refused(server: Server, prompt: Any) -> None:
     assert server.error(TEXT, {"prompt": prompt})["param"].startswith("prompt")
 
 
@@ -135,7 +135,7 @@ def test_too_many_prompts_or_answers_are_refused_before_any_work(server: Server)
     assert server.error(TEXT, {"prompt": ["a"] * 1000, "n": 10})["param"] == "n"
 
 
-def test_what_does_not_fit_the_context_is_refused_with_the_numbers(server: Server) -> None:
+def test_a_request_that_exceeds_the_context_is_refused_with_the_numbers(server: Server) -> None:
     error = server.error(TEXT, {"prompt": [5] * 500, "max_tokens": 13})
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
     assert "500" in error["message"] and "512" in error["message"] and "12" in error["message"]
@@ -153,7 +153,7 @@ def test_another_model_is_not_found(server: Server, path: str) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
-def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     messages: list[Any] = MESSAGES
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-9", messages=messages)
@@ -179,7 +179,7 @@ def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         b'{"prompt":' + b"[" * 100_000,
     ],
 )
-def test_what_is_not_json_is_refused(server: Server, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(server: Server, body: bytes) -> None:
     answer = server.http.post(server.url + TEXT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
 
@@ -197,7 +197,7 @@ def test_a_body_that_is_too_long_is_refused(tiny_directory: Any) -> None:
         assert small.post(TEXT, {"prompt": "x"}).status_code == 200
 
 
-def test_unknown_routes_and_methods_are_answered_in_the_same_shape(server: Server) -> None:
+def test_unknown_routes_and_methods_are_errors_of_the_same_shape(server: Server) -> None:
     missing = server.get("/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
     wrong = server.get(CHAT)
@@ -205,14 +205,14 @@ def test_unknown_routes_and_methods_are_answered_in_the_same_shape(server: Serve
     assert server.post("/health", {}).headers["allow"] == "GET"
 
 
-def test_priorities_are_for_servers_that_follow_them(tiny_directory: Any) -> None:
+def test_priorities_are_accepted_only_with_the_priority_policy(tiny_directory: Any) -> None:
     with serving(str(tiny_directory), max_num_seqs=2, scheduling_policy="priority") as ordered:
         for path, body in BODIES.items():
             assert ordered.post(path, body | {"priority": -3, "ignore_eos": False}).status_code == 200
             assert ordered.error(path, body | {"priority": 2**40})["param"] == "priority"
 
 
-def test_a_full_queue_is_a_503_that_says_when_to_return(server: Server) -> None:
+def test_a_full_queue_is_a_503_with_retry_after(server: Server) -> None:
     server.queue.is_full = True
     try:
         answer = server.post(CHAT, BODIES[CHAT])
@@ -225,7 +225,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_return(server: Server) -> None:
     assert server.metrics.refusals[-1] == "queue_full"
 
 
-def test_a_prompt_is_not_repeated_in_errors(server: Server) -> None:
+def test_errors_do_not_contain_the_prompt(server: Server) -> None:
     for path, body in (
         (TEXT, {"prompt": ["secret", 3]}),
         (CHAT, {"messages": [{"role": "user", "content": "secret"}], "temperature": -1}),

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
-from tests.server.asgi import GateBench
+from tests.server.asgi import Answer, GateBench
 
 BEARER = {"Authorization": "Bearer secret"}
 PATHS = [
@@ -39,11 +40,11 @@ def closed(**options: object) -> GateBench:
     return GateBench(api_key="secret", **options)
 
 
-# ---- who
+# ---- authentication
 
 
 @pytest.mark.parametrize("path", [*PATHS, *TRICKS])
-def test_every_path_but_two_needs_a_key(path: str) -> None:
+def test_every_path_except_health_and_ready_needs_a_key(path: str) -> None:
     bench = closed()
     answer = bench.ask(path)
     assert answer.status == 401
@@ -52,11 +53,11 @@ def test_every_path_but_two_needs_a_key(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_health_is_open(path: str) -> None:
+def test_health_and_ready_need_no_key(path: str) -> None:
     assert closed().ask(path).status == 200
 
 
-def test_a_refusal_has_openais_shape_and_says_how() -> None:
+def test_a_refusal_has_openais_shape_and_explains_how_to_send_a_key() -> None:
     answer = closed().ask()
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.headers["content-type"] == "application/json"
@@ -84,15 +85,15 @@ def test_a_refusal_has_openais_shape_and_says_how() -> None:
         ([("X-Api-Key", f"{number}") for number in range(50)] + [("X-Api-Key", "secret")], 401),
     ],
 )
-def test_keys_come_in_either_header(headers: list[tuple[str, str]], status: int) -> None:
+def test_keys_are_accepted_in_either_header(headers: list[tuple[str, str]], status: int) -> None:
     assert closed().ask(headers=headers).status == status
 
 
-def test_without_keys_all_is_open() -> None:
+def test_without_configured_keys_every_path_is_open() -> None:
     assert GateBench().ask("/v1/models").status == 200
 
 
-def test_the_host_header_decides_nothing() -> None:
+def test_the_host_header_has_no_influence() -> None:
     """CVE-2026-48746: a Host that made the URL's path look like an open one got past the gate."""
     for host in ("localhost/health", "x/health?", "health", "a\\/health", "127.0.0.1:8000/health#"):
         bench = closed()
@@ -101,14 +102,14 @@ def test_the_host_header_decides_nothing() -> None:
         assert bench.echo.scopes[0]["path"] == "/v1/models"
 
 
-def test_the_application_routes_by_the_path_that_was_judged() -> None:
+def test_the_application_gets_the_path_that_was_checked() -> None:
     bench = closed()
     for path in TRICKS:
         bench.ask(path, BEARER)
     assert [scope["path"] for scope in bench.echo.scopes] == TRICKS
 
 
-def test_handlers_learn_whose_request_it_is() -> None:
+def test_handlers_get_the_name_and_salt_of_the_key() -> None:
     bench = closed(admin_key="root")
     bench.ask(headers={**BEARER, "X-Request-Id": "mine"})
     facts = bench.echo.scopes[0]["headrace"]
@@ -127,7 +128,7 @@ def test_without_a_key_there_is_no_salt() -> None:
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/drain"])
-def test_control_routes_need_the_admin_key_and_do_not_exist_without_one(path: str) -> None:
+def test_admin_routes_need_the_admin_key_and_do_not_exist_without_one(path: str) -> None:
     assert GateBench().ask(path).status == 404
     assert closed().ask(path, BEARER).status == 404
     bench = closed(admin_key="root")
@@ -136,7 +137,7 @@ def test_control_routes_need_the_admin_key_and_do_not_exist_without_one(path: st
     assert [open_to_all.ask(path).status, open_to_all.ask("/v1/models").status] == [401, 200]
 
 
-def test_a_path_that_only_begins_like_a_control_route_is_none() -> None:
+def test_a_path_that_only_starts_like_an_admin_route_is_not_one() -> None:
     assert GateBench().ask("/administration").status == 200
 
 
@@ -144,7 +145,7 @@ def test_a_path_that_only_begins_like_a_control_route_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "judged"),
+    ("requested", "checked"),
     [
         ("/llm/health", "/health"),
         ("/health", "/health"),
@@ -152,17 +153,17 @@ def test_a_path_that_only_begins_like_a_control_route_is_none() -> None:
         ("/llmx/health", "/llmx/health"),
     ],
 )
-def test_the_prefix_of_a_proxy_is_taken_off_if_it_is_there(asked: str, judged: str) -> None:
+def test_the_root_path_of_a_proxy_is_removed_if_present(requested: str, checked: str) -> None:
     bench = closed(root_path="/llm")
-    assert bench.ask(asked, BEARER).status == 200
-    assert (bench.echo.scopes[0]["path"], bench.echo.scopes[0]["root_path"]) == (judged, "/llm")
-    assert bench.ask(asked).status == (200 if judged == "/health" else 401)
+    assert bench.ask(requested, BEARER).status == 200
+    assert (bench.echo.scopes[0]["path"], bench.echo.scopes[0]["root_path"]) == (checked, "/llm")
+    assert bench.ask(requested).status == (200 if checked == "/health" else 401)
 
 
 # ---- CORS
 
 
-def test_pages_may_neither_read_nor_send_unless_their_origin_is_listed() -> None:
+def test_a_request_from_an_unlisted_origin_is_refused() -> None:
     bench = GateBench()
     answer = bench.ask(headers={"Origin": "https://evil.example"}, method="POST", body=[b"{}"])
     assert answer.status == 403 and "--allowed-origins" in answer.error["message"]
@@ -170,7 +171,7 @@ def test_pages_may_neither_read_nor_send_unless_their_origin_is_listed() -> None
     assert bench.echo.scopes == []
 
 
-def test_a_listed_origin_is_permitted_and_named() -> None:
+def test_a_listed_origin_is_allowed_and_named() -> None:
     bench = GateBench(allowed_origins="https://a.example, https://b.example")
     answer = bench.ask(headers={"Origin": "https://b.example"})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://b.example")
@@ -190,7 +191,7 @@ def test_a_preflight_of_a_listed_origin_needs_no_key_and_does_not_reach_the_appl
     assert bench.echo.scopes == []
 
 
-def test_all_origins_can_be_permitted() -> None:
+def test_all_origins_can_be_allowed() -> None:
     answer = GateBench(allowed_origins="*").ask(headers={"Origin": "https://any.example"})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
 
@@ -199,25 +200,25 @@ def test_all_origins_can_be_permitted() -> None:
 
 
 @pytest.mark.parametrize("given", ["a" * 128, "run-1.2_X"])
-def test_a_plain_request_id_comes_back(given: str) -> None:
+def test_a_valid_request_id_is_returned(given: str) -> None:
     assert GateBench().ask(headers={"X-Request-Id": given}).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\r\nSet-Cookie: x", "é", "<script>", "a\x00"])
-def test_any_other_is_replaced(given: str) -> None:
+def test_an_invalid_request_id_is_replaced(given: str) -> None:
     made = GateBench().ask(headers={"X-Request-Id": given}).headers["x-request-id"]
     assert made != given and len(made) == 32 and made.isalnum()
 
 
-def test_ids_are_on_refusals_too_and_can_be_switched_off() -> None:
+def test_refusals_have_request_ids_which_can_be_turned_off() -> None:
     assert "x-request-id" in closed().ask().headers
     assert "x-request-id" not in GateBench(enable_request_id_headers=False).ask().headers
 
 
-# ---- how much, in which time
+# ---- limits on size and time
 
 
-def test_a_body_reaches_the_application_whole_whatever_its_pieces() -> None:
+def test_a_body_reaches_the_application_in_one_piece() -> None:
     bench = GateBench(max_body_bytes=10)
     assert bench.ask(method="POST", headers={"Content-Length": "10"}, body=[b"01234", b"56789"]).body == b"10"
     assert bench.ask(method="POST", headers={"Transfer-Encoding": "chunked"}, body=[b"abc", b"", b"d"]).body == b"4"
@@ -225,7 +226,7 @@ def test_a_body_reaches_the_application_whole_whatever_its_pieces() -> None:
 
 
 @pytest.mark.parametrize("headers", [{"Content-Length": "11"}, {"Transfer-Encoding": "chunked"}])
-def test_a_body_over_the_cap_is_refused_however_it_is_sent(headers: dict[str, str]) -> None:
+def test_a_body_over_the_limit_is_refused_however_it_is_sent(headers: dict[str, str]) -> None:
     bench = GateBench(max_body_bytes=10)
     answer = bench.ask(method="POST", headers=headers, body=[b"0" * 6, b"0" * 5])
     assert (answer.status, answer.error["code"]) == (413, "body_too_long")
@@ -233,34 +234,46 @@ def test_a_body_over_the_cap_is_refused_however_it_is_sent(headers: dict[str, st
     assert bench.echo.scopes == [] and bench.refused == ["body_too_long"]
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+def test_a_body_that_does_not_arrive_times_out() -> None:
     bench = GateBench(read_timeout_s=0.01)
     answer = bench.ask(method="POST", headers={"Content-Length": "10"}, body=[b"01234"], ends=False)
     assert (answer.status, answer.error["code"], bench.refused) == (408, "read_timeout", ["timeout"])
 
 
-def test_a_refused_client_may_finish_sending_within_reason() -> None:
+def test_a_refused_client_may_finish_sending_for_a_while() -> None:
     sent = [b"0" * 5] * 3
     answer = closed().ask(method="POST", headers={"Content-Length": "15"}, body=sent)
     assert answer.status == 401
     assert closed(read_timeout_s=0.01).ask(method="POST", headers={"Content-Length": "15"}, ends=False).status == 401
 
 
-def test_all_bodies_together_have_a_cap_too() -> None:
+def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.http.gate.BODIES_AT_ONCE", 1)
     bench = GateBench(max_body_bytes=10)
-    chunked = {"Transfer-Encoding": "chunked"}
-    bench.gate._num_held_bytes = 64 * 10 - 6  # what others hold
-    answer = bench.ask(method="POST", headers=chunked, body=[b"0" * 7])
-    assert (answer.status, answer.headers["retry-after"], bench.refused) == (503, "1", ["bodies"])
-    assert bench.ask(method="POST", headers=chunked, body=[b"0" * 6]).status == 200
-    assert bench.ask(method="POST", headers=chunked, body=[b"0" * 11]).status == 413
-    assert bench.gate._num_held_bytes == 64 * 10 - 6
+
+    async def post(size: int, *, ends: bool = True) -> Answer:
+        chunked = {"Transfer-Encoding": "chunked"}
+        return await bench.send(method="POST", headers=chunked, body=[b"0" * size], ends=ends)
+
+    async def body() -> None:
+        unfinished = asyncio.create_task(post(4, ends=False))
+        await asyncio.sleep(0)
+        answer = await post(7)
+        assert (answer.status, answer.headers["retry-after"], bench.refused) == (503, "1", ["bodies"])
+        assert (await post(6)).status == 200
+        assert (await post(11)).status == 413
+        assert (await post(7)).status == 503
+        unfinished.cancel()
+        await asyncio.wait([unfinished])
+        assert (await post(10)).status == 200
+
+    asyncio.run(body())
 
 
 # ---- the log
 
 
-def test_requests_are_logged_only_if_asked_for_and_never_their_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_are_logged_only_if_enabled_and_never_their_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headrace.access")
     asked = {"method": "POST", "headers": {"Content-Length": "14", **BEARER}, "body": [b'"a prompt text"']}
     closed().ask(**asked)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, most_connections, open_listener
+from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, max_connections, open_listener
 from headrace.server.options import ServerOptions
 from tests.server.live import Live, read_answer, run, until
 
@@ -31,7 +31,7 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_sigterm_with_nothing_to_do_ends_the_server_with_zero() -> None:
+def test_sigterm_ends_an_idle_server_with_exit_code_0() -> None:
     async def body() -> None:
         async with Live() as live:
             assert live.state.phase == "ready"
@@ -57,21 +57,21 @@ def test_running_streams_finish_before_the_end(number: signal.Signals) -> None:
             answers = [await read_answer(reader) for reader, _ in streams]
             assert {answer.body for answer in answers} == {b"first last"}
             assert await live.exit == 0
-            assert live.told == ["stopping: 3 requests may finish within 30 s"]
+            assert live.printed == ["stopping: 3 requests may finish within 30 s"]
             for _, writer in streams:
                 writer.close()
 
     run(body)
 
 
-def test_what_does_not_finish_in_time_is_aborted_with_a_last_chunk() -> None:
+def test_requests_that_do_not_finish_in_time_are_aborted_with_a_last_chunk() -> None:
     async def body() -> None:
         async with Live(shutdown_timeout_s=0.05) as live:
             ((reader, writer),) = await start_streams(live, 1)
             send(signal.SIGTERM)
             assert (await read_answer(reader)).body == b"first aborted"
             assert await live.exit == 1
-            assert live.told[-1] == "aborting 1 requests"
+            assert live.printed[-1] == "aborting 1 requests"
             writer.close()
 
     run(body)
@@ -82,7 +82,7 @@ def test_a_second_signal_aborts_at_once() -> None:
         async with Live(shutdown_timeout_s=3600.0) as live:
             ((reader, writer),) = await start_streams(live, 1)
             send(signal.SIGTERM)
-            await until(lambda: live.lifecycle._patience is not None)
+            await until(lambda: live.lifecycle.is_draining)
             send(signal.SIGTERM)
             assert (await read_answer(reader)).body == b"first aborted"
             assert await live.exit == 1
@@ -91,7 +91,7 @@ def test_a_second_signal_aborts_at_once() -> None:
     run(body)
 
 
-def test_two_signals_in_one_moment_are_a_second_signal_too() -> None:
+def test_two_signals_at_once_abort_too() -> None:
     async def body() -> None:
         async with Live(shutdown_timeout_s=3600.0) as live:
             ((reader, writer),) = await start_streams(live, 1)
@@ -120,7 +120,7 @@ def test_a_handler_that_ignores_the_abort_is_cancelled(monkeypatch: pytest.Monke
     run(body)
 
 
-def test_idle_connections_do_not_hold_the_server_up() -> None:
+def test_idle_connections_do_not_delay_the_shutdown() -> None:
     async def body() -> None:
         async with Live() as live:
             connections = [await live.connect() for _ in range(5)]
@@ -134,33 +134,32 @@ def test_idle_connections_do_not_hold_the_server_up() -> None:
     run(body)
 
 
-def test_an_engine_that_has_given_up_ends_the_server_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_cannot_be_restarted_ends_the_server_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.server.http.lifecycle.WATCH_S", 0.01)
 
     async def body() -> None:
-        async with Live() as live:
-            live.lifecycle._has_given_up = lambda: True
+        given_up = asyncio.Event()
+        async with Live(has_given_up=given_up.is_set) as live:
+            given_up.set()
             assert await live.exit == 1
-            assert live.told[0] == "the engine has stopped for good; the server ends"
+            assert live.printed[0] == "the engine could not be restarted; the server ends"
 
     run(body)
 
 
-def test_the_lag_of_the_event_loop_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lag_of_the_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.server.http.lifecycle.WATCH_S", 0.001)
 
     async def body() -> None:
-        live = Live()
         lags: list[float] = []
-        live.lifecycle._on_lag = lags.append
-        async with live:
+        async with Live(on_lag=lags.append):
             await until(lambda: len(lags) > 2)
         assert all(lag >= 0.0 for lag in lags)
 
     run(body)
 
 
-def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+def test_sighup_reloads_the_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("old")
     path.chmod(0o600)
@@ -170,14 +169,14 @@ def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
             assert (await live.get(X_Api_Key="old")).status == 200
             path.write_text("new")
             send(signal.SIGHUP)
-            await until(lambda: live.told == ["read 1 keys again"])
+            await until(lambda: live.printed == ["reloaded 1 keys"])
             assert (await live.get(X_Api_Key="old")).status == 401
             assert (await live.get(X_Api_Key="new")).status == 200
 
     run(body)
 
 
-def test_signals_are_left_as_they_were() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     async def body() -> None:
@@ -191,25 +190,25 @@ def test_signals_are_left_as_they_were() -> None:
 # ---- the socket
 
 
-def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
+def test_the_server_listens_on_localhost_by_default() -> None:
     with open_listener(ServerOptions(port=0)) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         assert address_of(listener, ServerOptions(port=0)) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
+def test_a_port_in_use_is_an_error_that_names_the_flags() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ConfigError, match="--port choose another"):
             open_listener(ServerOptions(port=taken.getsockname()[1]))
 
 
-def test_the_most_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_limit_leaves_spare_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
-    assert most_connections() == 1024 - SPARE_FILES
+    assert max_connections() == 1024 - SPARE_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert most_connections() == 1 << 20
+    assert max_connections() == 1 << 20
 
 
 # ---- TLS
@@ -230,7 +229,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certfile, keyfile
 
 
-def test_it_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> None:
+def test_the_server_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> None:
     certfile, keyfile = certificate
     check_tls(ServerOptions(ssl_certfile=str(certfile), ssl_keyfile=str(keyfile)))
     trust = ssl.create_default_context(cafile=str(certfile))
@@ -243,12 +242,12 @@ def test_it_speaks_tls_with_a_certificate(certificate: tuple[Path, Path]) -> Non
             assert b"200" not in await reader.read()  # plain HTTP is not answered
             writer.close()
             bomb = b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000
-            assert (await live.ask(bomb)).status == 431  # the limits hold under TLS too
+            assert (await live.ask(bomb)).status == 431  # the limits apply with TLS too
 
     run(body)
 
 
-def test_tls_files_that_cannot_be_used_are_an_error_before_anything_starts(tmp_path: Path) -> None:
+def test_invalid_tls_files_are_an_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         check_tls(ServerOptions(ssl_certfile=str(tmp_path / "none.pem")))
     (tmp_path / "bad.pem").write_text("not a certificate")

@@ -1,4 +1,4 @@
-"""What the parser, the gate and uvicorn do together, over real sockets."""
+"""The parser, the gate and uvicorn together, over real sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE = HEAD + b"Content-Length: 3\r\n\r\nabc"
 
 
 def answered(*parts: bytes, **options: object) -> tuple[int, str | None]:
-    """Status and error code of what comes back."""
+    """Send the parts and return the status and error code of the response."""
     found: list[tuple[int, str | None]] = []
 
     async def body() -> None:
@@ -34,7 +34,7 @@ def test_a_request_is_answered() -> None:
     assert answered(WHOLE) == (200, None)
 
 
-def test_one_huge_header_is_cut_off_long_before_it_is_whole() -> None:
+def test_a_huge_header_is_refused_before_it_is_complete() -> None:
     assert answered(HEAD + b"X-Bomb: " + b"x" * 70_000) == (431, "headers_too_large")
 
 
@@ -54,7 +54,7 @@ def test_a_megabyte_of_header_is_refused_and_not_kept() -> None:
     run(body)
 
 
-def test_a_whole_head_over_the_limit_is_refused_too() -> None:
+def test_complete_headers_over_the_limit_are_refused() -> None:
     head = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 1000) for number in range(70))
     assert answered(HEAD + head + b"\r\n") == (431, "headers_too_large")
 
@@ -64,7 +64,7 @@ def test_five_thousand_headers_are_refused() -> None:
     assert answered(HEAD + head + b"\r\n", max_header_bytes=1 << 20) == (431, "headers_too_large")
 
 
-def test_a_long_url_counts_as_header() -> None:
+def test_a_long_url_counts_towards_the_header_limit() -> None:
     assert answered(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") == (431, "headers_too_large")
 
 
@@ -73,7 +73,7 @@ def test_headers_within_the_limits_pass() -> None:
     assert answered(HEAD + head + b"Content-Length: 3\r\n\r\nabc") == (200, None)
 
 
-def test_the_limits_hold_for_every_request_of_a_connection() -> None:
+def test_the_limits_apply_to_every_request_of_a_connection() -> None:
     async def body() -> None:
         async with Live() as live:
             reader, writer = await live.connect()
@@ -91,14 +91,14 @@ def test_the_limits_hold_for_every_request_of_a_connection() -> None:
 # ---- bodies
 
 
-def test_a_length_over_the_cap_is_refused_before_the_body_comes() -> None:
+def test_a_content_length_over_the_limit_is_refused_before_the_body_arrives() -> None:
     assert answered(HEAD + b"Content-Length: 268435456\r\n\r\n", max_body_bytes=1000, read_timeout_s=0.05) == (
         413,
         "body_too_long",
     )
 
 
-def test_chunks_over_the_cap_are_refused() -> None:
+def test_chunks_over_the_limit_are_refused() -> None:
     chunks = [b"%x\r\n%s\r\n" % (500, b"a" * 500)] * 3
     assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n", max_body_bytes=1000) == (
         413,
@@ -107,7 +107,7 @@ def test_chunks_over_the_cap_are_refused() -> None:
 
 
 def test_many_tiny_chunks_are_one_body() -> None:
-    """CVE-2025-23310: a server that kept something for each chunk."""
+    """CVE-2025-23310: a server kept memory for each chunk."""
     assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 99 + b"0\r\n\r\n") == (200, None)
 
 
@@ -126,20 +126,20 @@ def test_many_tiny_chunks_are_one_body() -> None:
         b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_what_is_not_http_is_a_bad_request(request_: bytes) -> None:
+def test_invalid_http_is_a_bad_request(request_: bytes) -> None:
     assert answered(request_) == (400, "bad_request")
 
 
-def test_a_broken_chunk_ends_the_request_and_its_handler() -> None:
+def test_an_invalid_chunk_ends_the_request_and_its_handler() -> None:
     assert answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n") == (400, "bad_request")
 
 
-def test_an_upgrade_is_not_made_and_the_request_is_answered() -> None:
+def test_an_upgrade_is_ignored_and_the_request_is_answered() -> None:
     upgrade = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     assert answered(upgrade) == (200, None)
 
 
-def test_an_absolute_url_is_judged_by_its_path() -> None:
+def test_an_absolute_url_is_checked_by_its_path() -> None:
     assert answered(b"GET http://evil/v1/models HTTP/1.1\r\nHost: /health\r\n\r\n", api_key="k") == (
         401,
         "invalid_api_key",
@@ -156,11 +156,11 @@ def test_no_spelling_of_a_path_gets_past_the_gate(path: bytes) -> None:
 # ---- time
 
 
-def test_headers_that_do_not_come_are_given_up() -> None:
+def test_headers_that_do_not_arrive_time_out() -> None:
     assert answered(HEAD + b"X-Slow: ", read_timeout_s=0.05) == (408, "read_timeout")
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+def test_a_body_that_does_not_arrive_times_out() -> None:
     assert answered(HEAD + b"Content-Length: 10\r\n\r\nabc", read_timeout_s=0.05) == (408, "read_timeout")
 
 
@@ -174,7 +174,7 @@ def test_a_silent_connection_is_closed() -> None:
     run(body)
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_handler_hears_of_it() -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_its_handler_notified() -> None:
     async def body() -> None:
         async with Live(write_timeout_s=0.05) as live:
             connection = socket.create_connection(("127.0.0.1", live.port))
@@ -187,7 +187,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_handler_hears_of_it() ->
     run(body)
 
 
-def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     async def body() -> None:
         async with Live(write_timeout_s=1000.0) as live:
             reader, writer = await live.connect()
@@ -201,10 +201,10 @@ def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
     run(body)
 
 
-# ---- leaving
+# ---- disconnects
 
 
-def test_a_handler_that_does_not_listen_is_cancelled_when_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_ignores_a_disconnect_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.server.http.protocol.CANCEL_AFTER_S", 0.01)
 
     async def body() -> None:
@@ -219,20 +219,20 @@ def test_a_handler_that_does_not_listen_is_cancelled_when_its_client_leaves(monk
     run(body)
 
 
-def test_a_request_sent_ahead_does_not_hide_that_the_client_has_left() -> None:
+def test_a_pipelined_request_does_not_hide_a_disconnect() -> None:
     async def body() -> None:
         async with Live() as live:
             reader, writer = await live.connect()
             writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
             await reader.readuntil(b"first ")
-            assert live.tiny.num_running == 1  # the second was dropped; its client has to send it again
+            assert live.tiny.num_running == 1  # the second was dropped; the client must send it again
             writer.close()
             await until(lambda: live.tiny.num_left == 1)
 
     run(body)
 
 
-def test_after_a_request_sent_ahead_the_first_is_answered_and_the_connection_closed() -> None:
+def test_of_pipelined_requests_the_first_is_answered_and_the_connection_closed() -> None:
     async def body() -> None:
         async with Live() as live:
             live.tiny.end.set()
@@ -245,7 +245,7 @@ def test_after_a_request_sent_ahead_the_first_is_answered_and_the_connection_clo
     run(body)
 
 
-# ---- how many
+# ---- number of connections
 
 
 def test_connections_over_the_limit_are_closed_at_once() -> None:
@@ -265,7 +265,7 @@ def test_connections_over_the_limit_are_closed_at_once() -> None:
     run(body)
 
 
-def test_an_answer_names_neither_the_server_nor_its_parts() -> None:
+def test_a_response_does_not_name_the_server_software() -> None:
     async def body() -> None:
         async with Live() as live:
             answer = await live.get()

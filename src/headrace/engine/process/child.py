@@ -29,7 +29,7 @@ from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, RequestError
-from headrace.garbage import leave_loaded_alone
+from headrace.garbage import freeze_loaded_objects
 from headrace.types import SequenceEvent
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class EngineChild:
         except BaseException as error:  # noqa: BLE001  the front raises it in our place
             self._report(error)
             return 1
-        leave_loaded_alone()
+        freeze_loaded_objects()
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
-        loop = EngineLoop(loaded.core, self._after_turn, self._report, gather_s=GATHER_S)
+        loop = EngineLoop(loaded.core, self._after_turn, self._report, batching_delay_s=GATHER_S)
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:

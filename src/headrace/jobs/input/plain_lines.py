@@ -17,7 +17,7 @@ from headrace.openai.errors import UNSUPPORTED
 from headrace.openai.logprobs import chat_entries
 from headrace.types import FinishReason
 
-DEFAULT_PROMPT_TOKENS = 256  # for a prompt without a chat template, whose continuation may never end
+DEFAULT_PROMPT_TOKENS = 256  # answer limit for a bare prompt, whose answer may never end by itself
 
 _OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs"})
 _WRITTEN = frozenset({"index", "line", "text", "outputs", "finish_reason", "logprobs", "usage", "error", "input"})
@@ -39,17 +39,17 @@ def check_plain(line: Mapping[str, Any]) -> None:
 
 
 def carried_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are copied to the output. A name that the answer itself uses is moved under 'input'."""
+    """Fields that are copied to the output; one whose name the output line uses itself moves under 'input'."""
     return _without_clashes({name: value for name, value in line.items() if name not in _NOT_CARRIED})
 
 
 def carried_columns(row: dict[str, Any], messages_column: str | None) -> dict[str, Any]:
-    """The same for a line of data under a template, in which no name is a parameter: all but the messages."""
+    """The same for a line with a template, in which no name is a parameter: all columns but the messages."""
     return _without_clashes({name: value for name, value in row.items() if name != messages_column})
 
 
 def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on columns whose names would be parameters without a template."""
+    """Warnings about columns that would be parameters in a line without a template."""
     if SAMPLING_FIELDS.isdisjoint(row):
         return ()
     return tuple(f"column {name!r} is data and sets nothing" for name in row if name in SAMPLING_FIELDS)
@@ -63,7 +63,7 @@ def _without_clashes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def misspelt_fields(carried: Mapping[str, Any]) -> list[str]:
-    """Notes on carried fields that look like a parameter."""
+    """Warnings about copied fields that look like a misspelt parameter."""
     return [note for name in carried if (note := _misspelt(name))] if carried else []
 
 
@@ -77,7 +77,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def as_members(carried: Mapping[str, Any]) -> bytes:
-    """The members of an object as JSON, each followed by a comma. They are kept and sent in this form."""
+    """The members of a JSON object, each followed by a comma: the form in which they are kept and sent."""
     return encode(carried)[1:-1] + b"," if carried else b""
 
 

@@ -109,7 +109,7 @@ def joined(before: EngineStats | None, now: EngineStats) -> EngineStats:
         before.host_seconds + now.host_seconds,
         before.wait_seconds + now.wait_seconds,
         before.steady_host_seconds + now.steady_host_seconds,
-        before.num_steady_turns + now.num_steady_turns,
+        before.num_steady_steps + now.num_steady_steps,
         _joined_counts(before.step_seconds, now.step_seconds),
         _joined_counts(before.step_host_seconds, now.step_host_seconds),
         now.started_at,
@@ -122,7 +122,7 @@ def _joined_scheduler(before: SchedulerStats, now: SchedulerStats) -> SchedulerS
         old, new = getattr(before, each.name), getattr(now, each.name)
         if isinstance(new, HistogramCounts):
             changes[each.name] = _joined_counts(old, new)
-        elif each.name == "most_blocks_held":
+        elif each.name == "max_blocks_held":
             changes[each.name] = max(old, new)
         elif each.name not in _STANDING:
             changes[each.name] = old + new

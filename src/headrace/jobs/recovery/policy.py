@@ -21,7 +21,7 @@ from headrace.jobs.planning.duplicates import digest_of
 from headrace.jobs.recovery.memory_ladder import MemoryLadder, is_out_of_memory
 from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.recovery.suspects import Suspects
-from headrace.jobs.store.failure_log import Convicted, Died, Loss, Refused, Retried, Suspicion, TroubleLog
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, Loss, PoisonLine, PoisonRequest, Retry, Suspicion
 
 MAX_POISON_IN_A_ROW = 2  # rows, with none answered between them: more, and it is not the rows
 
@@ -48,7 +48,7 @@ class Recovery:
 
     def __init__(
         self,
-        log: TroubleLog,
+        log: FailureLog,
         config: EngineConfig,
         *,
         rules: RetryRules | None = None,
@@ -64,8 +64,10 @@ class Recovery:
         self._num_in_a_row = 0  # deaths of this run, without a row done between them
         self._num_done_at_death = -1
         self._reason = "" if last is None else last.reason
-        self._convicted = {event.row for event in log.events if isinstance(event, Convicted) and not is_done(event.row)}
-        self._refused = {event.digest for event in log.events if isinstance(event, Refused)}
+        self._convicted = {
+            event.line for event in log.events if isinstance(event, PoisonLine) and not is_done(event.line)
+        }
+        self._refused = {event.digest for event in log.events if isinstance(event, PoisonRequest)}
 
     @property
     def config(self) -> EngineConfig:
@@ -77,7 +79,7 @@ class Recovery:
         num_failures = self.log.num_retries[row] + 1
         if num_failures >= self.rules.max_attempts:
             return None
-        self.log.append(Retried(row, cause))
+        self.log.append(Retry(row, cause))
         return self.rules.delay_s(num_failures, self._random)
 
     def done(self, row: int) -> None:
@@ -129,7 +131,7 @@ class Recovery:
         digest = digest_of(work)
         if work.reply.index in self._convicted:
             if digest is not None and digest not in self._refused:
-                self.log.append(Refused(digest))
+                self.log.append(PoisonRequest(digest))
                 self._refused.add(digest)
         elif digest is None or digest not in self._refused:
             return None
@@ -154,7 +156,7 @@ class Recovery:
         has_learned = convicted is not None or self.suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
-        self.log.append(Died(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
+        self.log.append(EngineDeath(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
         if num_idle >= self.rules.max_idle_deaths:
             raise ResumableJobError(
                 f"the engine died {num_idle} times in a row without a line done between: {reason}; find its cause, "
@@ -165,16 +167,16 @@ class Recovery:
 
     def _convict(self, row: int, progress: Progress) -> None:
         """Unless rows before it were convicted too and none was answered since: then no row is to blame."""
-        earlier = [event for event in self.log.events if isinstance(event, Convicted)][-MAX_POISON_IN_A_ROW:]
+        earlier = [event for event in self.log.events if isinstance(event, PoisonLine)][-MAX_POISON_IN_A_ROW:]
         if len(earlier) == MAX_POISON_IN_A_ROW and earlier[0].num_answered == progress.num_answered:
-            lines = ", ".join(str(event.row + 1) for event in earlier)
+            lines = ", ".join(str(event.line + 1) for event in earlier)
             raise ResumableJobError(
                 f"the engine dies with every line that it is given alone (lines {lines} and {row + 1}) and has "
                 "answered none between: it is probably not they that are wrong, but the model, the device or a "
                 f"setting; the last time: {self._reason}; find the cause, then the same command goes on, and "
                 "--retry-errors does those lines again"
             )
-        self.log.append(Convicted(row, progress.num_answered))
+        self.log.append(PoisonLine(row, progress.num_answered))
         self._convicted.add(row)
 
     def _delay_s(self, num_done: int) -> float:

@@ -26,7 +26,7 @@ class Suspects:
     def __init__(self, state: Suspicion, is_done: Callable[[int], bool] = lambda row: False) -> None:
         self._last = [row for row in state.last if not is_done(row)]
         self._trials = list(state.trials)
-        self.forget([row for trial in state.trials for row in trial.rows if is_done(row)])
+        self.forget([row for trial in state.trials for row in trial.lines if is_done(row)])
 
     @property
     def state(self) -> Suspicion:
@@ -35,14 +35,14 @@ class Suspects:
     @property
     def trial(self) -> frozenset[int] | None:
         """The rows that may run now; None: there is no suspicion, and all may."""
-        return frozenset(self._trials[-1].rows) if self._trials else None
+        return frozenset(self._trials[-1].lines) if self._trials else None
 
     @property
     def num_left(self) -> int:
-        return sum(len(trial.rows) for trial in self._trials)
+        return sum(len(trial.lines) for trial in self._trials)
 
     def __contains__(self, row: int) -> bool:
-        return any(row in trial.rows for trial in self._trials)
+        return any(row in trial.lines for trial in self._trials)
 
     def died(self, rows: Iterable[int], *, loss: Loss) -> int | None:
         """The engine died with these rows in flight. What is returned is the row that is convicted, if one is."""
@@ -66,37 +66,37 @@ class Suspects:
         """These are done, or cannot be run. A trial without rows has passed."""
         gone = set(rows)
         self._trials = [_without(trial, gone) for trial in self._trials]
-        while self._trials and not self._trials[-1].rows:
+        while self._trials and not self._trials[-1].lines:
             self._trials.pop()
-            if self._trials and self._trials[-1].is_twin:
-                self._split(self._trials.pop().rows)  # it has the row
+            if self._trials and self._trials[-1].is_other_half:
+                self._split(self._trials.pop().lines)  # it has the row
 
     def _narrow(self, in_flight: list[int], loss: Loss) -> int | None:
         trial = self._trials.pop()
-        if self._trials and self._trials[-1].is_twin:
-            self._push(self._trials.pop().rows)  # there is one in this half: of the other nothing is known
-        self._push([row for row in trial.rows if row not in in_flight])
+        if self._trials and self._trials[-1].is_other_half:
+            self._push(self._trials.pop().lines)  # there is one in this half: of the other nothing is known
+        self._push([row for row in trial.lines if row not in in_flight])
         if len(in_flight) > 1:
             self._split(in_flight)
             return None
-        was_alone = trial.num_rows == 1 and trial.rows == in_flight
+        was_alone = trial.num_lines == 1 and trial.lines == in_flight
         evidence = trial.evidence + EVIDENCE[loss] if was_alone else 0
         if evidence >= PROOF:
             return in_flight[0]
         self._push(in_flight, evidence=evidence)
         return None
 
-    def _push(self, rows: Sequence[int], *, is_twin: bool = False, evidence: int = 0) -> None:
+    def _push(self, rows: Sequence[int], *, is_other_half: bool = False, evidence: int = 0) -> None:
         if rows:
-            self._trials.append(Trial(list(rows), is_twin, len(rows), evidence))
+            self._trials.append(Trial(list(rows), is_other_half, len(rows), evidence))
 
     def _split(self, rows: Sequence[int]) -> None:
         """One of them kills the engine; there may be none left."""
         middle = (len(rows) + 1) // 2
-        self._push(rows[middle:], is_twin=True)
+        self._push(rows[middle:], is_other_half=True)
         self._push(rows[:middle])
 
 
 def _without(trial: Trial, rows: set[int]) -> Trial:
-    left = [row for row in trial.rows if row not in rows]
-    return Trial(left, trial.is_twin, trial.num_rows, trial.evidence)
+    left = [row for row in trial.lines if row not in rows]
+    return Trial(left, trial.is_other_half, trial.num_lines, trial.evidence)

@@ -11,7 +11,7 @@ from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
-from headrace.jobs.planning.planner import WorkLeft
+from headrace.jobs.planning.workload import WorkLeft
 from headrace.jobs.recovery.engine_keeper import EngineKeeper, GoneClient, joined
 
 SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty

@@ -19,11 +19,11 @@ from headrace.errors import EngineDeadError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.formats.writer import Results
 from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
-from headrace.jobs.input.job_feed import job_feed
 from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import Items
-from headrace.jobs.input.prepare_process import LEAST_LINES
-from headrace.jobs.planning.planner import WINDOW, Planner, Window
+from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import WINDOW, Window
 from headrace.jobs.recovery.disk_full import DiskWait
 from headrace.jobs.recovery.engine_keeper import EngineKeeper
 from headrace.jobs.recovery.policy import Progress, Recovery, Restart
@@ -34,6 +34,7 @@ from headrace.jobs.run.deadline import Deadline
 from headrace.jobs.run.ending import Ending
 from headrace.jobs.run.in_flight import LinesInFlight
 from headrace.jobs.run.inbox import Inbox, Incoming, Message
+from headrace.jobs.run.open_feed import open_feed
 from headrace.jobs.run.outcomes import Outcomes, facts_of
 from headrace.jobs.run.status_reporter import Bulletin
 from headrace.jobs.run.stopping import Stop
@@ -43,7 +44,7 @@ from headrace.jobs.status.meter import TICK_SECONDS
 from headrace.jobs.status.progress import JobProgress
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.directory import JobDirectory
-from headrace.jobs.store.failure_log import TroubleLog
+from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.in_flight_file import InFlightFile
 from headrace.jobs.store.status_file import JobStatus
 
@@ -68,7 +69,7 @@ class JobRun:
         recovery: Recovery | None = None,
         in_flight_file: InFlightFile | None = None,
         deadline: Deadline | None = None,
-        least_lines_apart: int = LEAST_LINES,
+        min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
     ) -> None:
         """`num_expected` lines are left to do. Without a `directory` nothing is done yet, and nothing is kept; without
         a `keeper` of the engine its death is the end."""
@@ -80,7 +81,7 @@ class JobRun:
         self._num_batches_owed = 0  # that the feed may read once the planner has room
         self._again = Waiting()
         self._in_flight = LinesInFlight(in_flight_file or InFlightFile(None))
-        self._recovery = recovery or Recovery(TroubleLog(None), job.config)
+        self._recovery = recovery or Recovery(FailureLog(None), job.config)
         self._ending = Ending(job.grace_s, directory=directory, deadline=deadline)
         self._disk = DiskWait(job.disk_wait_s, directory=directory.path if directory else None, tell=progress.tell)
         self._outcomes = Outcomes(
@@ -115,8 +116,14 @@ class JobRun:
             watch=watch,
             num_expected=num_expected,
         )
-        self._feed = job_feed(
-            job, engine, directory, lines, inbox.put, num_lines=num_expected, least_lines_apart=least_lines_apart
+        self._feed = open_feed(
+            job,
+            engine,
+            directory,
+            lines,
+            inbox.put,
+            num_lines=num_expected,
+            min_lines_for_process=min_lines_for_process,
         )
 
     def run(self) -> JobReport:

@@ -12,10 +12,10 @@ from typing import TextIO
 from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.errors import ConfigError, JobError
-from headrace.garbage import looked_for_less
+from headrace.garbage import collecting_less_often
 from headrace.jobs.formats import Source, open_sink
 from headrace.jobs.formats.writer import Results, StreamResults
-from headrace.jobs.input.prepare_process import LEAST_LINES
+from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
 from headrace.jobs.recovery.disk_full import wait_for_room
 from headrace.jobs.recovery.engine_keeper import EngineKeeper, Start
 from headrace.jobs.recovery.policy import Progress, Recovery
@@ -29,7 +29,7 @@ from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.progress import JobProgress
 from headrace.jobs.status.report import JobReport, Tally
 from headrace.jobs.store.directory import JobDirectory
-from headrace.jobs.store.failure_log import TroubleLog
+from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.fingerprint import digest_of_template
 from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, InFlightFile
 from headrace.sched import SchedulerStats
@@ -42,15 +42,15 @@ def run_job(
     *,
     start: Start | None = None,
     rules: RetryRules | None = None,
-    least_lines_apart: int = LEAST_LINES,
+    min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
     quiet: bool = False,
     stream: TextIO | None = None,
 ) -> JobReport:
     """Answer every line of the input that has no answer yet. When the user stops it, the report says so. The engine is
     on a thread, or in a process of its own if this job has lost its process by it before; or as `start` says. From
-    `least_lines_apart` lines on they are prepared in a process of their own."""
+    `min_lines_for_process` lines on they are prepared in a process of their own."""
     job.check_paths()
-    terms = _Terms(start, rules, least_lines_apart, _Voice(quiet, stream or sys.stderr))
+    terms = _Terms(start, rules, min_lines_for_process, _Voice(quiet, stream or sys.stderr))
     with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:
         if metrics.url is not None:
             terms.voice.tell(f"metrics at {metrics.url}")
@@ -81,7 +81,7 @@ class _Terms:
 
     start: Start | None
     rules: RetryRules | None
-    least_lines_apart: int
+    min_lines_for_process: int
     voice: _Voice
 
 
@@ -172,7 +172,7 @@ def _answer(
                 recovery=recovery,
                 in_flight_file=in_flight_file,
                 deadline=Deadline(directory.deadline.at) if directory and directory.deadline else None,
-                least_lines_apart=terms.least_lines_apart,
+                min_lines_for_process=terms.min_lines_for_process,
             )
             del engine  # the run has it, and gives it up when it dies
             return run.run()
@@ -185,12 +185,12 @@ def _answer(
 def _recovery(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | None) -> Recovery:
     """As far as earlier runs have brought it. Rows that the last one had in flight, if it was killed, are suspect."""
     if directory is None:
-        return Recovery(TroubleLog(None), job.config, rules=rules)
-    recovery = Recovery(directory.trouble_log(), job.config, rules=rules, is_done=directory.has_result)
-    if directory.lost_rows:
+        return Recovery(FailureLog(None), job.config, rules=rules)
+    recovery = Recovery(directory.failure_log(), job.config, rules=rules, is_done=directory.has_result)
+    if directory.lost_lines:
         journal = directory.journal
         progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
-        recovery.process_was_lost(directory.epoch - 1, directory.lost_rows, progress)
+        recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress)
     return recovery
 
 
@@ -226,7 +226,7 @@ def taking_turns() -> Iterator[None]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
     try:
-        with looked_for_less():
+        with collecting_less_often():
             yield
     finally:
         sys.setswitchinterval(interval)

@@ -86,7 +86,7 @@ class Bulletin:
         if state == "running" and self._disk.is_full:
             status = replace(status, state="paused", paused_because=self._disk.reason)
         if self._directory is not None:
-            status = replace(status, **self._directory.marks(self._outcomes.tally.errors))
+            status = replace(status, **self._directory.journal_fields(self._outcomes.tally.errors))
         self._progress.update(status)
         self._watch(status)
         if self._directory is None or self._directory.is_ours():

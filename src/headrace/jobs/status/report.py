@@ -12,7 +12,7 @@ from headrace.errors import JobError, RequestError
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
-from headrace.jobs.store.failure_log import TroubleCounts
+from headrace.jobs.store.failure_log import FailureCounts
 from headrace.jobs.store.status_file import Saved
 
 MAX_NOTES = 20
@@ -105,7 +105,7 @@ class JobReport:
     is_resumable: bool = False
     was_cancelled: bool = False
     was_expired: bool = False  # by a deadline: what was unfinished became error lines
-    trouble: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
+    trouble: FailureCounts = field(default_factory=FailureCounts)  # of all runs
 
     @property
     def gpu_hours(self) -> float | None:
@@ -176,7 +176,7 @@ class JobReport:
             "cost_per_million_tokens": self.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens),
             "cost_per_million_completion_tokens": self.cost_per_million(tally.num_generated_tokens),
             "prefix_hit_share": scheduler.prefix_hit_share,
-            "kv_use_peak": scheduler.most_kv_use,
+            "kv_use_peak": scheduler.max_kv_use,
             "kv_waste": scheduler.kv_waste,
             "preemptions": scheduler.num_preemptions,
             "steps": scheduler.num_steps,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine.settings import Choice
-from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.formats.locations import STANDARD_STREAM
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.failure_log import TroubleCounts
+from headrace.jobs.store.failure_log import FailureCounts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +47,7 @@ def result_rows(report: JobReport) -> list[Row]:
         ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start"),
         ("saved", _saved(report)),
         ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were there already"),
-        ("KV cache", f"{scheduler.most_kv_use:.1%} used at most, {scheduler.kv_waste:.1%} of it without a token"),
+        ("KV cache", f"{scheduler.max_kv_use:.1%} used at most, {scheduler.kv_waste:.1%} of it without a token"),
         ("preemptions", f"{scheduler.num_preemptions:,}"),
         ("steps", f"{scheduler.num_steps:,} of {scheduler.mean_batched_tokens:,.1f} tokens on average"),
         ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms a step"),
@@ -61,7 +61,7 @@ def result_rows(report: JobReport) -> list[Row]:
     return rows
 
 
-def trouble_rows(trouble: TroubleCounts) -> list[Row]:
+def trouble_rows(trouble: FailureCounts) -> list[Row]:
     """What went wrong and was helped, in all runs of the job; none if nothing did."""
     rows = []
     if trouble.retries:

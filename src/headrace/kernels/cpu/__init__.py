@@ -1,6 +1,16 @@
-"""float32 kernels for the CPU, compiled by numba and kept on disk: the first start compiles, later ones load.
+"""float32 kernels for the CPU, compiled by numba and cached on disk: the first start compiles, later ones load.
 
-Import this package only where a kernel is needed (`ops` does): it brings in numba.
+    launch.py       compiles kernels and runs them on torch's own OpenMP threads
+    vectors.py      SIMD registers and instructions for numba
+    attention.py    attention over the paged cache, all sequences in one call
+    rope.py         rotary embedding, and the cache layout that attention reads
+    linear.py       GEMMs with weights that MKL packed at load
+    norms.py, activation.py, bitmask.py   elementwise operations
+    sample.py       temperature, min_p, top_k, top_p and sampling, without a sort over the vocabulary
+    disk_cache.py   where compiled kernels are stored
+
+Import this package only where a kernel is needed (`ops` does): it imports numba. Other types and other layouts go to
+`headrace.kernels.reference`. Results do not depend on the number of threads. Measurements: docs/performance.md.
 """
 
 from __future__ import annotations

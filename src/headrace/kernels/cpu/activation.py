@@ -1,4 +1,4 @@
-"""The gated activations between the two halves of an MLP."""
+"""Gated activations of the MLP."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _silu_and_mul(pointer: Pointer) -> None:
     num_tasks="integer",
 )
 def _gelu_tanh_and_mul(pointer: Pointer) -> None:
-    """With 1 + tanh(t) = 2 / (1 + exp(-2 t)) it is x / (1 + exp(-2 t)), t = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
+    """Uses 1 + tanh(t) = 2 / (1 + exp(-2 t)): x / (1 + exp(-2 t)) with t = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
     a = arguments_at(pointer)
     gate_up, out, width = floats(a.gate_up), floats(a.out), a.width
     whole = width // LANES * LANES

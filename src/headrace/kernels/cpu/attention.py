@@ -1,11 +1,11 @@
-"""Attention over the paged cache: a task is one kv head of one sequence for a tile of its query tokens.
+"""Attention over the paged cache. A task is one kv head of one sequence for a tile of its query tokens.
 
     queries  [rows, D]      rows = tokens of the tile x query heads that share the kv head, padded to ROWS
     keys     [D, tokens]    LANES keys are one register: a score needs no sum across lanes
     values   [tokens, D]    columns in chunks of two registers; the last chunk is moved back to end at D
 
-For each KEYS positions: scores, softmax with a running maximum, then weights times values. Slots after the last
-position hold anything: their scores are overwritten, their values never read.
+For each KEYS positions: scores, softmax with a running maximum, then weights times values. Positions after the last
+token may hold anything: their scores are overwritten, their values never read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from headrace.kernels.layout import LayerCache, StepLayout
 
 ROWS = 4  # with two registers of columns each, eight sums in flight: enough to hide the latency of a multiply-add
 PAIR = 2 * LANES
-KEYS = 128  # positions between two looks at the running maximum
-TILE_ROWS = 48  # rows a task aims at: few enough for its scratch to stay in the first-level cache
-PREFETCH_ROWS = 8  # up to so many rows the cache is read once, from memory; with more the products take the time
+KEYS = 128  # positions per update of the running maximum
+TILE_ROWS = 48  # target rows per task: few enough for its scratch to stay in the L1 cache
+PREFETCH_ROWS = 8  # with at most this many rows attention is memory-bound, with more it is compute-bound
 CACHE_LINE = 16  # floats
 _NO_WINDOW = 2**62
 
@@ -100,7 +100,7 @@ def paged_attention(
     out="pointer",
     query_starts="pointer",
     context_lens="pointer",
-    rows="pointer",
+    slots="pointer",
     block_tables="pointer",
     table_stride="integer",
     num_seqs="integer",
@@ -119,7 +119,7 @@ def _attend(pointer: Pointer) -> None:
     a = arguments_at(pointer)
     query_starts = int32s(a.query_starts)
     scratch = np.empty(_scratch_len(a.tile_len * a.group, a.head_dim), dtype=np.float32)
-    # Tasks are claimed in order, so the sequence a task falls into is found by walking on from the last one.
+    # Tasks are claimed in order, so the search for a task's sequence continues from the last one.
     seq, first_task = 0, 0
     num_tiles = (query_starts[1] - query_starts[0] + a.tile_len - 1) // a.tile_len
     task = claim(pointer)
@@ -167,7 +167,7 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     for i in range(padded * ((a.head_dim + PAIR - 1) // PAIR) * PAIR):
         sums[i] = 0.0
 
-    table = after(int32s(a.block_tables), int32s(a.rows)[seq] * a.table_stride)
+    table = after(int32s(a.block_tables), int32s(a.slots)[seq] * a.table_stride)
     end = first_position + num_tokens
     begin = _first_seen(a, first_position) // KEYS * KEYS
     for start in range(begin, end, KEYS):
@@ -193,7 +193,8 @@ def _take_queries(a: Arguments, queries: Pointer, first_token: int, num_rows: in
 
 @inner
 def _first_seen(a: Arguments, position: int) -> int:
-    """The first position that a token sees: its window slides along with it, or jumps."""
+    """Returns the first position that a token attends to. A window slides with the token, or advances in whole
+    chunks."""
     first: int = max(0, position - a.window + 1)
     if a.slides == 0:
         first = position // a.window * a.window
@@ -202,7 +203,7 @@ def _first_seen(a: Arguments, position: int) -> int:
 
 @inner
 def _visible(a: Arguments, start: int, num_keys: int, first_position: int, row: int) -> int:
-    """How many of the keys from `start` on this row's token may see; its window may hide some of the first."""
+    """Returns how many of the keys from `start` on this row's token sees; a window may hide some of the first."""
     num_visible: int = min(num_keys, first_position + row // a.group + 1 - start)
     return max(0, num_visible)
 
@@ -219,7 +220,7 @@ def _pack_keys(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, star
 
 @inner
 def _keys_at(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start: int, key: int) -> Pointer:
-    """Where the first dimension of LANES keys lies; the next dimension is block_size (packed: KEYS) further on."""
+    """Returns where the first dimension of LANES keys is; the next dimension is block_size (packed: KEYS) further."""
     if a.block_size % LANES != 0:
         return after(packed, key)
     block, offset = table[(start + key) // a.block_size], (start + key) % a.block_size
@@ -228,7 +229,8 @@ def _keys_at(a: Arguments, packed: Pointer, table: Pointer, kv_head: int, start:
 
 @inner
 def _prefetch(a: Arguments, table: Pointer, kv_head: int, start: int, key: int, num_keys: int) -> None:
-    """Asks for the values of the keys at hand and for the next keys: they lie in pages of their own, unforeseeable."""
+    """Prefetches the values of the current keys and the next keys: blocks are scattered, so the hardware cannot
+    predict them."""
     keys, values = floats(a.keys), floats(a.values)
     block_len = a.head_dim * a.block_size
     for first in range(key, min(key + PAIR, num_keys), a.block_size):
@@ -276,7 +278,7 @@ def _score(
 
 @inner
 def _score_rows(queries: Pointer, scores: Pointer, left: Pointer, right: Pointer, stride: int, head_dim: int) -> None:
-    """ROWS queries with two registers of keys."""
+    """Multiplies ROWS queries with two registers of keys."""
     s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = splat(0.0)
     for d in range(head_dim):
         k0, k1 = load(left, d * stride), load(right, d * stride)
@@ -309,7 +311,7 @@ def _soften(
     num_rows: int,
     padded: int,
 ) -> None:
-    """Turns scores into weights under the running maximum, and brings the sums so far down to it."""
+    """Turns scores into softmax weights relative to the running maximum, and rescales the sums so far."""
     for row in range(num_rows):
         line = after(scores, row * KEYS)
         end = _visible(a, start, num_keys, first_position, row)
@@ -329,7 +331,7 @@ def _soften(
 
 @inner
 def _mask_row(line: Pointer, begin: int, end: int, num_keys: int, softcap: float) -> Any:
-    """Hides all but keys begin..end-1 and returns the highest score, -inf if none is left."""
+    """Hides all keys except begin..end-1 and returns the highest score, -inf if none is left."""
     highest = splat(-np.inf)
     for i in range(0, num_keys, LANES):
         score = load(line, i)
@@ -373,7 +375,7 @@ def _mix(
     first_position: int,
     padded: int,
 ) -> None:
-    """Adds weights times values to the sums, a chunk of columns and ROWS rows at a time."""
+    """Adds weights times values to the sums, one chunk of columns and ROWS rows at a time."""
     values = floats(a.values)
     for chunk in range((a.head_dim + PAIR - 1) // PAIR):
         column = min(chunk * PAIR, a.head_dim - PAIR)
@@ -391,7 +393,7 @@ def _mix(
 
 @inner
 def _mix_rows(weights: Pointer, values: Pointer, sums: Pointer, length: int, head_dim: int) -> None:
-    """`length` values, two registers of each, into ROWS rows."""
+    """Adds `length` values, two registers of each, to ROWS rows."""
     s00, s01 = load(sums, 0), load(sums, LANES)
     s10, s11 = load(sums, PAIR), load(sums, PAIR + LANES)
     s20, s21 = load(sums, 2 * PAIR), load(sums, 2 * PAIR + LANES)

@@ -1,4 +1,4 @@
-"""Forbids the tokens whose bits are not set. Words of all ones, which are most in a text, are passed over."""
+"""Sets the logits of tokens whose bits are not set to -inf. Words of all ones, the most common, are skipped."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, in
 _NEG_INF = -math.inf
 
 
-def apply_bitmask(logits: Tensor, places: Tensor, bits: Tensor) -> None:
+def apply_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """See `ops.apply_bitmask`."""
-    assert logits.is_contiguous() and bits.is_contiguous() and places.is_contiguous()
-    num_lines, vocab_size = places.shape[0], logits.shape[1]
+    assert logits.is_contiguous() and bits.is_contiguous() and rows.is_contiguous()
+    num_rows, vocab_size = rows.shape[0], logits.shape[1]
     assert bits.shape[1] * 32 >= vocab_size
-    _apply(logits, places, bits, num_lines, vocab_size, bits.shape[1], num_tasks=num_lines)
+    _apply(logits, rows, bits, num_rows, vocab_size, bits.shape[1], num_tasks=num_rows)
 
 
-@kernel(
-    logits="pointer", places="pointer", bits="pointer", num_lines="integer", vocab_size="integer", num_words="integer"
-)
+@kernel(logits="pointer", rows="pointer", bits="pointer", num_rows="integer", vocab_size="integer", num_words="integer")
 def _apply(pointer: Pointer) -> None:
     a = arguments_at(pointer)
-    logits, places, bits = floats(a.logits), int64s(a.places), int32s(a.bits)
-    line = claim(pointer)
-    while line < a.num_lines:
-        start = places[line] * a.vocab_size
+    logits, rows, bits = floats(a.logits), int64s(a.rows), int32s(a.bits)
+    index = claim(pointer)
+    while index < a.num_rows:
+        start = rows[index] * a.vocab_size
         for word in range((a.vocab_size + 31) // 32):
-            value = bits[line * a.num_words + word]
+            value = bits[index * a.num_words + word]
             if value != -1:
                 first = 32 * word
                 for bit in range(min(32, a.vocab_size - first)):
                     if (value >> bit) & 1 == 0:
                         logits[start + first + bit] = _NEG_INF
-        line = claim(pointer)
+        index = claim(pointer)

@@ -1,6 +1,6 @@
-"""Where numba keeps compiled kernels: in the user's cache directory, since the package's own may be read-only.
+"""Where numba stores compiled kernels: in the user's cache directory, since the package's own may be read-only.
 
-A directory is named after the kernels' sources, for numba sees changes only in the file a kernel itself stands in.
+The directory is named after a hash of the kernels' sources, because numba only notices changes in a kernel's own file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiles kernels with numba and runs them on the threads of torch's own OpenMP pool.
 
-A kernel is a C function of one pointer, to a struct of its arguments. Every thread of the team calls it with the same
-struct and claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. There is
-one pool for torch and for us, because two pools of spinning threads take the cores from each other.
+A kernel is a C function of one pointer, to a struct of its arguments. Every thread calls it with the same struct and
+claims tasks from the struct's counter until none are left, so a slow core only takes fewer of them. Torch and our
+kernels share one pool, because two pools of spinning threads would compete for the cores.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
-Pointer: TypeAlias = Any  # what mypy sees inside a kernel: a flat array without bounds
-Arguments: TypeAlias = Any  # and the struct of the kernel's arguments
+Pointer: TypeAlias = Any  # a flat array without bounds, as mypy sees it inside a kernel
+Arguments: TypeAlias = Any  # the struct of the kernel's arguments
 Entry: TypeAlias = Callable[[int], None]  # a compiled kernel, given the address of its struct
 
 # Sums may be reordered and fused; infinities and NaN keep their meaning.
@@ -38,13 +38,13 @@ _EntryType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def inner(function: F) -> F:
-    """A piece of a kernel, compiled into it."""
+    """Compiles a function that kernels call."""
     compiled: F = njit(**_OPTIONS)(function)
     return compiled
 
 
 class Kernel:
-    """A kernel, compiled at its first use; calling it with a value for each field runs it to the end."""
+    """A kernel, compiled at its first use. Calling it with a value for each field runs it to the end."""
 
     def __init__(self, function: Callable[[Pointer], None], fields: dict[str, str]) -> None:
         layout = {"next_task": "integer", **fields}
@@ -57,7 +57,7 @@ class Kernel:
         arguments = self._struct(0, *[v.data_ptr() if isinstance(v, Tensor) else v for v in values])
         num_threads = min(torch.get_num_threads(), num_tasks)
         if num_threads > 1:
-            _team()(self.entry, ctypes.addressof(arguments), num_threads)
+            team()(self.entry, ctypes.addressof(arguments), num_threads)
         else:
             self.entry(ctypes.addressof(arguments))
 
@@ -73,7 +73,7 @@ _kernels: list[Kernel] = []
 
 
 def kernel(**fields: str) -> Callable[[Callable[[Pointer], None]], Kernel]:
-    """Decorator: `fields` name the kernel's arguments and say what each is: pointer, integer or float."""
+    """Decorator. `fields` names the kernel's arguments and the kind of each: pointer, integer or float."""
 
     def register(function: Callable[[Pointer], None]) -> Kernel:
         _kernels.append(Kernel(function, fields))
@@ -86,13 +86,14 @@ def compile_all() -> None:
     """Compiles every imported kernel, or loads it from disk, so that no step has to."""
     for each in _kernels:
         each.entry  # noqa: B018
-    _team()
+    team()
 
 
 @functools.cache
-def _team() -> Callable[[Entry, int, int], None]:
-    """What calls a kernel on several threads: torch's OpenMP pool, or threads of our own where it has none."""
-    start = _openmp_entry()
+def team() -> Callable[[Entry, int, int], None]:
+    """Returns the function that calls a kernel on several threads: torch's OpenMP pool, or own threads where it has
+    none."""
+    start = openmp_entry()
     if start is not None:
         return lambda entry, arguments, num_threads: start(entry, arguments, num_threads, 0)
     pool = ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="headrace-kernel")
@@ -104,7 +105,8 @@ def _consume(results: Iterable[None]) -> None:
         pass
 
 
-def _openmp_entry() -> Callable[..., None] | None:
+def openmp_entry() -> Callable[..., None] | None:
+    """Returns libgomp's GOMP_parallel, or None where torch has no OpenMP."""
     if not torch.backends.openmp.is_available():
         return None
     for path in (*sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")), None):
@@ -120,7 +122,7 @@ def _openmp_entry() -> Callable[..., None] | None:
 
 
 def _pointer_to(element: Any) -> Any:
-    """An intrinsic that turns an address into a typed pointer."""
+    """Returns an intrinsic that turns an address into a typed pointer."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
@@ -141,7 +143,7 @@ int64s = _pointer_to(types.int64)
 
 @intrinsic
 def after(typing: Any, pointer: Any, distance: Any) -> Any:
-    """The pointer to pointer[distance]."""
+    """Returns the pointer to pointer[distance]."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -160,7 +162,7 @@ def _fetch_add(typing: Any, counter: Any) -> Any:
 
 @inner
 def claim(pointer: Pointer) -> int:
-    """The next task that no thread has taken. `next_task` is the first field of every struct."""
+    """Returns the next task that no thread has taken. `next_task` is the first field of every struct."""
     task: int = _fetch_add(pointer)
     return task
 

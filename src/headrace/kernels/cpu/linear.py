@@ -1,7 +1,8 @@
-"""Matrix products with weights packed once, at load, into the form MKL multiplies fastest.
+"""GEMMs with weights that MKL packs once, at load.
 
-Faster from a handful of rows on, most for the few dozen of a decode step. A single row reads memory either way, and
-packed a little more slowly; keeping the plain weight for that alone would double the model's memory.
+Packed weights are faster from a handful of rows on, most of all for the few dozen rows of a decode step. With a single
+row both forms are limited by memory bandwidth, and the packed one is slightly slower; keeping the plain weight for that
+case would double the model's memory.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from torch import Tensor
 
 from headrace.kernels import reference
 
-_ROWS_HINT = 256  # one packing serves every number of rows; the hint only steers MKL's choice of blocks
+_ROWS_HINT = 256  # one packing serves any number of rows; the hint only guides MKL's choice of block sizes
 _CHECKED_ROWS = (1, 5, 48)
 
 
 class PackedLinear:
-    """A weight matrix and its bias, packed by MKL where that works, else transposed for a plain product."""
+    """A weight matrix and its bias, packed by MKL where that works, else transposed for a plain GEMM."""
 
     takes_fp8 = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         weight = weight.detach().contiguous()
         self._bias = None if bias is None else bias.detach().contiguous()
-        self._shape = torch.zeros(1, 1).expand(weight.shape)  # MKL's operator looks at the shape only
-        self._packed = _pack(weight)
+        self._shape = torch.zeros(1, 1).expand(weight.shape)  # MKL's operator reads only the shape
+        self._packed = pack(weight)
         self._transposed = None if self._packed is not None else weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         if self._packed is None:
             assert self._transposed is not None
             return x @ self._transposed if self._bias is None else torch.addmm(self._bias, x, self._transposed)
-        return _multiply(x, self._packed, self._shape, self._bias)
+        return multiply(x, self._packed, self._shape, self._bias)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:  # [N, K], [N]
@@ -42,17 +43,17 @@ def pack_experts(weight: Tensor) -> reference.PackedExperts:  # [E, N, K]
     return reference.PackedExperts(weight, PackedLinear)
 
 
-def _pack(weight: Tensor) -> Tensor | None:
-    """The weight as MKL packs it, or None where torch has no MKL or its answers are wrong."""
+def pack(weight: Tensor) -> Tensor | None:
+    """Returns the weight as MKL packs it, or None where torch has no MKL or its results are wrong."""
     if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return None
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, _ROWS_HINT)
-    if weight.shape not in _shape_verdicts:
-        _shape_verdicts[weight.shape] = _is_right(packed, weight)
-    return packed if _shape_verdicts[weight.shape] else None
+    if weight.shape not in _is_shape_right:
+        _is_shape_right[weight.shape] = _is_right(packed, weight)
+    return packed if _is_shape_right[weight.shape] else None
 
 
-_shape_verdicts: dict[torch.Size, bool] = {}  # the operator is not public: each shape is checked once a process
+_is_shape_right: dict[torch.Size, bool] = {}  # the operator is not public: each shape is checked once per process
 
 
 def _is_right(packed: Tensor, weight: Tensor) -> bool:
@@ -61,7 +62,7 @@ def _is_right(packed: Tensor, weight: Tensor) -> bool:
     for num_rows in _CHECKED_ROWS:
         x = torch.linspace(-1.0, 1.0, num_rows * num_columns).view(num_rows, num_columns).sin_()
         expected = x @ weight.t()
-        if not torch.allclose(_multiply(x, packed, shape, None), expected, rtol=1e-3, atol=1e-3 * _size(expected)):
+        if not torch.allclose(multiply(x, packed, shape, None), expected, rtol=1e-3, atol=1e-3 * _size(expected)):
             return False
     return True
 
@@ -70,7 +71,7 @@ def _size(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def _multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
+def multiply(x: Tensor, packed: Tensor, shape: Tensor, bias: Tensor | None) -> Tensor:
     # The last argument must be x's own number of rows: with any other, the operator multiplies by `shape` instead.
-    product: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.shape[0])
-    return product
+    out: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.shape[0])
+    return out

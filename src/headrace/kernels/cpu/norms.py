@@ -1,4 +1,4 @@
-"""RMS norm and LayerNorm, alone and with the addition to the residual stream before it."""
+"""RMS norm and LayerNorm, with or without the addition to the residual stream."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ from headrace.kernels import reference
 from headrace.kernels.cpu.launch import Pointer, after, arguments_at, claim, floats, inner, int64s, kernel
 from headrace.kernels.layout import LayerCache, StepLayout
 
-_TASK_TOKENS = 16  # of a prompt these fall into the same cache lines of the keys
+_TASK_TOKENS = 16  # consecutive tokens of a prompt share cache lines of the keys
 
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
+    """Allocates a cache whose keys have tokens innermost."""
     keys = torch.empty((num_blocks, num_kv_heads, head_dim, block_size), dtype=dtype, device=device)
     values = torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=dtype, device=device)
     return LayerCache(keys=keys.transpose(2, 3), values=values)
@@ -32,7 +33,7 @@ def is_token_innermost(cache: LayerCache) -> bool:
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 * Hkv) * D]
     layout: StepLayout,
-    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a line, sines in the second
+    cos_sin: Tensor,  # [max_len, D] float32, cosines in the first half of a row, sines in the second
     cache: LayerCache,
     num_heads: int,
     num_kv_heads: int,
@@ -40,6 +41,7 @@ def rope_and_store(
     k_norm: Tensor | None,  # [D]
     eps: float,
 ) -> Tensor:  # [T, Hq, D], a view of qkv
+    """See `ops.rope_and_store`."""
     if not is_token_innermost(cache):
         return reference.rope_and_store(qkv, layout, cos_sin, cache, num_heads, num_kv_heads, q_norm, k_norm, eps)
     assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()

@@ -1,8 +1,8 @@
-"""The draw on a CPU: temperature, min_p, top_k, top_p and the choice itself, in one go over each row of logits.
+"""Sampling on a CPU: temperature, min_p, top_k, top_p and the choice of a token, in one pass over each row of logits.
 
-Nothing is sorted over the vocabulary. The largest logit of each short block is found first; filters then turn into a
-floor below which no token can be kept, so that whole blocks are passed over, and only what lies above it is looked at.
-A row's result depends on nothing but its own numbers: sums run in one fixed order, whatever else is in the batch.
+The vocabulary is not sorted. The largest logit of each short block is found first. The filters then give a floor below
+which no token can be kept, so whole blocks are skipped and only the logits above the floor are looked at. A row's
+result depends on its own numbers only: sums run in a fixed order, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 
 from headrace.kernels.cpu.launch import Pointer, arguments_at, claim, floats, int64s, kernel
 
-BLOCK_LEN = 128  # logits whose maximum and mass are kept together; a row of 49,152 has 384 such blocks
+BLOCK_LEN = 128  # logits per block, with one maximum and one mass; a row of 49,152 has 384 such blocks
 
-Array: TypeAlias = Any  # what mypy sees of an array inside a kernel
+Array: TypeAlias = Any  # an array inside a kernel, as mypy sees it
 F = TypeVar("F", bound=Callable[..., Any])
 
 _f32: Any = np.float32
 _i32: Any = np.int32
 _u64: Any = np.uint64
-_LN2_HIGH = 45426 / 65536  # so few bits that its product with a whole power is exact
+_LN2_HIGH = 45426 / 65536  # so few bits that multiplying it by a whole power is exact
 _LN2_LOW = math.log(2.0) - _LN2_HIGH
 _LOWEST_EXPONENT = -87.0  # e to this is about the smallest normal float32: anything below counts as zero
 _INF_BITS = 0x7F800000
@@ -36,7 +36,8 @@ _LOW_WORD = 0xFFFFFFFF
 
 
 def _compiled(*fastmath: str) -> Callable[[F], F]:
-    """A piece of the kernel, compiled as written except where it may reorder or fuse: order and -0 depend on that."""
+    """Compiles a part of the kernel; floating-point operations are reordered or fused only where `fastmath` allows
+    it."""
 
     def decorate(function: F) -> F:
         compiled: Any = njit(error_model="numpy", fastmath=set(fastmath))(function)
@@ -46,7 +47,7 @@ def _compiled(*fastmath: str) -> Callable[[F], F]:
 
 
 class _Filters(NamedTuple):
-    """One row's settings."""
+    """The settings of one row."""
 
     temperature: float
     min_p: float
@@ -55,7 +56,7 @@ class _Filters(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """What one thread works in. A row's candidates are the first so many of keys, ids and weights, in id order."""
+    """The buffers of one thread. A row's candidates are the first entries of keys, ids and weights, in id order."""
 
     tops: Array  # [num_blocks] int32, key of the largest logit of each block
     masses: Array  # [num_blocks] float64, sum of the block's weights
@@ -70,7 +71,7 @@ class _Scratch(NamedTuple):
 
 @_compiled()
 def _key(value: Any) -> Any:
-    """A float as an integer of the same order; -0 and +0 are one number."""
+    """Converts a float to an integer of the same order; -0 and +0 are equal."""
     bits = _f32(value + _f32(0.0)).view(np.int32)
     return _i32(bits ^ ((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
 
@@ -86,10 +87,10 @@ def _weight(value: Any, highest: Any, scale: Any) -> Any:
     return exp(exponent) if exponent >= _f32(_LOWEST_EXPONENT) else _f32(0.0)
 
 
-# The mathematics library's exp is a call per number; this one becomes vector instructions. Relative error under 1e-7.
+# The math library's exp is a call per number; this one is vectorized. Relative error under 1e-7.
 @_compiled("contract")
 def exp(x: Any) -> Any:
-    """e to the x for -87 <= x <= 0: two to the nearest whole power, times a Taylor series over what is left."""
+    """Computes e**x for -87 <= x <= 0: two to the nearest whole power, times a Taylor series of the rest."""
     x = max(x, _f32(_LOWEST_EXPONENT))
     power = np.floor(x * _f32(1.0 / math.log(2.0)) + _f32(0.5))
     rest = (x - power * _f32(_LN2_HIGH)) - power * _f32(_LN2_LOW)  # at most ln(2) / 2 either way
@@ -106,7 +107,7 @@ def exp(x: Any) -> Any:
 
 @_compiled()
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """Philox-4x32-10 (Salmon et al. 2011): four random words of 32 bits, each in a uint64, from counter and key."""
+    """Philox-4x32-10 (Salmon et al. 2011): four random 32-bit words, each in a uint64, from counter and key."""
     word = _u64(_LOW_WORD)
     for _ in range(10):
         product_0 = c0 * _u64(0xD2511F53)
@@ -124,19 +125,19 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 @_compiled()
 def uniform(seed: int, position: int) -> Any:
-    """The number in [0, 1) that belongs to a seed and a position, with 53 random bits."""
+    """Returns the number in [0, 1) of a seed and a position, with 53 random bits."""
     word, shift = _u64(_LOW_WORD), _u64(32)
     key, counter = _u64(seed), _u64(position)
     first, second, _, _ = philox(counter & word, counter >> shift, _u64(0), _u64(0), key & word, key >> shift)
     return ((first >> _u64(5)) * 67108864.0 + (second >> _u64(6))) / 9007199254740992.0
 
 
-# --- the steps of a row
+# --- one row
 
 
 @_compiled()
 def _find_tops(logits: Array, tops: Array) -> tuple[Any, Any]:
-    """Writes the largest key of each block; returns the row's, and whether it is finite and no logit is a NaN."""
+    """Writes the largest key of each block. Returns the row's largest, and whether it is finite and no logit is NaN."""
     top, largest = _i32(_LOWEST_KEY), _i32(0)
     for block in range(tops.size):
         tops[block], block_largest = _block_top(logits[block * BLOCK_LEN : (block + 1) * BLOCK_LEN])
@@ -150,7 +151,9 @@ def _block_top(logits: Array) -> tuple[Any, Any]:
     top, largest = _i32(_LOWEST_KEY), _i32(0)
     for i in range(logits.size):
         top = max(top, _key(logits[i]))
-        largest = max(largest, _i32(_f32(logits[i]).view(np.int32) & _i32(0x7FFFFFFF)))  # a NaN's lies above infinity's
+        largest = max(
+            largest, _i32(_f32(logits[i]).view(np.int32) & _i32(0x7FFFFFFF))
+        )  # a NaN's bits exceed infinity's
     return top, largest
 
 
@@ -183,11 +186,11 @@ def _block_mass(logits: Array, highest: float, scale: float) -> float:
 
 
 @_compiled()
-def _draw_from_all(logits: Array, highest: float, scale: float, target: float, masses: Array) -> int:
+def _sample_from_all(logits: Array, highest: float, scale: float, target: float, masses: Array) -> int:
     running, chosen = 0.0, 0
     for block in range(masses.size):
         if masses[block] > 0.0:
-            chosen = block  # the last with any mass, should rounding keep the sum from passing the target
+            chosen = block  # the last block with any mass, in case rounding keeps the sum below the target
             if running + masses[block] > target:
                 break
             running += masses[block]
@@ -204,15 +207,15 @@ def _draw_from_all(logits: Array, highest: float, scale: float, target: float, m
 
 @_compiled()
 def _floor(filters: _Filters, top: Any, total: float, vocab_size: int, scratch: _Scratch) -> Any:
-    """A key below which no token is kept. It may lie too low, never too high."""
+    """Returns a key below which no token is kept. It may be too low, never too high."""
     floor, num_blocks = _i32(_LOWEST_KEY), scratch.tops.size
-    if 0 < filters.top_k <= num_blocks:  # that many blocks each hold a token at least as likely as this one
-        floor = _find_cut(scratch.tops, scratch.ones[:num_blocks], float(filters.top_k), floor, top)
-    least = filters.min_p
-    if total > 0.0:  # tokens lighter than this weigh less than 1 - top_p together, so top_p is reached without them
-        least = (1.0 - filters.top_p) * total / vocab_size
-    if least > 0.0:
-        value = _value(top) + filters.temperature * math.log(0.99 * least)
+    if 0 < filters.top_k <= num_blocks:  # top_k blocks each hold a token at min_weight as likely as this one
+        floor = _find_threshold(scratch.tops, scratch.ones[:num_blocks], float(filters.top_k), floor, top)
+    min_weight = filters.min_p
+    if total > 0.0:  # lighter tokens together weigh less than 1 - top_p, so top_p is reached without them
+        min_weight = (1.0 - filters.top_p) * total / vocab_size
+    if min_weight > 0.0:
+        value = _value(top) + filters.temperature * math.log(0.99 * min_weight)
         floor = max(floor, _key(_f32(value - 1e-6 * abs(value))))
     return floor
 
@@ -248,10 +251,10 @@ def _filter(filters: _Filters, total: float, floor: Any, top: Any, num: int, scr
 
 
 @_compiled()
-def _keep_likely(least: float, num: int, scratch: _Scratch) -> int:
+def _keep_likely(min_weight: float, num: int, scratch: _Scratch) -> int:
     kept = 0
     for i in range(num):
-        if scratch.weights[i] >= least:
+        if scratch.weights[i] >= min_weight:
             _move(scratch, i, kept)
             kept += 1
     return kept
@@ -259,22 +262,23 @@ def _keep_likely(least: float, num: int, scratch: _Scratch) -> int:
 
 @_compiled()
 def _keep_top(amounts: Array, target: float, floor: Any, top: Any, num: int, scratch: _Scratch) -> int:
-    """Keeps the likeliest tokens, as few as have amounts that sum to the target; of equal logits the lower ids."""
-    cut = _find_cut(scratch.keys[:num], amounts[:num], target, floor, top)
-    running = _amount_from(scratch.keys[:num], amounts[:num], _i32(cut + 1))
+    """Keeps the likeliest tokens, as few as have amounts that reach the target; of equal logits the lower ids."""
+    threshold = _find_threshold(scratch.keys[:num], amounts[:num], target, floor, top)
+    running = _amount_from(scratch.keys[:num], amounts[:num], _i32(threshold + 1))
     kept = 0
     for i in range(num):
         key = scratch.keys[i]
-        if key > cut or (key == cut and running < target):
-            running += amounts[i] if key == cut else _f32(0.0)
+        if key > threshold or (key == threshold and running < target):
+            running += amounts[i] if key == threshold else _f32(0.0)
             _move(scratch, i, kept)
             kept += 1
     return kept
 
 
 @_compiled()
-def _find_cut(keys: Array, amounts: Array, target: float, low: Any, high: Any) -> Any:
-    """The highest key whose own amounts and all above it sum to the target; by bisection between low and high."""
+def _find_threshold(keys: Array, amounts: Array, target: float, low: Any, high: Any) -> Any:
+    """Returns the highest key such that the amounts from it upwards reach the target; by bisection between low and
+    high."""
     while low < high:
         middle = _i32((np.int64(low) + np.int64(high) + 1) >> 1)
         if _amount_from(keys, amounts, middle) >= target:
@@ -285,10 +289,10 @@ def _find_cut(keys: Array, amounts: Array, target: float, low: Any, high: Any) -
 
 
 @_compiled("reassoc", "contract")
-def _amount_from(keys: Array, amounts: Array, cut: Any) -> Any:
+def _amount_from(keys: Array, amounts: Array, threshold: Any) -> Any:
     amount = 0.0
     for i in range(keys.size):
-        amount += np.float64(amounts[i] if keys[i] >= cut else _f32(0.0))
+        amount += np.float64(amounts[i] if keys[i] >= threshold else _f32(0.0))
     return amount
 
 
@@ -308,7 +312,7 @@ def _move(scratch: _Scratch, source: int, target: int) -> None:
 
 
 @_compiled()
-def _draw_from_candidates(share: float, num: int, scratch: _Scratch) -> Any:
+def _sample_from_candidates(share: float, num: int, scratch: _Scratch) -> Any:
     target = share * _sum(scratch.weights[:num])
     running, token = 0.0, _i32(0)
     for i in range(num):
@@ -321,7 +325,7 @@ def _draw_from_candidates(share: float, num: int, scratch: _Scratch) -> Any:
 
 
 @_compiled()
-def _draw_row(logits: Array, filters: _Filters, seed: int, position: int, scratch: _Scratch) -> tuple[int, int]:
+def _sample_row(logits: Array, filters: _Filters, seed: int, position: int, scratch: _Scratch) -> tuple[int, int]:
     top, is_valid = _find_tops(logits, scratch.tops)
     if not is_valid:
         return 0, False
@@ -332,12 +336,12 @@ def _draw_row(logits: Array, filters: _Filters, seed: int, position: int, scratc
     narrows = filters.min_p > 0.0 or filters.top_k > 0
     total = 0.0 if narrows else _find_masses(logits, highest, scale, scratch.masses)
     if not narrows and filters.top_p == 1.0:
-        return _draw_from_all(logits, highest, scale, share * total, scratch.masses), True
+        return _sample_from_all(logits, highest, scale, share * total, scratch.masses), True
     floor = _floor(filters, top, total, logits.size, scratch)
     num = _gather(logits, floor, scratch)
     _weigh(scratch.keys[:num], highest, scale, scratch.weights)
     num = _filter(filters, total, floor, top, num, scratch)
-    return _draw_from_candidates(share, num, scratch), True
+    return _sample_from_candidates(share, num, scratch), True
 
 
 # --- all rows
@@ -363,7 +367,7 @@ def _new_scratch(vocab_size: int) -> _Scratch:
 
 @kernel(
     logits="pointer",
-    rows="pointer",
+    slots="pointer",
     lens="pointer",
     temperature="pointer",
     min_p="pointer",
@@ -375,10 +379,10 @@ def _new_scratch(vocab_size: int) -> _Scratch:
     num_rows="integer",
     vocab_size="integer",
 )
-def _draw(pointer: Pointer) -> None:
+def _sample(pointer: Pointer) -> None:
     args = arguments_at(pointer)
     logits = carray(floats(args.logits), (args.num_rows, args.vocab_size))
-    rows, lens, seed = int64s(args.rows), int64s(args.lens), int64s(args.seed)
+    slots, lens, seed = int64s(args.slots), int64s(args.lens), int64s(args.seed)
     temperature, min_p = int64s(args.temperature), int64s(args.min_p)
     top_k, top_p = int64s(args.top_k), int64s(args.top_p)
     tokens, is_valid = int64s(args.tokens), int64s(args.is_valid)
@@ -387,26 +391,26 @@ def _draw(pointer: Pointer) -> None:
         i = claim(pointer)
         if i >= args.num_rows:
             break
-        row = rows[i]
-        filters = _Filters(_double(temperature[row]), _double(min_p[row]), top_k[row], _double(top_p[row]))
-        tokens[i], is_valid[i] = _draw_row(logits[i], filters, seed[row], lens[i], scratch)
+        slot = slots[i]
+        filters = _Filters(_double(temperature[slot]), _double(min_p[slot]), top_k[slot], _double(top_p[slot]))
+        tokens[i], is_valid[i] = _sample_row(logits[i], filters, seed[slot], lens[i], scratch)
 
 
-def draw(
+def sample(
     logits: Tensor,  # [R, V] float32, only read
-    rows: Tensor,  # [R] int64
+    slots: Tensor,  # [R] int64, the slot of each row
     lens: Tensor,  # [R] int64, the counter of each row's random number
     *,
-    temperature: Tensor,  # [max_rows] float64, as all below indexed by `rows`; 0 is greedy
+    temperature: Tensor,  # [num_slots] float64, indexed by slot like all below; 0 is greedy
     min_p: Tensor,  # float64, 0 is off
     top_k: Tensor,  # int64, 0 is off
     top_p: Tensor,  # float64, 1 is off
     seed: Tensor,  # int64
 ) -> tuple[Tensor, Tensor]:
-    """The chosen token of each row, and whether its logits were fit to choose from; both [R]."""
+    """Returns the sampled token of each row, and whether its logits were valid (no NaN, a finite maximum); both [R]."""
     num_rows, vocab_size = logits.shape
     tokens, is_valid = torch.empty(2, num_rows, dtype=torch.int64)
-    inputs = [logits.contiguous(), rows.contiguous(), lens.contiguous()]
+    inputs = [logits.contiguous(), slots.contiguous(), lens.contiguous()]
     columns = [temperature, min_p, top_k, top_p, seed]
-    _draw(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, num_tasks=num_rows)
+    _sample(*inputs, *columns, tokens, is_valid, num_rows, vocab_size, num_tasks=num_rows)
     return tokens, is_valid.bool()

@@ -1,6 +1,6 @@
-"""SIMD vectors of float32 for numba: a register type and the few instructions the kernels are written in.
+"""SIMD vectors of float32 for numba: a register type and the instructions that the kernels use.
 
-A `Vector` has LANES floats, one hardware register: the machine's width, which numba's cache is keyed by too.
+A `Vector` is one hardware register of LANES floats. LANES follows the machine, and numba's cache is keyed by it too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.extending import intrinsic, models, register_model
 
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 
-Vector: TypeAlias = Any  # what mypy sees of a register inside a kernel
+Vector: TypeAlias = Any  # a register inside a kernel, as mypy sees it
 
 _FLOAT = ir.FloatType()
 _INT = ir.IntType(32)
@@ -65,7 +65,7 @@ def _vector_pointer(builder: ir.IRBuilder, pointer: ir.Value, index: ir.Value) -
 
 @intrinsic
 def load(typing: Any, pointer: Any, index: Any) -> Any:
-    """LANES floats from pointer[index] on; no alignment is asked for."""
+    """Loads LANES floats from pointer[index] on; any alignment."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_vector_pointer(builder, *args), align=4)
@@ -84,7 +84,7 @@ def store(typing: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, pointer: Any, index: Any) -> Any:
-    """Asks for the cache line of pointer[index]; any address is allowed."""
+    """Prefetches the cache line of pointer[index]; any address is allowed."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
@@ -98,7 +98,7 @@ def prefetch(typing: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def splat(typing: Any, value: Any) -> Any:
-    """The same number in every lane."""
+    """Returns the same number in every lane."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _splat(builder, args[0], _FLOATS)
@@ -108,7 +108,7 @@ def splat(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c."""
+    """Returns a * b + c."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _fma(builder, *args)
@@ -159,7 +159,7 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def only_lanes(typing: Any, value: Any, begin: Any, end: Any, other: Any) -> Any:
-    """`value` in lanes begin..end-1, the number `other` in the rest, whatever (NaN too) stood there."""
+    """Returns `value` in lanes begin..end-1, and the number `other` in the rest, whatever they held (NaN too)."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value, begin, end, other = args
@@ -173,7 +173,7 @@ def only_lanes(typing: Any, value: Any, begin: Any, end: Any, other: Any) -> Any
 
 @intrinsic
 def largest(typing: Any, value: Any) -> Any:
-    """The greatest lane; NaN only if there is nothing else."""
+    """Returns the largest lane; NaN only if all are."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call(builder, "llvm.vector.reduce.fmax", _FLOAT, args[0])
@@ -183,7 +183,7 @@ def largest(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def total(typing: Any, value: Any) -> Any:
-    """The sum of the lanes."""
+    """Returns the sum of the lanes."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call(builder, "llvm.vector.reduce.fadd", _FLOAT, _FLOAT(0.0), args[0], flags=("reassoc",))
@@ -191,16 +191,16 @@ def total(typing: Any, value: Any) -> Any:
     return types.float32(vector), emit
 
 
-_LN2_HIGH = 0.693359375  # its product with any exponent of a float32 is exact
+_LN2_HIGH = 0.693359375  # multiplying it by any exponent of a float32 is exact
 _LN2_LOW = math.log(2.0) - _LN2_HIGH
 _ROUNDER = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the low bits
-_SMALLEST = -87.0  # beyond these two the result is hardly a normal number any more
+_SMALLEST = -87.0  # beyond these two the result leaves the range of normal floats
 _LARGEST = 88.0
 
 
 @intrinsic
 def exp(typing: Any, value: Any) -> Any:
-    """e**value to about one unit in the last place; 0 below -87, infinite above 88, NaN of NaN.
+    """Computes e**value to about one unit in the last place; 0 below -87, infinite above 88, NaN of NaN.
 
     value = n * ln2 + rest with |rest| <= ln2 / 2; e**rest is its Taylor series, and n is added to the exponent's bits.
     """

@@ -1,4 +1,22 @@
-"""The operations on an NVIDIA GPU: Triton kernels, each tested against its PyTorch twin."""
+"""Triton kernels for NVIDIA GPUs, each tested against its PyTorch reference.
+
+    attention.py            splits a step's sequences over the attention kernels below
+    decode_attention.py     decode: one query token per sequence; long contexts are split over programs
+    shared_attention.py     prefixes that several decoding sequences share, read once for all of them
+    prefill_attention.py    fresh prefills and prefill continuations, read from the paged cache
+    flash.py, gather_kv.py  FlashAttention-3 for prefills, where it is installed
+    attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
+    rope.py, norms.py, activation.py, bitmask.py   elementwise operations
+    routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts
+    fp8.py                  FP8 quantization and scaled GEMMs
+    slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
+    sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
+    allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
+
+Invariants: the host never reads a result, so all launches fit into CUDA graphs. Numbers that change from step to step
+are not specialized, because a compilation in the middle of a run stops the GPU for half a second. Padding has a
+context length of 0 and is skipped. Launch parameters are beside each kernel, with the date and device of the sweep.
+"""
 
 from __future__ import annotations
 

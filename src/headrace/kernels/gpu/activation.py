@@ -1,4 +1,4 @@
-"""The activations of the feed-forward half, and the soft cap of logits."""
+"""Activations of the MLP, and the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
 
 
 def _gated_fp8(gate_up: Tensor, *, is_gelu: bool) -> Fp8Rows:
-    """A program a token, since the factor is for the whole row."""
+    """Runs one program per token: the scale is that of the whole row."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty_fp8_rows(num_tokens, width, gate_up.device)
     if num_tokens:
@@ -65,7 +65,7 @@ def _gated_fp8(gate_up: Tensor, *, is_gelu: bool) -> Fp8Rows:
 
 
 @triton.jit
-def _gate_part(gate_up, token, columns, width, IS_GELU: tl.constexpr):
+def _gated_columns(gate_up, token, columns, width, IS_GELU: tl.constexpr):
     inside = columns < width
     gate = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0)
@@ -73,7 +73,7 @@ def _gate_part(gate_up, token, columns, width, IS_GELU: tl.constexpr):
         bend = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # (1 + tanh(bend / 2)) / 2 = sigmoid(bend)
     else:
         bend = gate
-    # Rounded before the product, as the twin does.
+    # Rounded before the multiplication, as in the reference.
     return (gate * tl.sigmoid(bend)).to(gate_up.dtype.element_ty) * up
 
 
@@ -81,7 +81,7 @@ def _gate_part(gate_up, token, columns, width, IS_GELU: tl.constexpr):
 def _gate(gate_up, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gated = _gate_part(gate_up, token, columns, width, IS_GELU)
+    gated = _gated_columns(gate_up, token, columns, width, IS_GELU)
     tl.store(out + token * width + columns, gated, mask=columns < width)
 
 
@@ -89,7 +89,7 @@ def _gate(gate_up, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
 def _gate_fp8(gate_up, out, scales, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    gated = _gate_part(gate_up, token, columns, width, IS_GELU)
+    gated = _gated_columns(gate_up, token, columns, width, IS_GELU)
     store_fp8_row(out + token * width, scales + token, gated, columns, columns < width)
 
 

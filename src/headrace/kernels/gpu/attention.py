@@ -1,5 +1,8 @@
-"""Attention over the paged cache. Steps have single-token sequences first, then prompts in chunks; each part has its
-own kernel, and prompts a library's, where there is one."""
+"""Attention over the paged cache. A step lists decoding sequences first, then prefill continuations, then fresh
+prefills.
+
+Decoding and prefills have their own kernels; FlashAttention-3 computes prefills where it is available.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.gpu import flash
-from headrace.kernels.gpu.chunk_attention import chunk_attention
 from headrace.kernels.gpu.decode_attention import decode_attention
+from headrace.kernels.gpu.prefill_attention import prefill_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """Zeroed: slots of a block that hold no token yet are multiplied by zero weights, and must be finite."""
+    """Returns a zeroed cache: positions without a token yet are multiplied by weights of zero, so they must be
+    finite."""
     shape = (num_blocks, num_kv_heads, block_size, head_dim)
     return LayerCache(
         keys=torch.zeros(shape, dtype=dtype, device=device), values=torch.zeros(shape, dtype=dtype, device=device)
@@ -34,18 +38,18 @@ def paged_attention(
 ) -> Tensor:  # [T, Hq * D]
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    if layout.num_single:
+    if layout.num_decodes:
         decode_attention(q, cache, layout, out, scale, window, softcap, slides=slides)
-    num_chunks = layout.num_seqs - layout.num_single
+    num_prefills = layout.num_seqs - layout.num_decodes
     uses_flash = layout.num_fresh > 0 and flash.takes(q, window, layout.max_query_len)
     if uses_flash:
         flash.fresh_attention(q, cache.keys.shape[1], layout, out, scale, softcap)
-        num_chunks -= layout.num_fresh
+        num_prefills -= layout.num_fresh
     gatherings = layout.gatherings
     if gatherings and flash.takes(q, window, max(gathering.longest for gathering in gatherings)):
         for gathering in gatherings:
             flash.gathered_attention(q, cache, layout, gathering, out, scale, softcap)
-            num_chunks -= gathering.starts.shape[0] - 1
-    if num_chunks:
-        chunk_attention(q, cache, layout, out, scale, window, softcap, slides=slides, with_fresh=not uses_flash)
+            num_prefills -= gathering.starts.shape[0] - 1
+    if num_prefills:
+        prefill_attention(q, cache, layout, out, scale, window, softcap, slides=slides, with_fresh=not uses_flash)
     return out.flatten(1)

@@ -1,5 +1,5 @@
-"""Attention of sequences with one token each: one program = one kv head of one sequence (or of a part of its context),
-whose query heads are the rows of its products."""
+"""Decode attention: one query token per sequence. One program computes one kv head of one sequence, or of one split
+of its context. The query heads that share the kv head are the rows of its dot products."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attend import LOG2E, NO_WINDOW, first_seen, in_type_of_product, widened
-from headrace.kernels.gpu.shared_attention import SHARED_PARTS, shared_attention
+from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, first_seen, in_dot_dtype, widen_fp8
+from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
 
@@ -24,27 +24,27 @@ def decode_attention(
     *,
     slides: bool = True,
 ) -> None:
-    """The first `num_single` sequences, which have one token each.
+    """Computes the first `num_decodes` sequences, which have one token each.
 
-    A long context is cut into parts, and so is every one when there are few sequences; beginnings that several
-    sequences share are parts of their own, computed for all of them at once. Whoever ends a sequence's last part merges
-    all of them by their weights.
+    Long contexts are split over several programs, and all contexts are when there are few sequences. A prefix that
+    several sequences share is computed for all of them at once (`shared_attention`). Each split leaves a partial
+    result; the program that finishes a sequence last merges them by their weights.
     """
-    num_seqs, num_heads, head_dim = layout.num_single, q.shape[1], q.shape[2]
+    num_seqs, num_heads, head_dim = layout.num_decodes, q.shape[1], q.shape[2]
     num_kv_heads = cache.keys.shape[1]
     shared = layout.shared if window is None else None
-    num_splits = layout.splits.num_parts
-    num_cut = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
-    num_cut = 0 if num_splits == 1 else num_cut
-    num_parts = num_splits + (SHARED_PARTS if shared is not None else 0)
+    num_splits = layout.splits.num_splits
+    num_split_seqs = num_seqs if layout.splits.num_seqs is None else min(num_seqs, layout.splits.num_seqs)
+    num_split_seqs = 0 if num_splits == 1 else num_split_seqs
+    num_partials = num_splits + (SHARED_SPLITS if shared is not None else 0)
     partial, sums, arrivals = q, q, layout.splits.arrivals
-    if num_parts > 1:
-        num_merged = num_cut if shared is None else num_seqs
-        partial = torch.empty((num_merged, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
-        sums = torch.empty((num_merged, num_heads, num_parts, 2), dtype=torch.float32, device=q.device)
+    if num_partials > 1:
+        num_merged = num_split_seqs if shared is None else num_seqs
+        partial = torch.empty((num_merged, num_heads, num_partials, head_dim), dtype=torch.float32, device=q.device)
+        sums = torch.empty((num_merged, num_heads, num_partials, 2), dtype=torch.float32, device=q.device)
         if arrivals is None:
-            arrivals = torch.zeros(num_cut * num_kv_heads, dtype=torch.int32, device=q.device)
-        assert arrivals.dtype == torch.int32 and arrivals.numel() >= num_cut * num_kv_heads
+            arrivals = torch.zeros(num_split_seqs * num_kv_heads, dtype=torch.int32, device=q.device)
+        assert arrivals.dtype == torch.int32 and arrivals.numel() >= num_split_seqs * num_kv_heads
     common = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -58,7 +58,8 @@ def decode_attention(
         shared_attention(q, cache, layout, shared, partial, sums, scale, softcap, num_splits, **common)
     is_fp8 = cache.keys.element_size() == 1
     tile, num_warps, num_stages = _decode_shape(head_dim, is_fp8=is_fp8)
-    _decode[(num_kv_heads, num_cut * num_splits + num_seqs - num_cut)](  # all parts of the first contexts come first
+    num_items = num_split_seqs * num_splits + num_seqs - num_split_seqs  # all splits of the split contexts come first
+    _decode[(num_kv_heads, num_items)](
         q,
         cache.keys,
         cache.values.view(torch.int16) if is_fp8 else cache.values,
@@ -77,13 +78,13 @@ def decode_attention(
         0.0 if softcap is None else softcap,
         layout.splits.min_tokens,
         num_splits,
-        num_cut,
-        num_parts,
+        num_split_seqs,
+        num_partials,
         GROUP_BLOCK=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
         TILE=tile,
-        IS_PART=num_parts > 1,
+        HAS_PARTIALS=num_partials > 1,
         HAS_SHARED=shared is not None,
-        SHARED_PARTS=SHARED_PARTS,
+        SHARED_SPLITS=SHARED_SPLITS,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
         IN_PAIRS=is_fp8,
@@ -98,19 +99,19 @@ MAX_SPLITS = 32
 
 
 def _decode_shape(head_dim: int, *, is_fp8: bool) -> tuple[int, int, int]:
-    """Keys a step of the loop, warps and stages: the best of sweeps on an H200, 2026-11-15."""
+    """Returns keys per loop iteration, warps and stages: the best of sweeps on an H200, 2026-11-15."""
     if is_fp8:
         return 64, 2, 5
     return (32, 1, 6) if head_dim <= 64 else (64, 2, 3)
 
 
-@triton.jit(do_not_specialize=["min_split", "num_splits", "num_cut", "num_parts"])
+@triton.jit(do_not_specialize=["min_split", "num_splits", "num_split_seqs", "num_partials"])
 def _decode(
     q,
     keys,
     values,
     block_tables,
-    rows,
+    slots,
     context_lens,
     shared_lens,
     out,
@@ -124,8 +125,8 @@ def _decode(
     softcap,
     min_split,
     num_splits,
-    num_cut,
-    num_parts,
+    num_split_seqs,
+    num_partials,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -134,29 +135,29 @@ def _decode(
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    IS_PART: tl.constexpr,
+    HAS_PARTIALS: tl.constexpr,
     HAS_SHARED: tl.constexpr,
-    SHARED_PARTS: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     IN_PAIRS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Values of eight bits come in pairs of dimensions: a GPU can turn tiles of 16-bit words as its products need them,
-    but not of bytes."""
+    """Reads FP8 values as 16-bit pairs of dimensions: a GPU can transpose tiles of 16-bit words for its dot
+    products, but not of bytes."""
     head, item = tl.program_id(0), tl.program_id(1)
     seq, split = item, 0
-    is_cut = False
-    if IS_PART:
-        is_cut = item < num_cut * num_splits
-        if is_cut:  # most are not, and need no divisions before they can begin
+    is_split = False
+    if HAS_PARTIALS:
+        is_split = item < num_split_seqs * num_splits
+        if is_split:  # most are not, and start without these divisions
             seq = item // num_splits
             split = item - seq * num_splits
         else:
-            seq = item - num_cut * (num_splits - 1)
+            seq = item - num_split_seqs * (num_splits - 1)
     context_len = tl.load(context_lens + seq)
-    if context_len == 0:  # a place that nobody has
+    if context_len == 0:  # padding
         return
     first = 0
     if HAS_WINDOW:
@@ -167,20 +168,20 @@ def _decode(
         shared_len = tl.load(shared_lens + seq)
         begin = shared_len
     end = context_len
-    count = 1  # parts of this sequence's own context
-    if is_cut:
-        count, per_split = _own_parts(context_len - begin, min_split, num_splits, TILE)
+    count = 1  # splits of this sequence's own context
+    if is_split:
+        count, per_split = _own_splits(context_len - begin, min_split, num_splits, TILE)
         if split >= count:
             return
         begin = begin + split * per_split
         end = tl.minimum(context_len, begin + per_split)
 
-    lines = tl.arange(0, GROUP_BLOCK)
+    rows = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, DIM_BLOCK)
-    is_head = (lines[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
-    at = q + seq.to(tl.int64) * q_stride + (head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
-    query = in_type_of_product(tl.load(at, mask=is_head, other=0.0), keys)
-    table = block_tables + tl.load(rows + seq).to(tl.int64) * table_stride
+    is_head = (rows[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    at = q + seq.to(tl.int64) * q_stride + (head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
+    query = in_dot_dtype(tl.load(at, mask=is_head, other=0.0), keys)
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
@@ -223,44 +224,45 @@ def _decode(
         total = total * shrink + tl.sum(weight, axis=1)
         weight = weight.to(query.dtype)
         if IN_PAIRS:
-            firsts = firsts * shrink[:, None] + tl.dot(weight, widened(value, False, IS_INTERPRETED))
-            seconds = seconds * shrink[:, None] + tl.dot(weight, widened(value, True, IS_INTERPRETED))
+            firsts = firsts * shrink[:, None] + tl.dot(weight, widen_fp8(value, False, IS_INTERPRETED))
+            seconds = seconds * shrink[:, None] + tl.dot(weight, widen_fp8(value, True, IS_INTERPRETED))
         else:
             mixed = mixed * shrink[:, None] + tl.dot(weight, value)
         highest = peak
 
     if IN_PAIRS:
         mixed = tl.interleave(firsts, seconds)
-    place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines) * num_parts  # of each query head's parts
-    if IS_PART and count > 1:
+    # The first partial result of each query head.
+    place = (seq.to(tl.int64) * NUM_HEADS + head * GROUP + rows) * num_partials
+    if HAS_PARTIALS and count > 1:
         mine = place + split
         tl.store(partial + mine[:, None] * HEAD_DIM + dims[None, :], mixed, mask=is_head)
-        tl.store(sums + mine * 2, highest, mask=lines < GROUP)
-        tl.store(sums + mine * 2 + 1, total, mask=lines < GROUP)
-        tl.debug_barrier()  # the whole program has stored its part before it says so
+        tl.store(sums + mine * 2, highest, mask=rows < GROUP)
+        tl.store(sums + mine * 2 + 1, total, mask=rows < GROUP)
+        tl.debug_barrier()  # the whole program has stored its partial result before it counts as arrived
         arrival = arrivals + seq * NUM_KV_HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") < count - 1:
             return
-        tl.store(arrival, 0)  # as the next kernel wants to find it
-        for part in range(count):
-            if part != split:
-                highest, total, mixed = _with_part(
-                    highest, total, mixed, partial, sums, place + part, lines < GROUP, is_head, dims, HEAD_DIM
+        tl.store(arrival, 0)  # the next kernel expects zeros
+        for other in range(count):
+            if other != split:
+                highest, total, mixed = _merge_partial(
+                    highest, total, mixed, partial, sums, place + other, rows < GROUP, is_head, dims, HEAD_DIM
                 )
     if HAS_SHARED:
-        is_mine = (lines < GROUP) & (shared_len > 0)
-        for index in tl.static_range(SHARED_PARTS):
+        is_mine = (rows < GROUP) & (shared_len > 0)
+        for index in tl.static_range(SHARED_SPLITS):
             common = place + num_splits + index
-            highest, total, mixed = _with_part(
+            highest, total, mixed = _merge_partial(
                 highest, total, mixed, partial, sums, common, is_mine, is_mine[:, None] & is_head, dims, HEAD_DIM
             )
-    at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + lines[:, None]) * HEAD_DIM + dims[None, :]
+    at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
     tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
 
 
 @triton.jit
-def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
-    """Into how many parts a context is cut, none of them empty, and the most tokens of one."""
+def _own_splits(length, min_split, num_splits, TILE: tl.constexpr):
+    """Returns how many splits a context has, none of them empty, and the most tokens of one."""
     length = tl.maximum(length, 1)
     count = tl.minimum(num_splits, tl.cdiv(length, min_split))
     per_split = tl.cdiv(tl.cdiv(length, count), TILE) * TILE
@@ -268,11 +270,11 @@ def _own_parts(length, min_split, num_splits, TILE: tl.constexpr):
 
 
 @triton.jit
-def _with_part(highest, total, mixed, partial, sums, place, is_line, is_inside, dims, HEAD_DIM: tl.constexpr):
-    """What a program holds merged with a part that another has stored, which may be empty. Read from where all
-    processors see the same, and all at once: no load waits for another."""
-    weight = tl.load(sums + place * 2 + 1, mask=is_line, other=0.0, cache_modifier=".cg")
-    other = tl.load(sums + place * 2, mask=is_line, other=float("-inf"), cache_modifier=".cg")
+def _merge_partial(highest, total, mixed, partial, sums, place, is_row, is_inside, dims, HEAD_DIM: tl.constexpr):
+    """Merges a partial result that another program stored, which may be empty. The loads bypass the L1 cache, which
+    is not coherent, and do not wait for each other."""
+    weight = tl.load(sums + place * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+    other = tl.load(sums + place * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
     line = partial + place[:, None] * HEAD_DIM + dims[None, :]
     value = tl.load(line, mask=is_inside, other=0.0, cache_modifier=".cg")
     is_there = weight > 0.0

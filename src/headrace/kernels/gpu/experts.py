@@ -1,5 +1,10 @@
-"""Products of rows with the matrices of their experts, all in one launch: one program = a tile of rows of one expert
-times a tile of its columns. Programs find their expert on the device, so that a graph can hold the launch."""
+"""Grouped GEMM of a mixture of experts: multiplies each route's row by the matrix of its expert, all experts in one
+launch.
+
+One program computes a tile of rows of one expert times a tile of its columns. The grid is as large as the routes could
+ever need; programs find their expert from the counts on the device. So the host waits for nothing, and a CUDA graph can
+hold the launch.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,11 @@ from torch import Tensor
 from headrace.kernels.gpu.fp8 import quantize_rows
 from headrace.kernels.layout import Fp8Rows, Routes, Rows
 
-_TILES_TOGETHER = 8  # tiles of rows whose programs run side by side, so that they find columns in the cache
+_TILES_TOGETHER = 8  # row tiles whose programs run side by side and share weight tiles in the L2 cache
 
 
 class PackedExperts:
-    """A matrix for each expert, in the type of the activations or in eight bits."""
+    """The weight matrices of all experts, in the type of the activations or in FP8 (see `fp8.py`)."""
 
     def __init__(self, weight: Tensor, *, as_fp8: bool = False) -> None:  # [E, N, K]
         self._shape = weight.shape
@@ -35,7 +40,7 @@ class PackedExperts:
         if num_routes == 0:
             return out
         rows, columns, depth, num_warps, num_stages = _tile_shape(num_routes / num_experts, is_fp8=self.takes_fp8)
-        # No more tiles than routes; and each expert has at most one that is not full.
+        # At most one tile per route, and at most one partly filled tile per expert.
         num_tiles = min(num_routes, triton.cdiv(num_routes, rows) + num_experts - 1)
         _multiply[(num_tiles * triton.cdiv(num_columns, columns),)](
             values.contiguous(),
@@ -69,7 +74,7 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
 
 
 def _tile_shape(rows_of_expert: float, *, is_fp8: bool) -> tuple[int, int, int, int, int]:
-    """Rows, columns and depth of a tile, warps and stages. Not swept on a GPU yet."""
+    """Returns rows, columns and depth of a tile, warps and stages. Not swept on a GPU yet."""
     depth = 128 if is_fp8 else 64
     for rows in (16, 32, 64):
         if rows_of_expert <= rows:
@@ -77,7 +82,7 @@ def _tile_shape(rows_of_expert: float, *, is_fp8: bool) -> tuple[int, int, int, 
     return 128, 128, depth, 8, 3
 
 
-@triton.jit(do_not_specialize=["num_tiles", "routes_of_row"])
+@triton.jit(do_not_specialize=["num_tiles", "routes_per_row"])
 def _multiply(
     x,
     x_scales,
@@ -88,7 +93,7 @@ def _multiply(
     route_weights,
     out,
     num_tiles,
-    routes_of_row,  # how many routes share a row of x
+    routes_per_row,  # routes that share a row of x
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
@@ -110,10 +115,10 @@ def _multiply(
     is_expert = experts < NUM_EXPERTS
     stops = tl.load(ends + experts, mask=is_expert, other=0)
     starts = tl.load(ends + experts - 1, mask=is_expert & (experts > 0), other=0)
-    tiles = tl.cdiv(stops - starts, ROWS)  # of each expert
+    tiles = tl.cdiv(stops - starts, ROWS)  # per expert
     last_tiles = tl.cumsum(tl.where(is_expert, tiles, 0), axis=0)
     expert = tl.sum((last_tiles <= tile).to(tl.int32), axis=0)
-    if expert >= NUM_EXPERTS:  # fewer tiles than there might be
+    if expert >= NUM_EXPERTS:  # the grid is larger than needed
         return
     is_ours = experts == expert
     start = tl.sum(tl.where(is_ours, starts + (tile - last_tiles + tiles) * ROWS, 0), axis=0)
@@ -121,9 +126,9 @@ def _multiply(
 
     lines = start + tl.arange(0, ROWS)
     routes = tl.load(order + lines, mask=lines < stop, other=0).to(tl.int64)
-    tokens = routes // routes_of_row
+    tokens = routes // routes_per_row
     columns = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns % NUM_COLUMNS  # past the last column the first ones are read, and not stored
+    inside = columns % NUM_COLUMNS  # columns past the last wrap around; their results are not stored
     depths = tl.arange(0, DEPTH)
     row_at = x + tokens[:, None] * WIDTH + depths[None, :]
     matrix_at = weight + (expert.to(tl.int64) * NUM_COLUMNS + inside)[:, None] * WIDTH + depths[None, :]

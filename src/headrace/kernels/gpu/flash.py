@@ -1,7 +1,7 @@
-"""FlashAttention-3 for prompts. Those that begin in this step need not read their keys and values back from the cache;
-for the others contexts are gathered from their blocks, which this build does not read.
+"""FlashAttention-3 for prefills, where the package `fa3-fwd` is installed and the GPU is a Hopper.
 
-Used where the package `fa3-fwd` is installed and the GPU is a Hopper.
+Fresh prefills use the keys and values of the step itself. This build does not read paged caches: for prefill
+continuations the contexts are first gathered from their blocks.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.kernels.gpu.gather import gather_contexts
+from headrace.kernels.gpu.gather_kv import gather_contexts
 from headrace.kernels.layout import Gathering, LayerCache, StepLayout
 
 _HEAD_DIMS = (64, 96, 128, 192, 256)
-_LONG_CONTEXT = 8192  # tokens from which on the library may cut contexts, if there are few of them
+_LONG_CONTEXT = 8192  # tokens; longer contexts may be split by the library, if there are few of them
 
 
 def takes(q: Tensor, window: int | None, longest: int) -> bool:
-    """A window that no context outgrows hides nothing."""
+    """Tells whether the library can compute this: a window must be at least as long as every context."""
     sees_all = window is None or longest <= window
     return sees_all and is_made_for(q.dtype, q.shape[2], q.device)
 
 
 def is_made_for(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Tells whether the library supports this type, head size and device."""
     return dtype == torch.bfloat16 and head_dim in _HEAD_DIMS and is_available(device)
 
 
 @functools.cache
 def is_available(device: torch.device) -> bool:
+    """Loads the library; False if it is not installed or does not fit the GPU."""
     package = importlib.util.find_spec("fa3_fwd")
     if package is None or not package.submodule_search_locations:
         return False
@@ -50,10 +52,10 @@ def is_available(device: torch.device) -> bool:
 def fresh_attention(
     q: Tensor, num_kv_heads: int, layout: StepLayout, out: Tensor, scale: float, softcap: float | None
 ) -> None:
-    """The last `num_fresh` sequences, whose keys and values stand beside `q` in one tensor, as `rope_and_store` left
-    them."""
+    """Computes the last `num_fresh` sequences. Their keys and values are beside `q` in one tensor, where
+    `rope_and_store` left them."""
     num_tokens, num_heads, head_dim = q.shape
-    assert q.stride(0) == (num_heads + 2 * num_kv_heads) * head_dim, "the queries are no part of a step's QKV"
+    assert q.stride(0) == (num_heads + 2 * num_kv_heads) * head_dim, "the queries are not a view of the step's QKV"
     heads = q.as_strided((num_tokens, num_heads + 2 * num_kv_heads, head_dim), q.stride())
     _, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     starts = layout.query_starts[layout.num_seqs - layout.num_fresh :]
@@ -70,7 +72,7 @@ def gathered_attention(
     scale: float,
     softcap: float | None,
 ) -> None:
-    """The prompts of one gathering."""
+    """Computes the prefill continuations of one gathering."""
     keys, values = (x.transpose(0, 1) for x in gather_contexts(cache, layout, gathering, q.dtype))
     starts = layout.query_starts[gathering.first_seq : gathering.first_seq + gathering.starts.shape[0]]
     longest = gathering.longest
@@ -93,7 +95,7 @@ def _attend(
     scale: float,
     softcap: float | None,
     *,
-    num_splits: int,  # of a context; 0: as the library sees fit
+    num_splits: int,  # per context; 0: the library chooses
 ) -> None:
     torch.ops.fa3_fwd.fwd(
         q,

@@ -1,4 +1,16 @@
-"""Products in eight bits: weights and activations in e4m3, a factor for each row of both, sums in float32."""
+"""FP8 (e4m3) quantization and scaled GEMMs: the place to start for `quantization="fp8"`.
+
+Scales are float32, and value = fp8 value * scale. A row's scale is its largest absolute value / 448 (`store_fp8_row`).
+
+    weights       one scale per output channel, computed once at load (`Fp8Linear`, `experts.PackedExperts`)
+    activations   one scale per row (token), computed by the kernel that produces the row: `norms.py`, `activation.py`;
+                  `quantize_rows` here quantizes rows that come in the model's own type
+    applied       after the sums of the GEMM, which are in float32: `torch._scaled_mm` here, `experts.py` for experts
+    KV cache      float8 without scales; `rope.py` stores it, attention widens it to float16 (`attention_loop.py`)
+
+`layout.Fp8Rows` carries quantized rows with their scales. `PackedLinear.takes_fp8` tells `models/layers.py` whether the
+norm or activation before a linear layer should return them. `reference.py` has the same arithmetic in plain PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +23,12 @@ from headrace.kernels.layout import Fp8Rows, Rows
 from headrace.kernels.reference import FP8, PackedLinear
 
 FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
-_MULTIPLE = 16  # of rows and columns that the product wants
+_MULTIPLE = 16  # both sides of a weight must be a multiple of this for torch._scaled_mm
 
 
 class Fp8Linear:
+    """A linear layer with FP8 weights, one scale per output channel."""
+
     takes_fp8 = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -40,7 +54,7 @@ class Fp8Linear:
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear | Fp8Linear:
-    """A matrix whose sides are no multiples of 16 stays as it is."""
+    """Quantizes the weight if asked, unless a side is no multiple of 16, which the GEMM requires."""
     if as_fp8 and all(size % _MULTIPLE == 0 for size in weight.shape):
         return Fp8Linear(weight, bias)
     return PackedLinear(weight, bias)
@@ -54,6 +68,7 @@ def empty_fp8_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
+    """Quantizes each row with its own scale."""
     num_rows, width = x.shape
     out = empty_fp8_rows(num_rows, width, x.device)
     if num_rows:
@@ -75,7 +90,7 @@ def _quantize(x, out, scales, width, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_fp8_row(out, scale_at, line, columns, inside):
-    """One row by its own largest value; zeros where it is not inside."""
+    """Computes the scale of one row and stores the row in FP8; `line` must be zero where it is not inside."""
     wide = line.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / FP8_LIMIT
     tl.store(scale_at, scale)

@@ -1,5 +1,5 @@
-"""The norm of a token a program, alone or fused with the addition to the residual stream, in the input's type or in
-eight bits."""
+"""RMS norm and LayerNorm, one program per token, with or without the addition to the residual stream, in the input's
+type or FP8."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _norm(
     inside = columns < hidden_size
     line = tl.load(x + token * x_stride + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
-        # The sum is rounded to the residual's type before it is normed, as the twin does.
+        # The sum is rounded to the residual's type before it is normed, as in the reference.
         stream = residual + token * hidden_size + columns
         line = line.to(tl.float32) + tl.load(stream, mask=inside, other=0.0).to(tl.float32)
         line = line.to(x.dtype.element_ty)

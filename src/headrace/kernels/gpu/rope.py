@@ -19,7 +19,7 @@ def rope_and_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
-) -> Tensor:  # [T, Hq, D], a view of qkv, where the rotated keys stand too
+) -> Tensor:  # [T, Hq, D], a view of qkv, which also holds the rotated keys
     num_tokens = qkv.shape[0]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     if num_tokens:
@@ -50,7 +50,7 @@ def rope_and_store(
 def _rotated(
     heads, norm, cos, sin, dims, eps, NUM: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr
 ):
-    """Both halves of NUM heads of one token, normed if asked and rotated, [BLOCK, D / 2] each."""
+    """Returns both halves of NUM heads of one token, normed if asked and rotated; [BLOCK, D / 2] each."""
     lines = tl.arange(0, BLOCK)
     inside = (lines[:, None] < NUM) & (dims[None, :] < DIM // 2)
     at = heads + lines[:, None] * DIM + dims[None, :]
@@ -86,7 +86,7 @@ def _rope_and_store(
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
 ):
-    """One kv head of one token, and the query heads that share it."""
+    """Computes one kv head of one token, and the query heads that share it."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, HALF_BLOCK)
     half: tl.constexpr = HEAD_DIM // 2
@@ -102,7 +102,7 @@ def _rope_and_store(
     tl.store(at, first.to(qkv.dtype.element_ty), mask=inside)
     tl.store(at + half, second.to(qkv.dtype.element_ty), mask=inside)
 
-    # The place of this token and head in the cache: [block, head, offset, dim].
+    # Where this token and head go in the cache: [block, head, offset, dim].
     slot = tl.load(slot_mapping + token)
     place = ((slot // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims[None, :]
     key = line + (NUM_HEADS + head) * HEAD_DIM

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and the order that brings each expert's tokens together: two launches, no host."""
+"""Routes tokens to experts and sorts the routes by expert: two launches, without the host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2}
 
 
 def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+    """See `ops.route`."""
     num_tokens, num_experts = logits.shape
     num_routes, device = num_tokens * num_chosen, logits.device
     chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
@@ -49,20 +50,20 @@ def _choose(
     CHOSEN_BLOCK: tl.constexpr,
     RULE: tl.constexpr,
 ):
-    """One token: its highest experts, one after the other, and their weights."""
+    """Chooses the experts of one token, highest logit first, and their weights."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_BLOCK)
-    slots = tl.arange(0, CHOSEN_BLOCK)
+    choices = tl.arange(0, CHOSEN_BLOCK)
     scores = tl.load(logits + token * stride + experts, mask=experts < NUM_EXPERTS, other=float("-inf")).to(tl.float32)
     peak = tl.max(scores, axis=0)
     left = scores
     highest = tl.full([CHOSEN_BLOCK], float("-inf"), tl.float32)
     numbers = tl.zeros([CHOSEN_BLOCK], tl.int32)
-    for slot in tl.static_range(NUM_CHOSEN):
+    for choice in tl.static_range(NUM_CHOSEN):
         best = tl.max(left, axis=0)
-        at = tl.minimum(tl.argmax(left, axis=0), NUM_EXPERTS - 1)  # whatever a NaN does, it is one of the experts
-        highest = tl.where(slots == slot, best, highest)
-        numbers = tl.where(slots == slot, at, numbers)
+        at = tl.minimum(tl.argmax(left, axis=0), NUM_EXPERTS - 1)  # a valid expert even if a logit is NaN
+        highest = tl.where(choices == choice, best, highest)
+        numbers = tl.where(choices == choice, at, numbers)
         left = tl.where(experts == at, float("-inf"), left)
     if RULE == 0:
         weight = tl.sigmoid(highest)
@@ -72,14 +73,14 @@ def _choose(
             weight = weight / tl.sum(tl.exp(scores - peak), axis=0)
         else:
             weight = weight / tl.sum(weight, axis=0)
-    place = token * NUM_CHOSEN + slots
-    tl.store(chosen + place, numbers, mask=slots < NUM_CHOSEN)
-    tl.store(weights + place, weight, mask=slots < NUM_CHOSEN)
+    place = token * NUM_CHOSEN + choices
+    tl.store(chosen + place, numbers, mask=choices < NUM_CHOSEN)
+    tl.store(weights + place, weight, mask=choices < NUM_CHOSEN)
 
 
 @triton.jit(do_not_specialize=["num_routes"])
 def _sort(chosen, order, ends, num_routes, BLOCK: tl.constexpr):
-    """One expert: its routes, in their order, after those of all experts before it."""
+    """Writes the routes of one expert, in order, after those of all experts before it."""
     expert = tl.program_id(0)
     lines = tl.arange(0, BLOCK)
     end = 0

@@ -1,7 +1,7 @@
-"""Log-probabilities of one token a row and of the likeliest ones. No row is sorted, and none is written.
+"""Log-probabilities of one token per row and of the likeliest tokens. No row is sorted or written.
 
-read     each chunk: its largest logit, the sum of its weights, how many logits lie above the token's, and its best
-merge    each row: the best of those
+read     each chunk: its largest logit, the sum of its weights, logits above the token's, and its best logits
+merge    each row: the best of all chunks
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 4096
-_LEAST = tl.constexpr(-3.4028234663852886e38)  # stands for -inf, so that a token taken already is less than any other
+_MIN_FLOAT = tl.constexpr(-3.4028234663852886e38)  # replaces -inf, so that tokens already taken rank below it
 
 
 def scores(logits: Tensor, tokens: Tensor, *, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of logits [Q, V] and tokens [Q]: log-probabilities [Q] float32 and ranks [Q] int64, and the ids [Q, n] int64 and
-    log-probabilities [Q, n] float32 of the n likeliest. Of equally likely ones those with the lower ids come first."""
+    """Returns, for logits [Q, V] and tokens [Q], the tokens' log-probabilities [Q] float32 and ranks [Q] int64, and
+    the ids [Q, n] int64 and log-probabilities [Q, n] float32 of the n likeliest. Equally likely tokens are
+    ordered by id."""
     num_rows, vocab_size = logits.shape
     num_chunks, num_top = triton.cdiv(vocab_size, _CHUNK), min(num_top, vocab_size)
     device = logits.device
@@ -64,10 +65,10 @@ def _read(
     threshold = tl.load(at + tl.load(tokens + row)).to(tl.float32)
     tl.store(counts + at_chunk, tl.sum((logit > threshold).to(tl.int32)))
     top = tl.max(logit)
-    total = tl.sum(tl.exp2((logit - tl.maximum(top, _LEAST)) * 1.4426950408889634))  # a NaN makes it one
+    total = tl.sum(tl.exp2((logit - tl.maximum(top, _MIN_FLOAT)) * 1.4426950408889634))  # NaN if any logit is
     tl.store(sums + at_chunk * 2, top)
     tl.store(sums + at_chunk * 2 + 1, total)
-    left = tl.where(inside, tl.where(logit >= _LEAST, logit, _LEAST), float("-inf"))
+    left = tl.where(inside, tl.where(logit >= _MIN_FLOAT, logit, _MIN_FLOAT), float("-inf"))
     for i in range(num_top):
         best, where = tl.max(left, axis=0, return_indices=True)
         tl.store(bests + at_chunk * num_top + i, best)
@@ -100,7 +101,7 @@ def _merge(
     tops = tl.load(sums + at_chunks * 2, mask=inside, other=float("-inf"))
     totals = tl.load(sums + at_chunks * 2 + 1, mask=inside, other=0.0)
     above = tl.sum(tl.load(counts + at_chunks, mask=inside, other=0))
-    highest = tl.maximum(tl.max(tops), _LEAST)
+    highest = tl.maximum(tl.max(tops), _MIN_FLOAT)
     shares = tl.where(totals > 0.0, totals * tl.exp2((tops - highest) * 1.4426950408889634), totals)
     norm = highest + tl.log(tl.sum(shares))
     logit = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
@@ -112,7 +113,7 @@ def _merge(
     for i in range(num_top):
         best, where = tl.max(left, axis=0, return_indices=True)
         found = tl.load(best_ids + row * num_chunks * num_top + where)
-        value = tl.where(best == _LEAST, float("-inf"), best)
+        value = tl.where(best == _MIN_FLOAT, float("-inf"), best)
         tl.store(top_ids + row * num_top + i, found.to(tl.int64))
         tl.store(top_values + row * num_top + i, value - norm)
         left = tl.where(nth == where, float("-inf"), left)

@@ -1,7 +1,7 @@
-"""The rows' own steps on the GPU: what a decode step computes, and what its draw changes. No host in between.
+"""The slots' state on the GPU: what a decode step reads from it and what its sampled tokens change, without the host.
 
-Numbers that differ from step to step are not specialized: a kernel compiled for one write alone, when a step first has
-only one, would stop the GPU for half a second.
+Numbers that differ from step to step are not specialized. Otherwise Triton would compile a new kernel when a step first
+has only one write, and the GPU would idle for half a second.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _WRITES = 1024
 
 
 def prepare_decode(
-    rows: Tensor,  # [B] int32
-    tokens: Tensor,  # [num_rows, max_len] int32
-    computed: Tensor,  # [num_rows] int64
-    block_tables: Tensor,  # [num_rows, max_blocks] int32
+    slots: Tensor,  # [B] int32, the slot of each row
+    tokens: Tensor,  # [num_slots, max_len] int32
+    computed: Tensor,  # [num_slots] int64
+    block_tables: Tensor,  # [num_slots, max_blocks] int32
     block_size: int,
     token_ids: Tensor,  # [B] int32, out
     positions: Tensor,  # [B] int64, out
     slot_mapping: Tensor,  # [B] int64, out
     context_lens: Tensor,  # [B] int32, out
 ) -> None:
-    """The next token of each row and where its key and value go."""
-    num_rows = rows.shape[0]
-    _prepare[(triton.cdiv(num_rows, _BLOCK),)](
-        rows,
+    """Reads the next input token of each slot, and computes where its key and value go."""
+    batch_size = slots.shape[0]
+    _prepare[(triton.cdiv(batch_size, _BLOCK),)](
+        slots,
         tokens,
         computed,
         block_tables,
@@ -36,7 +36,7 @@ def prepare_decode(
         positions,
         slot_mapping,
         context_lens,
-        num_rows,
+        batch_size,
         tokens.stride(0),
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
@@ -45,9 +45,9 @@ def prepare_decode(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["batch_size"])
 def _prepare(
-    rows,
+    slots,
     tokens,
     computed,
     block_tables,
@@ -55,52 +55,52 @@ def _prepare(
     positions,
     slot_mapping,
     context_lens,
-    num_rows,
+    batch_size,
     token_stride,
     table_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num_rows
-    row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
-    position = tl.load(computed + row, mask=inside, other=0)
-    block = tl.load(block_tables + row * table_stride + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    tl.store(token_ids + place, tl.load(tokens + row * token_stride + position, mask=inside, other=0), mask=inside)
-    tl.store(positions + place, position, mask=inside)
-    tl.store(slot_mapping + place, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
-    tl.store(context_lens + place, (position + 1).to(tl.int32), mask=inside)
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < batch_size
+    slot = tl.load(slots + item, mask=inside, other=0).to(tl.int64)
+    position = tl.load(computed + slot, mask=inside, other=0)
+    block = tl.load(block_tables + slot * table_stride + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    tl.store(token_ids + item, tl.load(tokens + slot * token_stride + position, mask=inside, other=0), mask=inside)
+    tl.store(positions + item, position, mask=inside)
+    tl.store(slot_mapping + item, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
+    tl.store(context_lens + item, (position + 1).to(tl.int32), mask=inside)
 
 
-def write_tables(block_tables: Tensor, rows: Tensor, indexes: Tensor, blocks: Tensor) -> None:
-    """block_tables[rows, indexes] = blocks; all int32."""
-    num_writes = rows.shape[0]
+def write_tables(block_tables: Tensor, slots: Tensor, indexes: Tensor, blocks: Tensor) -> None:
+    """Sets block_tables[slots, indexes] = blocks; all int32."""
+    num_writes = slots.shape[0]
     _write_tables[(triton.cdiv(num_writes, _WRITES),)](
-        block_tables, rows, indexes, blocks, num_writes, block_tables.stride(0), BLOCK=_WRITES, num_warps=4
+        block_tables, slots, indexes, blocks, num_writes, block_tables.stride(0), BLOCK=_WRITES, num_warps=4
     )
 
 
 @triton.jit(do_not_specialize=["num_writes"])
-def _write_tables(block_tables, rows, indexes, blocks, num_writes, stride, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num_writes
-    row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
-    index = tl.load(indexes + place, mask=inside, other=0)
-    tl.store(block_tables + row * stride + index, tl.load(blocks + place, mask=inside, other=0), mask=inside)
+def _write_tables(block_tables, slots, indexes, blocks, num_writes, stride, BLOCK: tl.constexpr):
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < num_writes
+    slot = tl.load(slots + item, mask=inside, other=0).to(tl.int64)
+    index = tl.load(indexes + item, mask=inside, other=0)
+    tl.store(block_tables + slot * stride + index, tl.load(blocks + item, mask=inside, other=0), mask=inside)
 
 
 def admit(
-    columns: Tensor,  # [4, A] int32: row, tokens, how many of them are computed, where the first is in `prompts`
-    prompts: Tensor,  # int32, one after the other
-    most_tokens: int,  # of one of them
-    tokens: Tensor,  # [num_rows, max_len] int32
-    lens: Tensor,  # [num_rows] int64
-    computed: Tensor,  # [num_rows] int64
-    is_finished: Tensor,  # [num_rows] bool
+    columns: Tensor,  # [4, A] int32: slot, number of tokens, how many of them are computed, start in `prompts`
+    prompts: Tensor,  # int32, concatenated
+    max_tokens: int,  # of the longest prompt
+    tokens: Tensor,  # [num_slots, max_len] int32
+    lens: Tensor,  # [num_slots] int64
+    computed: Tensor,  # [num_slots] int64
+    is_finished: Tensor,  # [num_slots] bool
 ) -> None:
-    """Rows get their new owners' tokens."""
+    """Writes the tokens and lengths of sequences that enter slots."""
     num_admitted = columns.shape[1]
-    _admit[(num_admitted, triton.cdiv(most_tokens, _WRITES))](
+    _admit[(num_admitted, triton.cdiv(max_tokens, _WRITES))](
         columns,
         prompts,
         tokens,
@@ -116,37 +116,37 @@ def admit(
 
 @triton.jit(do_not_specialize=["num_admitted"])
 def _admit(columns, prompts, tokens, lens, computed, is_finished, num_admitted, token_stride, BLOCK: tl.constexpr):
-    number, part = tl.program_id(0), tl.program_id(1)
-    row = tl.load(columns + number).to(tl.int64)
+    number, chunk = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(columns + number).to(tl.int64)
     length = tl.load(columns + num_admitted + number)
     start = tl.load(columns + 3 * num_admitted + number)
-    place = part * BLOCK + tl.arange(0, BLOCK)
-    inside = place < length
-    tl.store(tokens + row * token_stride + place, tl.load(prompts + start + place, mask=inside, other=0), mask=inside)
-    if part == 0:
-        tl.store(lens + row, length.to(tl.int64))
-        tl.store(computed + row, tl.load(columns + 2 * num_admitted + number).to(tl.int64))
-        tl.store(is_finished + row, False)
+    item = chunk * BLOCK + tl.arange(0, BLOCK)
+    inside = item < length
+    tl.store(tokens + slot * token_stride + item, tl.load(prompts + start + item, mask=inside, other=0), mask=inside)
+    if chunk == 0:
+        tl.store(lens + slot, length.to(tl.int64))
+        tl.store(computed + slot, tl.load(columns + 2 * num_admitted + number).to(tl.int64))
+        tl.store(is_finished + slot, False)
 
 
 def append_tokens(
-    rows: Tensor,  # [B] int32, those that drew
-    drawn: Tensor,  # [B] int64
-    flags: Tensor,  # [B] uint8, how each row stands by the draw itself (steps.BROKEN or 0)
-    tokens: Tensor,  # [num_rows, max_len] int32
-    lens: Tensor,  # [num_rows] int64
-    is_finished: Tensor,  # [num_rows] bool
-    end_len: Tensor,  # [num_rows] int64
-    stop_token_ids: Tensor,  # [num_rows, width] int64
-    out: Tensor,  # [2, B] int32: the token and how the row stands now
+    slots: Tensor,  # [B] int32, the slot of each row
+    sampled: Tensor,  # [B] int64
+    flags: Tensor,  # [B] uint8, from sampling: steps.BROKEN or 0
+    tokens: Tensor,  # [num_slots, max_len] int32
+    lens: Tensor,  # [num_slots] int64
+    is_finished: Tensor,  # [num_slots] bool
+    end_len: Tensor,  # [num_slots] int64
+    stop_token_ids: Tensor,  # [num_slots, width] int64
+    out: Tensor,  # [2, B] int32: the token, and one of steps.GOES_ON, STOPPED, FULL, BROKEN
     *,
-    advances: Tensor | None,  # [num_rows] int64 computed, if the step was one token each
+    advances: Tensor | None,  # [num_slots] int64, `computed`, in a decode step
 ) -> None:
-    """The drawn tokens become the rows' last; a row that ends, or has ended, stands still."""
-    num_rows = rows.shape[0]
-    _append[(triton.cdiv(num_rows, _BLOCK),)](
-        rows,
-        drawn,
+    """Appends the sampled tokens to their slots. A slot whose sequence ends, or has ended, does not advance."""
+    batch_size = slots.shape[0]
+    _append[(triton.cdiv(batch_size, _BLOCK),)](
+        slots,
+        sampled,
         flags,
         tokens,
         lens,
@@ -155,7 +155,7 @@ def append_tokens(
         stop_token_ids,
         out,
         lens if advances is None else advances,
-        num_rows,
+        batch_size,
         tokens.stride(0),
         out.stride(0),
         MAX_LEN=tokens.shape[1],
@@ -166,10 +166,10 @@ def append_tokens(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "out_stride"])
+@triton.jit(do_not_specialize=["batch_size", "out_stride"])
 def _append(
-    rows,
-    drawn,
+    slots,
+    sampled,
     flags,
     tokens,
     lens,
@@ -178,7 +178,7 @@ def _append(
     stop_token_ids,
     out,
     computed,
-    num_rows,
+    batch_size,
     token_stride,
     out_stride,
     MAX_LEN: tl.constexpr,
@@ -186,26 +186,26 @@ def _append(
     ADVANCES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num_rows
-    row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)
-    was_finished = tl.load(is_finished + row, mask=inside, other=1) != 0
-    token = tl.load(drawn + place, mask=inside, other=0)
-    length = tl.load(lens + row, mask=inside, other=0)
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = item < batch_size
+    slot = tl.load(slots + item, mask=inside, other=0).to(tl.int64)
+    was_finished = tl.load(is_finished + slot, mask=inside, other=1) != 0
+    token = tl.load(sampled + item, mask=inside, other=0)
+    length = tl.load(lens + slot, mask=inside, other=0)
     stops = tl.load(
-        stop_token_ids + row[:, None] * NUM_STOPS + tl.arange(0, NUM_STOPS)[None, :], mask=inside[:, None], other=-1
+        stop_token_ids + slot[:, None] * NUM_STOPS + tl.arange(0, NUM_STOPS)[None, :], mask=inside[:, None], other=-1
     )
     is_stop = tl.sum((stops == token[:, None]).to(tl.int32), axis=1) > 0
-    is_full = length + 1 >= tl.load(end_len + row, mask=inside, other=0)
-    standing = tl.where(is_stop, 1, tl.where(is_full, 2, 0))
-    flag = tl.load(flags + place, mask=inside, other=0).to(tl.int32)
-    standing = tl.where(flag != 0, flag, standing)
+    is_full = length + 1 >= tl.load(end_len + slot, mask=inside, other=0)
+    finished = tl.where(is_stop, 1, tl.where(is_full, 2, 0))
+    flag = tl.load(flags + item, mask=inside, other=0).to(tl.int32)
+    finished = tl.where(flag != 0, flag, finished)
     goes_on = inside & (was_finished == 0)
-    tl.store(tokens + row * token_stride + length, token.to(tl.int32), mask=goes_on & (length < MAX_LEN))
-    tl.store(lens + row, length + 1, mask=goes_on)
-    tl.store(is_finished + row, (standing != 0), mask=goes_on)
+    tl.store(tokens + slot * token_stride + length, token.to(tl.int32), mask=goes_on & (length < MAX_LEN))
+    tl.store(lens + slot, length + 1, mask=goes_on)
+    tl.store(is_finished + slot, (finished != 0), mask=goes_on)
     if ADVANCES:
-        at = tl.load(computed + row, mask=inside, other=0)
-        tl.store(computed + row, at + 1, mask=goes_on)
-    tl.store(out + place, token.to(tl.int32), mask=inside)
-    tl.store(out + out_stride + place, standing, mask=inside)
+        at = tl.load(computed + slot, mask=inside, other=0)
+        tl.store(computed + slot, at + 1, mask=goes_on)
+    tl.store(out + item, token.to(tl.int32), mask=inside)
+    tl.store(out + out_stride + item, finished, mask=inside)

@@ -1,8 +1,8 @@
-"""The search for a row's cut that always ends, however many logits are alike: `cuts` leaves few rows to it.
+"""Finds a row's threshold by a search that always ends, however many logits are equal; for rows that `thresholds` left.
 
-Logits are compared as integers of the same order. One program has one row: in each pass over it the logits are held
-against PIVOTS integers at once, and how many lie above each, and with what weight, tells between which two the cut is.
-That is four bits a pass, and ends early when only one logit is left between the two.
+Logits are compared as integers of the same order. One program searches one row. Each pass compares the logits with
+PIVOTS integers at once: the number of logits above each pivot, and their weight, tell between which two pivots the
+threshold lies. A pass finds four bits; the search ends early when only one logit is left between the two pivots.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.filters import Cuts, Filters
-from headrace.kernels.gpu.keys import SHIFTS, key_from, key_of, value_of
+from headrace.kernels.gpu.sort_keys import SHIFTS, key_from, key_of, value_of
+from headrace.kernels.gpu.threshold_types import Filters, Thresholds
 
 PIVOTS = 16
-BLOCK = 512  # logits that a program holds against all pivots at once
+BLOCK = 512  # logits that a program compares with all pivots at once
 
 
-def search_cuts(
+def search_thresholds(
     logits: Tensor,  # [R, V]
-    rows: Tensor,  # [R] int32 or int64
-    weights: Tensor,  # [R, num_chunks, 2] float32, see draw.weigh
-    temperature: Tensor,  # [num_rows] float64; 0 is greedy
+    slots: Tensor,  # [R] int32 or int64, the slot of each row
+    weights: Tensor,  # [R, num_chunks, 2] float32, see sample.weigh
+    temperature: Tensor,  # [num_slots] float64; 0 is greedy
     filters: Filters,
-    cuts: Cuts,  # in and out: those that are NaN are searched for
+    thresholds: Thresholds,  # in and out
 ) -> None:
+    """Searches the thresholds that are NaN."""
     num_rows, vocab_size = logits.shape
     num_chunks = weights.shape[1]
-    _search_cuts[(num_rows,)](
+    _search_thresholds[(num_rows,)](
         logits,
-        rows,
+        slots,
         weights,
         temperature,
         filters.min_p,
         filters.top_k,
         filters.top_p,
-        cuts.values,
-        cuts.last_ids,
+        thresholds.values,
+        thresholds.last_ids,
         vocab_size,
         logits.stride(0),
         num_chunks,
@@ -62,7 +63,7 @@ def _measure(
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many logits have at least each pivot's key, and if wanted their weight in units of the best's; [PIVOTS]."""
+    """Counts the logits with at least each pivot's key, and if wanted their weight relative to the best; [PIVOTS]."""
     pivots = low + step * tl.arange(0, PIVOTS).to(tl.int64)
     pivots = tl.minimum(pivots, 0x7FFFFFFF).to(tl.int32)
     counts = tl.zeros([BLOCK, PIVOTS], tl.int32)
@@ -81,8 +82,8 @@ def _measure(
 
 
 @triton.jit
-def _at(values, place, PIVOTS: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, PIVOTS) == place, values, 0))
+def _at(values, pivot, PIVOTS: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, PIVOTS) == pivot, values, 0))
 
 
 @triton.jit
@@ -99,10 +100,11 @@ def _search(
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The highest key from which on up the logits have the target, in number or in mass: it is in [low, high].
+    """Finds the highest key in [low, high] such that the logits from it upwards reach the target, in number or in mass.
 
-    Returns the range that is left (one key, or one logit), how many lie from it on up, and how many and with what mass
-    (by mass only) above it. By number, nothing is searched where all from `low` on are fewer.
+    Returns the range that is left (one key, or one logit), how many logits lie from it upwards, and how many and with
+    what mass (by mass only) above it. By number, the search stops where all logits from `low` upwards are fewer than
+    the target.
     """
     count, count_above = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     mass_above = tl.full([], 0.0, tl.float32)
@@ -111,29 +113,29 @@ def _search(
         step = (high - low) // PIVOTS + 1
         counts, masses = _measure(at, vocab_size, best, scale, low, step, BY_MASS, SHIFT, PIVOTS, BLOCK)
         if BY_MASS:
-            place = tl.sum((masses >= target).to(tl.int32)) - 1
+            pivot = tl.sum((masses >= target).to(tl.int32)) - 1
         else:
-            place = tl.sum((counts >= target).to(tl.int32)) - 1
-        is_short = place < 0
-        place = tl.maximum(place, 0)
-        count = _at(counts, place, PIVOTS)
-        next_low = low + step * (place + 1).to(tl.int64)
-        is_inner = (place + 1 < PIVOTS) & (next_low <= high)
-        count_above = tl.where(is_inner, _at(counts, place + 1, PIVOTS), count_above)
-        mass_above = tl.where(is_inner, _at(masses, place + 1, PIVOTS), mass_above)
+            pivot = tl.sum((counts >= target).to(tl.int32)) - 1
+        is_short = pivot < 0
+        pivot = tl.maximum(pivot, 0)
+        count = _at(counts, pivot, PIVOTS)
+        next_low = low + step * (pivot + 1).to(tl.int64)
+        is_inner = (pivot + 1 < PIVOTS) & (next_low <= high)
+        count_above = tl.where(is_inner, _at(counts, pivot + 1, PIVOTS), count_above)
+        mass_above = tl.where(is_inner, _at(masses, pivot + 1, PIVOTS), mass_above)
         if BY_MASS:
             stops = count - count_above <= 1
         else:
             stops = (count - count_above <= 1) | is_short
         high = tl.where(is_inner, next_low - 1, high)
-        low = low + step * place.to(tl.int64)
+        low = low + step * pivot.to(tl.int64)
         goes_on = ((low < high) & (stops == 0)).to(tl.int32)
     return low, high, count, count_above, mass_above
 
 
 @triton.jit
 def _find_equal(at, vocab_size, key, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of the `number`-th logit with this key."""
+    """Returns the token of the `number`-th logit with this key."""
     before, found = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, vocab_size, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
@@ -147,15 +149,15 @@ def _find_equal(at, vocab_size, key, number, SHIFT: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _search_cuts(
+def _search_thresholds(
     logits,
-    rows,
+    slots,
     weights,
     temperature,
     min_p,
     top_k,
     top_p,
-    cuts,
+    thresholds,
     last_ids,
     vocab_size,
     stride,
@@ -165,47 +167,47 @@ def _search_cuts(
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64)
-    found = tl.load(cuts + place)
+    row = tl.program_id(0).to(tl.int64)
+    found = tl.load(thresholds + row)
     if found == found:
         return
-    row = tl.load(rows + place).to(tl.int64)
-    heat = tl.load(temperature + row).to(tl.float32)
-    least, share = tl.load(min_p + row).to(tl.float32), tl.load(top_p + row).to(tl.float32)
-    most = tl.minimum(tl.load(top_k + row), vocab_size).to(tl.int32)
+    slot = tl.load(slots + row).to(tl.int64)
+    temp = tl.load(temperature + slot).to(tl.float32)
+    min_share, top_share = tl.load(min_p + slot).to(tl.float32), tl.load(top_p + slot).to(tl.float32)
+    max_count = tl.minimum(tl.load(top_k + slot), vocab_size).to(tl.int32)
     chunks = tl.arange(0, CHUNKS_BLOCK)
-    at_chunks = weights + (place * num_chunks + chunks) * 2
+    at_chunks = weights + (row * num_chunks + chunks) * 2
     tops = tl.load(at_chunks, mask=chunks < num_chunks, other=float("-inf"))
     best = tl.max(tops)
-    narrows = (least > 0.0) | ((most > 0) & (most < vocab_size))
-    at = logits + place * stride
-    scale = 1.4426950408889634 / heat
+    narrows = (min_share > 0.0) | ((max_count > 0) & (max_count < vocab_size))
+    at = logits + row * stride
+    scale = 1.4426950408889634 / temp
     totals = tl.load(at_chunks + 1, mask=chunks < num_chunks, other=0.0)
     kept_mass = tl.sum(tl.where(totals > 0.0, totals * tl.exp2((tops - best) * scale), 0.0))
     low = key_of(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
     top = key_of(best, SHIFT).to(tl.int64)
-    num_equal = tl.full([], 0, tl.int32)  # of the logits equal to the cut, those that are kept
-    num_others = tl.full([], 0, tl.int32)  # and those that are not
+    num_equal = tl.full([], 0, tl.int32)  # logits equal to the threshold that are kept
+    num_others = tl.full([], 0, tl.int32)  # and that are not kept
     if narrows:
-        if least > 0.0:
-            low = tl.minimum(key_from(best + heat * tl.log(least), SHIFT).to(tl.int64), top)
-        target = tl.where(most > 0, most, vocab_size)
+        if min_share > 0.0:
+            low = tl.minimum(key_from(best + temp * tl.log(min_share), SHIFT).to(tl.int64), top)
+        target = tl.where(max_count > 0, max_count, vocab_size)
         low, high, count, count_above, mass_above = _search(
             at, vocab_size, best, scale, low, top, target, False, SHIFT, PIVOTS, BLOCK
         )
         num_others = tl.maximum(count - target, 0)  # if there are any, all in the range are equal
         num_equal = count - count_above - num_others
-        if share < 1.0:
+        if top_share < 1.0:
             _, masses = _measure(at, vocab_size, best, scale, low, high + 1 - low, True, SHIFT, PIVOTS, BLOCK)
             weight = tl.exp2((value_of(low.to(tl.int32), SHIFT) - best) * scale)
             without_others = _at(masses, 1, PIVOTS) + num_equal.to(tl.float32) * weight
             kept_mass = tl.where(num_others > 0, without_others, _at(masses, 0, PIVOTS))
-    if share < 1.0:
-        # What is lighter than this weighs less than 1 - top_p together.
-        lightest = best + heat * tl.log(0.99 * (1.0 - share) * kept_mass / vocab_size)
+    if top_share < 1.0:
+        # Lighter tokens together weigh less than 1 - top_p.
+        lightest = best + temp * tl.log(0.99 * (1.0 - top_share) * kept_mass / vocab_size)
         floor = tl.minimum(key_from(lightest, SHIFT).to(tl.int64), top)
         was_low = low
-        target = share * kept_mass
+        target = top_share * kept_mass
         low, high, count, count_above, mass_above = _search(
             at, vocab_size, best, scale, tl.maximum(low, floor), top, target, True, SHIFT, PIVOTS, BLOCK
         )
@@ -218,9 +220,9 @@ def _search_cuts(
         else:
             num_equal = at_hand
         num_others = count - count_above - num_equal
-    tl.store(cuts + place, value_of(low.to(tl.int32), SHIFT))
+    tl.store(thresholds + row, value_of(low.to(tl.int32), SHIFT))
     if num_others > 0:
         last = _find_equal(at, vocab_size, low.to(tl.int32), num_equal, SHIFT, BLOCK)
-        tl.store(last_ids + place, last)
+        tl.store(last_ids + row, last)
     else:
-        tl.store(last_ids + place, vocab_size)
+        tl.store(last_ids + row, vocab_size)

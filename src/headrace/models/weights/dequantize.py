@@ -1,6 +1,6 @@
 """GGUF's storage types to float32: the common ones here, several times faster, the others by the `gguf` package.
 
-A block is a run of weights that share scales: 32 of them in Q4_0, Q4_1 and Q8_0, 256 in Q4_K and Q6_K.
+A block is a run of weights that share scales: 32 weights in Q4_0, Q4_1 and Q8_0, 256 in Q4_K and Q6_K.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 def dequantize(raw: Bytes, type_name: str, out: Floats) -> None:
-    """Rows as stored, [rows, bytes], into `out`, contiguous and of as many weights."""
+    """Dequantizes rows as stored, [rows, bytes], into `out`, which must be contiguous and of as many weights."""
     if type_name in _BLOCKS:
         block_bytes, unpack = _BLOCKS[type_name]
         blocks = raw.reshape(-1, block_bytes)
@@ -30,7 +30,7 @@ def dequantize(raw: Bytes, type_name: str, out: Floats) -> None:
 
 
 def is_block_type(type_name: str) -> bool:
-    """Whether it is one of the quantized types that are read here."""
+    """Tells whether it is one of the quantized types that are read here."""
     return type_name in _BLOCKS and type_name != "BF16"
 
 
@@ -90,12 +90,13 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:  # low bits 128, high bits 64, sc
 
 
 def _halves(data: Bytes) -> Floats:
-    """float16 numbers stored in bytes."""
+    """Converts float16 numbers stored in bytes."""
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _nibbles(data: Bytes) -> Bytes:
-    """[n, groups, bytes] -> [n, groups, 2 * bytes]: of each group the low halves of all bytes, then the high ones."""
+    """[n, groups, bytes] -> [n, groups, 2 * bytes]: returns for each group the low nibbles of all bytes, then the
+    high ones."""
     num_blocks, num_groups, num_bytes = data.shape
     values = np.empty((num_blocks, num_groups, 2, num_bytes), dtype=np.uint8)
     np.bitwise_and(data, 15, out=values[:, :, 0])

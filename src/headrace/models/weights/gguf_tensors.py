@@ -1,4 +1,4 @@
-"""Weights from a GGUF file: read a few rows at a time, put into our order, dequantized straight to their place."""
+"""Weights from a GGUF file: a few rows at a time, reordered and dequantized straight into their final tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import ModelError
 from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.stored import Place
+from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
 from headrace.models.weights.source import StoredRows
 
@@ -46,7 +46,8 @@ _IN_LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}  # stacks of all
+# Stacks of all experts.
+_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _WITH_POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -56,12 +57,13 @@ _FUSED_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FUSED_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _PART_OF_SPEC = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_LONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # files from before April 2024
+_LONE_EXPERT = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")  # in files from before April 2024
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
 class GgufTensors:
-    """`rotates_pairs`: query and key rows are stored for a rotation of neighbours, ours rotates halves of a head."""
+    """Reads tensors by our names. `rotates_pairs`: query and key rows are stored for rotation in neighbouring pairs;
+    ours rotates halves of a head."""
 
     def __init__(self, file: GgufFile, spec: ModelSpec, *, rotates_pairs: bool) -> None:
         self._file = file
@@ -71,30 +73,30 @@ class GgufTensors:
         self._rotates_pairs = rotates_pairs
 
     def names(self) -> Collection[str]:
-        return self._places.keys()
+        return self._parts.keys()
 
     def shape(self, name: str) -> Shape:
-        place = self._places[name]
-        return place.shape(self._file.tensors[place.name].shape)
+        part = self._parts[name]
+        return part.shape(self._file.tensors[part.name].shape)
 
     def fill(self, name: str, out: Tensor) -> None:
-        place = self._places[name]
-        tensor = self._file.tensors[place.name]
+        part = self._parts[name]
+        tensor = self._file.tensors[part.name]
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
-        starts = range(0, place.num_rows, rows_at_once)
+        starts = range(0, part.num_rows, rows_at_once)
         pieces = (out[start : start + rows_at_once] for start in starts)
-        stored_starts = (_first_row(place) + start for start in starts)
-        # Array operations leave the interpreter's lock, and threads with a piece each never wait for one another.
+        stored_starts = (_first_row(part) + start for start in starts)
+        # numpy releases the GIL, so threads with a piece each run in parallel.
         with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
             list(pool.map(self._fill_rows, repeat(tensor), stored_starts, pieces))  # raises what a thread raised
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        place = self._places[name]
-        tensor = self._file.tensors[place.name]
+        part = self._parts[name]
+        tensor = self._file.tensors[part.name]
         if not is_block_type(tensor.type_name):
             return None
-        return StoredRows(self._read_rows(tensor, _first_row(place), place.num_rows), tensor.type_name)
+        return StoredRows(self._read_rows(tensor, _first_row(part), part.num_rows), tensor.type_name)
 
     def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor) -> None:
         import torch
@@ -114,56 +116,57 @@ class GgufTensors:
         count, offset = num_rows * row_bytes, tensor.offset + start * row_bytes
         raw = np.fromfile(self._file.path, dtype=np.uint8, count=count, offset=offset)
         if len(raw) < count:
-            raise ModelError(f"{self._file.path} is cut short in tensor {tensor.name!r}; fetch it again")
+            raise ModelError(f"{self._file.path} is truncated in tensor {tensor.name!r}; fetch it again")
         return raw.reshape(num_rows, row_bytes)
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
-        """Under the names that Hugging Face gives to tensors; unknown ones keep theirs, and are refused later."""
-        found: dict[str, Place] = {}
+    def _parts(self) -> dict[str, StoredPart]:
+        """Maps Hugging Face's names to stored tensors; unknown tensors keep their names, and are refused later."""
+        found: dict[str, StoredPart] = {}
         for tensor in self._file.tensors.values():
             if tensor.name.removesuffix(".weight") not in _PART_OF_SPEC:
-                found |= self._places_in(tensor)
+                found |= self._parts_in(tensor)
         return found
 
-    def _places_in(self, tensor: GgufTensor) -> dict[str, Place]:
+    def _parts_in(self, tensor: GgufTensor) -> dict[str, StoredPart]:
         num_rows = tensor.shape[0]
         match = _LAYER_NAME.fullmatch(tensor.name)
         if match is None:
-            return {_other_name(tensor.name): Place(tensor.name, 0, num_rows, num_rows)}
+            return {_other_name(tensor.name): StoredPart(tensor.name, 0, num_rows, num_rows)}
         index, stem, kind = match.groups()
         if stem in _OF_EXPERTS and self._spec.has_mixture(int(index)) and len(tensor.shape) == 3:
-            return self._expert_places(tensor, f"model.layers.{index}.mlp.experts.*.{_OF_EXPERTS[stem]}.{kind}")
-        parts = self._fused_parts(index, stem)
+            return self._expert_parts(tensor, f"model.layers.{index}.mlp.experts.*.{_OF_EXPERTS[stem]}.{kind}")
+        parts = self._fused_names(index, stem)
         if parts:
-            return self._fused_places(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
+            return self._fused_parts_of(tensor, [f"model.layers.{index}.{part}.{kind}" for part in parts])
         name = f"model.layers.{index}.{self._in_layer[stem]}.{kind}" if stem in self._in_layer else tensor.name
-        return {name: Place(tensor.name, 0, num_rows, num_rows)}
+        return {name: StoredPart(tensor.name, 0, num_rows, num_rows)}
 
-    def _expert_places(self, tensor: GgufTensor, name: str) -> dict[str, Place]:
-        """`name` has a star for the number of the expert. There are as many as the spec says: a place checks it."""
+    def _expert_parts(self, tensor: GgufTensor, name: str) -> dict[str, StoredPart]:
+        """Splits a stack of experts. `name` has a star for the number of the expert. `StoredPart.shape` checks their
+        count."""
         assert self._spec.mixture is not None
         num_rows, num_experts = tensor.shape[1], self._spec.mixture.num_experts
         return {
-            name.replace("*", str(expert)): Place(
+            name.replace("*", str(expert)): StoredPart(
                 tensor.name, 0, num_rows, num_rows, member=expert, num_members=num_experts
             )
             for expert in range(num_experts)
         }
 
-    def _fused_parts(self, index: str, stem: str) -> tuple[str, ...]:
+    def _fused_names(self, index: str, stem: str) -> tuple[str, ...]:
         if stem == "attn_qkv":
             return _FUSED_QKV
         has_gate = f"blk.{index}.ffn_gate.weight" in self._file.tensors
         return _FUSED_GATE_UP if stem == "ffn_up" and self._spec.is_gated and not has_gate else ()
 
-    def _fused_places(self, tensor: GgufTensor, names: list[str]) -> dict[str, Place]:
-        """Rows of the first, then of the second, as many as the spec gives them."""
+    def _fused_parts_of(self, tensor: GgufTensor, names: list[str]) -> dict[str, StoredPart]:
+        """Splits a fused tensor: the rows of the first matrix, then of the second, with the counts of the spec."""
         shapes = self._shapes
         counts = [shapes[name][0] if name in shapes else 0 for name in names]
         ends = accumulate(counts)
         return {
-            name: Place(tensor.name, end - count, count, sum(counts))
+            name: StoredPart(tensor.name, end - count, count, sum(counts))
             for name, count, end in zip(names, counts, ends, strict=True)
         }
 
@@ -173,7 +176,7 @@ class GgufTensors:
 
 
 def _other_name(name: str) -> str:
-    """Of a tensor outside of the layers, or of one expert in an old file."""
+    """Returns the name of a tensor outside of the layers, or of one expert in an old file."""
     lone_expert = _LONE_EXPERT.fullmatch(name)
     if lone_expert is not None:
         index, part, expert = lone_expert.groups()
@@ -182,8 +185,8 @@ def _other_name(name: str) -> str:
     return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
 
 
-def _first_row(place: Place) -> int:
-    return place.first_row + (place.member or 0) * place.rows_of_group
+def _first_row(part: StoredPart) -> int:
+    return part.first_row + (part.member or 0) * part.rows_per_group
 
 
 def _num_cores() -> int:
@@ -191,14 +194,14 @@ def _num_cores() -> int:
 
 
 def _pairs_to_halves(raw: Bytes, head_dim: int) -> Bytes:
-    """Rows of each head from (0, half, 1, half + 1, ...) back to (0, 1, ..., half, half + 1, ...)."""
+    """Reorders rows of each head from (0, half, 1, half + 1, ...) to (0, 1, ..., half, half + 1, ...)."""
     num_rows, row_bytes = raw.shape
     heads = raw.reshape(num_rows // head_dim, head_dim // 2, 2, row_bytes)
     return heads.swapaxes(1, 2).reshape(num_rows, row_bytes)
 
 
 def rope_tensors(file: GgufFile) -> dict[str, tuple[float, ...]]:
-    """Numbers of the rope that GGUF stores as tensors: one or two sets of divisors of its frequencies."""
+    """Returns rope parameters that GGUF stores as tensors: one or two sets of frequency divisors."""
     found = {}
     for stem in _PART_OF_SPEC:
         tensor = file.tensors.get(f"{stem}.weight")
@@ -215,7 +218,7 @@ def _read_floats(file: GgufFile, tensor: GgufTensor) -> tuple[float, ...]:
 
 
 def stored_dtype(file: GgufFile) -> str:
-    """The type of the matrices; quantized ones count as bfloat16, which holds any of their values' range.
+    """Returns the type of the matrices; quantized ones count as bfloat16, which covers their range.
 
     Routers do not count: converters leave them in float32.
     """

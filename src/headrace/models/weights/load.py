@@ -1,4 +1,5 @@
-"""Weights into a decoder, a matrix at a time: read into its final place, packed, and dropped if packing copied it."""
+"""Loads weights into a decoder, one matrix at a time: read into its final tensor, packed, and freed if packing
+copied it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.random_numbers import RandomNumbers
+from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
@@ -38,12 +39,13 @@ def load_decoder(
     seed: int = 0,
     max_len: int | None = None,
 ) -> Decoder:
-    """The checkpoint's model on `device`. `max_len` bounds the rotary table of an engine with a shorter context."""
+    """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter
+    context."""
     spec, device = checkpoint.spec, torch.device(device)
     source = _source(checkpoint, load_format, seed)
     reader = _Reader(source, spec, dtype, device, as_fp8=quantization == "fp8")
     check_tensors(reader.source, spec, where=checkpoint.source)
-    # The largest matrices first: packing may copy them, and little else is there yet.
+    # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
     tables = {
@@ -69,14 +71,14 @@ def load_decoder(
 
 def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:
     if load_format == "random":
-        return RandomNumbers(checkpoint.spec, seed=seed)
+        return RandomWeights(checkpoint.spec, seed=seed)
     if checkpoint.weights is None:
         raise ModelError(f"{checkpoint.source} was opened without weights; load it with load_format='random'")
     return checkpoint.weights
 
 
 def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
-    """The embeddings and the head. Where they are tied, one read serves both."""
+    """Returns the embeddings and the head. If they are tied, one read serves both."""
     stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu else None
     bias = reader.tensor("lm_head.bias") if spec.head_bias else None
     if not spec.tie_embeddings:
@@ -99,7 +101,7 @@ def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embe
 
 
 def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
-    """Logits are linear in what the last norm gives: to scale its weights is to scale them."""
+    """Scales the final norm's weights instead of the logits, which are linear in its output."""
     for weights in (norm.weight, norm.bias):
         if scale is not None and weights is not None:
             weights.mul_(scale)
@@ -169,7 +171,8 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
 
 
 def _head_norms(reader: _Reader, spec: ModelSpec, prefix: str, *, rotates: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Those without weights come after the rotation in the model. It keeps a head's length: here they come before."""
+    """Returns the norms of queries and keys. Norms without weights come after the rotation in the model; it keeps a
+    head's length, so here they come before."""
     if spec.bare_qk_norm and rotates:
         ones = torch.ones(spec.head_dim, dtype=torch.float32, device=reader.device)
         return ones, ones
@@ -184,7 +187,7 @@ def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> tuple[Norm, No
 
 
 class _Reader:
-    """Allocates tensors in the decoder's type and place, has the source fill them, and counts their bytes."""
+    """Allocates tensors in the decoder's type and device, lets the source fill them, and counts their bytes."""
 
     def __init__(
         self, source: WeightSource, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, as_fp8: bool
@@ -193,7 +196,7 @@ class _Reader:
         self.num_bytes = 0
         self._spec = spec
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
-        self._as_fp8 = as_fp8  # the layers' matrices
+        self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
 
@@ -202,7 +205,7 @@ class _Reader:
         return self.device.type == "cpu" and self._dtype == torch.float32
 
     def linear(self, *names: str, has_bias: bool) -> ops.PackedLinear:
-        """One product for several matrices that share their input: their rows stand under each other."""
+        """Returns one GEMM for several matrices that share their input: their rows are concatenated."""
         bias = self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         packed = ops.pack_linear(self.tensor(*(f"{name}.weight" for name in names)), bias, as_fp8=self._as_fp8)
         if packed.takes_fp8:
@@ -211,7 +214,8 @@ class _Reader:
         return packed
 
     def experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
-        """One product for the matrices of all experts; several of one stand under each other."""
+        """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
+        by rows."""
         num_rows = sum(self.source.shape(name)[0] for name in names[0])
         width = self.source.shape(names[0][0])[1]
         stack = _allocate((len(names), num_rows, width), self._dtype, self.device)
@@ -233,7 +237,8 @@ class _Reader:
         return weight.add_(self._spec.norm_offset) if self._spec.norm_offset else weight
 
     def _norm_tensor(self, name: str) -> Tensor:
-        """In float32 whatever the decoder's type: the sum with the offset would lose digits, and kernels widen it."""
+        """Reads a norm's weight in float32, whatever the decoder's type: adding the offset in a narrower type would
+        lose digits."""
         out = _allocate(self.source.shape(name), torch.float32, self.device)
         self._fill(name, out)
         self.num_bytes += out.nbytes
@@ -260,12 +265,13 @@ class _Reader:
 
 
 def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU each matrix has a mapping of its own: what packing copied goes back to the system at once."""
+    """Allocates a tensor. On a CPU each matrix has a mapping of its own, so memory that packing copied is returned
+    to the system at once."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
     mapping = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Weights under our names, from files that hold them in another way."""
+"""Weights under our names, from safetensors that store them differently (`stored_tensors.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.stored import Place, Stored, places
+from headrace.models.stored_tensors import Stored, StoredPart, find_parts
 from headrace.models.weights.safetensors_files import SafetensorsFiles
 from headrace.models.weights.source import StoredRows
 
@@ -23,27 +23,27 @@ class Rearranged:
         self._spec = spec
 
     def names(self) -> Collection[str]:
-        return [*self._places, *self._unknown]
+        return [*self._parts, *self._unknown]
 
     def shape(self, name: str) -> Shape:
-        place = self._places.get(name)
-        return self._files.shape(name) if place is None else place.shape(self._files.shape(place.name))
+        part = self._parts.get(name)
+        return self._files.shape(name) if part is None else part.shape(self._files.shape(part.name))
 
     def fill(self, name: str, out: Tensor) -> None:
-        place = self._places[name]
-        self._files.fill_with(place.name, out, place.part_of)
+        part = self._parts[name]
+        self._files.fill_with(part.name, out, part.take_from)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _parts(self) -> dict[str, StoredPart]:
         found = self._files.names()
-        return {name: place for name, place in places(self._stored, self._spec, found).items() if place.name in found}
+        return {name: part for name, part in find_parts(self._stored, self._spec, found).items() if part.name in found}
 
     @cached_property
     def _unknown(self) -> list[str]:
-        """What no tensor of ours is read from, under the name in the file."""
-        used = {place.name for place in self._places.values()}
+        """Stored tensors from which none of ours is read, under their names in the file."""
+        used = {part.name for part in self._parts.values()}
         is_leftover = re.compile(self._stored.leftovers).fullmatch
         return [name for name in self._files.names() if name not in used and not is_leftover(name)]

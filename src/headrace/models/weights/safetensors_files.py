@@ -1,4 +1,5 @@
-"""Weights from the safetensors files of a directory, memory-mapped; no tensor is copied but into its final place."""
+"""Weights from the safetensors files of a directory, memory-mapped; each tensor is copied once, into its final
+tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _REMAP_AFTER_BYTES = 128 << 20  # pages of a mapping stay resident until it is c
 
 
 class SafetensorsFiles:
-    """One mapping is open at a time; it is renewed now and then, so that pages already read are given back."""
+    """Keeps one mapping open at a time, and renews it now and then to release pages that were read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,15 +44,15 @@ class SafetensorsFiles:
         self.fill_with(name, out, lambda tensor: tensor)
 
     def fill_with(self, name: str, out: Tensor, part_of: Callable[[Tensor], Tensor]) -> None:
-        """Writes what `part_of` takes of the stored tensor into `out`."""
+        """Writes the part of the stored tensor that `part_of` returns into `out`."""
         tensor = self._open(self._files[name]).get_tensor(name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise UnsupportedModelError(
                 f"tensor {name!r} is stored as {tensor.dtype}; quantized safetensors are not supported; use a GGUF file"
             )
         part = part_of(tensor)
-        is_turned = part.dim() == 2 and part.stride(0) == 1
-        out.copy_(part.t().to(out.device).t() if is_turned else part)  # a GPU turns a matrix faster than a CPU
+        is_transposed = part.dim() == 2 and part.stride(0) == 1
+        out.copy_(part.t().to(out.device).t() if is_transposed else part)  # a GPU transposes faster than a CPU
         self._bytes_read += part.nbytes
         if self._bytes_read > _REMAP_AFTER_BYTES:
             self._close()
@@ -61,14 +62,14 @@ class SafetensorsFiles:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """Which file has which tensor."""
+        """Maps each tensor to its file."""
         index = self._directory / _INDEX
         if not index.exists():
             return {name: path for path in safetensors_paths(self._directory) for name in self._open(path).keys()}  # noqa: SIM118
         files = {name: self._directory / file for name, file in read_json(index)["weight_map"].items()}
         for path in sorted(set(files.values())):
             if not path.exists():
-                raise ModelError(f"{index} names {path.name}, which is not there; fetch the model again")
+                raise ModelError(f"{index} names {path.name}, which does not exist; fetch the model again")
         return files
 
     def _open(self, path: Path) -> Any:
@@ -91,7 +92,7 @@ def _safe_open(path: Path) -> Any:
 
 
 def safetensors_paths(directory: Path) -> list[Path]:
-    """The files that make up the model. `consolidated` ones repeat it in the layout of its authors."""
+    """Returns the files of the model. `consolidated` files repeat it in the original authors' layout."""
     if (directory / _SINGLE).exists():
         return [directory / _SINGLE]
     return sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("consolidated"))

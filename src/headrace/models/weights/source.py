@@ -1,4 +1,4 @@
-"""What every origin of weights offers, and the check of its tensors against the spec."""
+"""The protocol of every source of weights, and the check of its tensors against the spec."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from headrace.models.spec import ModelSpec, Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NAMED_AT_MOST = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """A matrix as its file has it: quantized, each row on its own."""
+    """A matrix as stored in its file: quantized, each row on its own."""
 
     raw: npt.NDArray[np.uint8]  # [rows, bytes]
     type_name: str
 
 
 class WeightSource(Protocol):
-    """Tensors under their canonical names (those of Hugging Face), each read straight to its place."""
+    """Tensors under their canonical names (those of Hugging Face), each read straight into its final tensor."""
 
     def names(self) -> Collection[str]: ...
 
@@ -37,11 +37,11 @@ class WeightSource(Protocol):
         """Writes the tensor into `out`, in the type and on the device of `out`."""
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """The matrix in its quantized form, or None where it has none."""
+        """Returns the matrix in its quantized form, or None if it is not quantized."""
 
 
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:
-    """Every tensor that the spec needs is there in its shape, and nothing is there that would be ignored."""
+    """Checks that every tensor of the spec exists with its shape, and that no tensor would be ignored."""
     expected, found = spec.tensor_shapes(), set(source.names())
     missing = [name for name in expected if name not in found]
     if missing:
@@ -59,11 +59,11 @@ def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> No
 
 
 def _is_harmless(name: str, spec: ModelSpec) -> bool:
-    """Rotary tables that old checkpoints carry, and a second copy of tied embeddings."""
+    """Accepts rotary tables that old checkpoints contain, and a second copy of tied embeddings."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and spec.tie_embeddings)
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
-    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    shown = ", ".join(repr(name) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"

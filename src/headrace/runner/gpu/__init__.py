@@ -1,3 +1,26 @@
-"""Runs plans on a GPU: CUDA graphs, step layouts, memory and uploads."""
+"""Runs plans on a GPU. The GPU's stream is the order of execution; there is no thread of its own.
 
-from __future__ import annotations
+    plan ─▶ Upload (one pinned copy: slot entries, table writes, step description)
+         ├▶ decode step            2 CUDA graph replays: model; sampling and appending
+         ├▶ small prefill step     1 CUDA graph replay for the model, then head and sampling eagerly
+         └▶ any other step         eager: decode | prefill continuations | fresh prefills
+         ─▶ Ticket (pinned results, an event) ─▶ collect, one or two steps later
+
+    gpu_runner       submit and collect
+    gpu_slots        tokens, lengths and block tables by slot, on the GPU
+    graph_sizes      the sizes that CUDA graphs are captured for, and which graph runs a step
+    decode_graphs    capture and choice of decode graphs; decode_inputs: their input buffers
+    prefill_graphs   capture of graphs for small steps with prompts
+    step_layouts     layout of eager steps; tiles, context_gather and prefix_groups prepare parts of it
+    context_splits   how decode attention splits long contexts over programs
+    prefix_sharing   whether decode reads a shared prefix once for all sequences of a group
+    gemm_warmup, memory   kernels and memory taken at start, so that no step waits for them
+    upload           pinned buffers from host to GPU
+
+- The last slot and the last block are padding: graphs are filled up with them.
+- Steps with prompts compute the last layer only for the tokens that are sampled after.
+- With FlashAttention-3, fresh prefills read the step's own keys and values, and prefill continuations read contexts
+  that are gathered out of their blocks where that is faster; otherwise a Triton kernel reads the paged KV cache.
+- Decode slots are ordered by context, the longest first, so that no program is left running alone.
+- Values that change from step to step are not compiled into kernels.
+"""

@@ -1,7 +1,7 @@
-"""A library's kernels for matrix products, loaded before they are needed.
+"""Loads the library's GEMM kernels at start.
 
-It has a hundred of them, chooses by the size of the product, loads each when it is first used, and waits for the GPU
-then: in a step that costs everybody what it runs ahead.
+It has about a hundred of them, chooses by the size of the GEMM, and loads each at its first use. Loading waits for the
+GPU: within a step, the GPU would run out of queued work.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import torch
 from headrace.models.decoder import Decoder
 from headrace.models.layers import Mlp
 
-# Tokens. The largest first, so that the others fit into its memory; products that are larger still use its kernels.
+# Tokens. The largest first, so that the others fit into its memory; larger GEMMs use the kernels of the largest.
 _SIZES = (*range(8192, 1024, -32), *range(1024, 0, -8))
-_FEW_SIZES = 512  # between two that are tried where the products are not the library's
+_FEW_SIZES = 512  # distance of the sizes that are run where the GEMMs are not the library's
 
 
 @torch.inference_mode()
-def load_products(decoder: Decoder, most_tokens: int) -> None:
-    """Of each kind of layer the products of one, for steps of all sizes, or nearly."""
+def load_gemm_kernels(decoder: Decoder, max_tokens: int) -> None:
+    """Run the GEMMs of one layer of each kind for nearly all step sizes up to `max_tokens`."""
     spec, dtype, device = decoder.spec, decoder.dtype, decoder.device
-    sizes = [size for size in _SIZES if size <= most_tokens]
+    sizes = [size for size in _SIZES if size <= max_tokens]
     x = torch.zeros(max(sizes, default=1), spec.hidden_size, dtype=dtype, device=device)
     mixed = torch.zeros(x.shape[0], spec.q_size, dtype=dtype, device=device)
     for layer in {type(layer.mlp): layer for layer in decoder.layers}.values():

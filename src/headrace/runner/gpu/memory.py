@@ -1,4 +1,4 @@
-"""What a step needs on the GPU beside weights and cache, seen by running the largest one."""
+"""Measures the GPU memory of a step beside weights and KV cache, by running the largest one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from headrace.kernels import ops
 from headrace.kernels.layout import Gathering, StepLayout
 from headrace.models.decoder import Decoder
-from headrace.runner.gpu.context_gather import most_gathered
+from headrace.runner.gpu.context_gather import max_gathered_tokens
 from headrace.runner.gpu.tiles import tiles_of
 
 _BLOCK_SIZE = 16
@@ -16,13 +16,13 @@ _BLOCK_SIZE = 16
 
 @torch.inference_mode()
 def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
-    """Peak bytes of a step of `num_tokens` that draws for `num_seqs`, on top of what is allocated now."""
+    """Peak bytes of a step of `num_tokens` that samples for `num_seqs`, on top of what is allocated now."""
     device = decoder.device
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     hidden = decoder.hidden(
-        torch.zeros(num_tokens, dtype=torch.int32, device=device), *_one_prompt(decoder, num_tokens)
+        torch.zeros(num_tokens, dtype=torch.int32, device=device), *one_prompt_step(decoder, num_tokens)
     )
     for _ in range(2):  # a graph keeps logits of its own
         last = decoder.logits(hidden[:1].expand(num_seqs, -1).contiguous())
@@ -34,13 +34,13 @@ def measure_step(decoder: Decoder, *, num_tokens: int, num_seqs: int) -> int:
 
 
 def reserve(num_bytes: int, device: torch.device) -> None:
-    """Memory for steps, which the allocator keeps: no step has to wait for the driver to give more, or finds that
-    somebody else has taken it."""
+    """Let PyTorch's allocator take the memory of steps and keep it: no step waits for the driver, and no other process
+    can take it."""
     torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
-def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:
-    """A prompt of all the tokens, whose layers share one small cache, with room to gather the longest contexts."""
+def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:
+    """A step of one prompt, whose layers share one small cache, with room to gather the longest contexts."""
     spec, device = decoder.spec, decoder.device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     cache = ops.allocate_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, decoder.dtype, device)
@@ -56,6 +56,6 @@ def _one_prompt(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops
         max_query_len=num_tokens,
         max_context_len=num_tokens,
         tiles=torch.from_numpy(tiles_of(np.array([num_tokens]), 0)[0]).to(device, torch.int32),
-        gatherings=(Gathering(0, starts, most_gathered(num_tokens, decoder.max_len), num_tokens),),
+        gatherings=(Gathering(0, starts, max_gathered_tokens(num_tokens, decoder.max_len), num_tokens),),
     )
     return layout, [cache] * spec.num_layers

@@ -1,4 +1,4 @@
-"""Which running sequences begin with the same blocks."""
+"""Finds running sequences whose prompts share a prefix, so that decode attention reads its blocks once for all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from headrace.steps import IntArray, TableWrites
 
-MIN_SEQS = 4  # fewer read their beginnings faster on their own
+MIN_SEQS = 4  # fewer read their prefixes faster on their own
 MIN_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
-    """As `kernels.layout.SharedPrefixes`, on the host."""
+    """The host's form of `kernels.layout.SharedPrefixes`."""
 
     lens: IntArray  # [S]
     tile_seqs: IntArray  # [tiles, SEQS]
@@ -22,20 +22,20 @@ class PrefixGroups:
 
 
 class BlockTableMirror:
-    """The device's block tables as the host last wrote them, for finding what rows have in common."""
+    """The device's block tables as the host last wrote them."""
 
-    def __init__(self, num_rows: int, max_blocks: int) -> None:
-        self._tables = np.zeros((num_rows, max_blocks), np.int32)
-        self._num_blocks = np.zeros(num_rows, np.int64)
+    def __init__(self, num_slots: int, max_blocks: int) -> None:
+        self._tables = np.zeros((num_slots, max_blocks), np.int32)
+        self._num_blocks = np.zeros(num_slots, np.int64)
 
     def write(self, writes: TableWrites) -> None:
         self._tables[writes.slots, writes.indexes] = writes.blocks
         starts = writes.slots[writes.indexes == 0]
-        self._num_blocks[starts] = 0  # a new owner
+        self._num_blocks[starts] = 0  # the slot has a new owner
         np.maximum.at(self._num_blocks, writes.slots, writes.indexes + 1)
 
     def groups(self, slots: IntArray, *, block_size: int, seqs_per_tile: int) -> PrefixGroups | None:
-        """Rows that share their first block, each such set with the blocks that all of it has in common."""
+        """Group slots by their first block, each group with the blocks that all of its slots have in common."""
         firsts = self._tables[slots, 0]
         order = np.argsort(firsts, kind="stable")
         borders = np.flatnonzero(np.diff(firsts[order], prepend=-1, append=-1))

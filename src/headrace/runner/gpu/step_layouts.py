@@ -1,4 +1,4 @@
-"""Where the tokens of steps with prompts lie, from what the host knows of a step and the device of its rows."""
+"""Builds the layouts of steps with prompts, from the host's plan and the device's slots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from headrace.kernels.gpu import flash
 from headrace.kernels.layout import Gathering, LayerCache, SharedPrefixes, Splits, StepLayout
 from headrace.models.decoder import Decoder
-from headrace.runner.gpu.context_gather import gathering_pays, groups_of, most_gathered
-from headrace.runner.gpu.decode_inputs import seqs_per_tile
+from headrace.runner.gpu.context_gather import groups_of, is_gather_faster, max_gathered_tokens
 from headrace.runner.gpu.prefix_groups import PrefixGroups
+from headrace.runner.gpu.prefix_sharing import seqs_per_tile
 from headrace.runner.gpu.tiles import tiles_of
 from headrace.runner.gpu.upload import Upload
 from headrace.runner.shape import RunnerShape
@@ -22,17 +22,17 @@ from headrace.steps import IntArray, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class StepParts:
-    """Of a step whose rows stand in this order: those of one token, prompts that go on, prompts that begin."""
+class StepOrder:
+    """The order of a step's slots: decode, then prefill continuations, then fresh prefills."""
 
-    num_single: int
-    num_fresh: int  # prompts that begin
-    context_lens: IntArray  # of each row, with its tokens of this step
-    groups: PrefixGroups | None  # of rows of one token that begin alike
+    num_decodes: int  # decode
+    num_fresh: int
+    context_lens: IntArray  # of each slot, with its tokens of this step
+    groups: PrefixGroups | None  # of decode slots that share a prefix
 
 
 class StepLayouts:
-    """Lays steps out. The tensors are the runner's own rows, read when a step's kernels run."""
+    """Builds step layouts. The tensors are the runner's own columns, read when a step's kernels run."""
 
     def __init__(
         self,
@@ -50,11 +50,10 @@ class StepLayouts:
         self._cache_bytes = caches[0].keys.element_size()
         self._seqs_per_tile = seqs_per_tile(decoder.spec, caches[0].keys.dtype)
         self._gathers = flash.is_made_for(decoder.dtype, decoder.spec.head_dim, decoder.device)
-        self._most_gathered = most_gathered(shape.max_num_batched_tokens, decoder.max_len)
+        self._max_gathered = max_gathered_tokens(shape.max_num_batched_tokens, decoder.max_len)
 
-    def of_arrays(self, arrays: list[Tensor], num_single: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
-        """Where the tokens of a step lie, and which they are: from the row of each token and its place among the row's
-        new ones; of each sequence the row and how many tokens it has; where each begins; and the tiles."""
+    def of_arrays(self, arrays: list[Tensor], num_decodes: int, max_query_len: int) -> tuple[StepLayout, Tensor]:
+        """The layout and the token ids of a step, from the arrays that `PrefillShape.counts` describes."""
         token_slots, offsets, slots, num_tokens, starts, tiles = arrays
         token_slots_long = token_slots.long()
         positions = self._computed[token_slots_long] + offsets
@@ -68,45 +67,45 @@ class StepLayouts:
             block_tables=self._block_tables,
             max_query_len=max_query_len,
             max_context_len=self._shape.max_model_len,
-            num_single=num_single,
-            splits=self._splits(max(1, num_single)),
+            num_decodes=num_decodes,
+            splits=self._splits(max(1, num_decodes)),
             tiles=tiles.view(-1, 2),
         )
         return layout, self._tokens[token_slots_long, positions]
 
-    def of_step(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[StepLayout, Tensor]:
-        """The same of a plan, with all that speeds up its attention."""
+    def of_step(self, plan: StepPlan, order: StepOrder, upload: Upload) -> tuple[StepLayout, Tensor]:
+        """The same for a plan, with shared prefixes and gathered contexts."""
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
         token_slots = np.repeat(plan.slots, plan.num_tokens)
         offsets = np.arange(len(token_slots)) - np.repeat(starts[:-1], plan.num_tokens)
-        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, parts.num_single, parts.num_fresh)
+        tiles, num_fresh_tiles = tiles_of(plan.num_tokens, order.num_decodes, order.num_fresh)
         arrays = (token_slots, offsets, plan.slots, plan.num_tokens, starts, tiles)
         places = [upload.put(array) for array in arrays]
-        groups = parts.groups
+        groups = order.groups
         shared = [] if groups is None else [upload.put(a) for a in (groups.lens, groups.tile_seqs, groups.tile_lens)]
-        gatherings = self._gatherings(plan, parts, upload)
+        gatherings = self._gatherings(plan, order, upload)
         upload.send()
         prefixes = None
         if shared:
             lens, seqs, tile_lens = (upload.get(place) for place in shared)
             prefixes = SharedPrefixes(lens, seqs.view(-1, self._seqs_per_tile), tile_lens)
         on_device = [upload.get(place) for place in places]
-        layout, token_ids = self.of_arrays(on_device, parts.num_single, int(plan.num_tokens.max()))
+        layout, token_ids = self.of_arrays(on_device, order.num_decodes, int(plan.num_tokens.max()))
         layout = replace(
             layout,
             shared=prefixes,
-            num_fresh=parts.num_fresh,
+            num_fresh=order.num_fresh,
             num_fresh_tiles=num_fresh_tiles,
             gatherings=gatherings,
         )
         return layout, token_ids
 
-    def _gatherings(self, plan: StepPlan, parts: StepParts, upload: Upload) -> tuple[Gathering, ...]:
-        """Of the prompts that go on."""
-        spec, older = self._spec, slice(parts.num_single, len(plan.slots) - parts.num_fresh)
-        context_lens = parts.context_lens[older]
-        if not self._gathers or not gathering_pays(
-            plan.num_tokens[older],
+    def _gatherings(self, plan: StepPlan, order: StepOrder, upload: Upload) -> tuple[Gathering, ...]:
+        """Gather the contexts of the prefill continuations, if that is faster."""
+        spec, continued = self._spec, slice(order.num_decodes, len(plan.slots) - order.num_fresh)
+        context_lens = order.context_lens[continued]
+        if not self._gathers or not is_gather_faster(
+            plan.num_tokens[continued],
             context_lens,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
@@ -115,8 +114,8 @@ class StepLayouts:
         ):
             return ()
         gatherings = []
-        for group in groups_of(context_lens, self._most_gathered):
+        for group in groups_of(context_lens, self._max_gathered):
             lens = context_lens[group]
             starts = upload.get(upload.put(np.concatenate([[0], np.cumsum(lens)])))
-            gatherings.append(Gathering(parts.num_single + group.start, starts, int(lens.sum()), int(lens.max())))
+            gatherings.append(Gathering(order.num_decodes + group.start, starts, int(lens.sum()), int(lens.max())))
         return tuple(gatherings)

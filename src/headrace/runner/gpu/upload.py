@@ -1,4 +1,4 @@
-"""Small integers for the GPU: one pinned buffer a step, one copy, no wait."""
+"""Sends small integer arrays to the GPU: one pinned buffer a step, one copy, no wait."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_NUM_SLOTS = 4
+_NUM_BUFFERS = 4
 _FIRST_CAPACITY = 1 << 18
 
 
 class Upload:
-    """What one step sends: arrays are put one after the other, and `send` brings the new ones over in one copy."""
+    """The upload of one step: `put` appends arrays to the buffer, `send` copies the new ones at once."""
 
     def __init__(self, host: Tensor, device: Tensor) -> None:
         self._host = host.numpy()
@@ -29,23 +29,23 @@ class Upload:
         return place
 
     def send(self) -> None:
-        """What was put since the last time."""
+        """Copy what was put since the last call."""
         if self._end > self._num_sent:
             new = slice(self._num_sent, self._end)
             self._device[new].copy_(self._pinned[new], non_blocking=True)
             self._num_sent = self._end
 
     def get(self, place: slice) -> Tensor:
-        """The device's copy of what was put there; valid once sent."""
+        """The device's copy of what `put` returned `place` for; valid once sent."""
         return self._device[place]
 
 
 class UploadRing:
-    """Owns the buffers. A buffer is used again only after the step that read it is done."""
+    """Owns the buffers. A buffer is reused only after the step that read it is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._target = device
-        self._slots: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
+        self._buffers: list[tuple[Tensor, Tensor, torch.cuda.Event]] = []
         self._next = 0
         self._capacity = _FIRST_CAPACITY
         self._allocate()
@@ -56,21 +56,21 @@ class UploadRing:
             torch.cuda.synchronize(self._target)
             self._capacity = 2 * num_values
             self._allocate()
-        host, device, used = self._slots[self._next]
+        host, device, used = self._buffers[self._next]
         used.synchronize()
         return Upload(host, device)
 
     def end(self) -> None:
-        """The step that uses the buffer is queued."""
-        self._slots[self._next][2].record()
-        self._next = (self._next + 1) % _NUM_SLOTS
+        """Mark the buffer as in use until the queued step is done."""
+        self._buffers[self._next][2].record()
+        self._next = (self._next + 1) % _NUM_BUFFERS
 
     def _allocate(self) -> None:
-        self._slots = [
+        self._buffers = [
             (
                 torch.empty(self._capacity, dtype=torch.int32, pin_memory=True),
                 torch.empty(self._capacity, dtype=torch.int32, device=self._target),
                 torch.cuda.Event(),
             )
-            for _ in range(_NUM_SLOTS)
+            for _ in range(_NUM_BUFFERS)
         ]

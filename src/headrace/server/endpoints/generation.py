@@ -104,14 +104,14 @@ async def running(
     meters = [RequestMeter(services.metrics, answers.request, arrived=arrived) for answers in requests]
     is_waiting = True
 
-    def see(position: int, event: SequenceEvent) -> None:
+    def on_timing(position: int, event: SequenceEvent) -> None:
         nonlocal is_waiting
         if is_waiting:
             is_waiting = False
             reservation.started()
         meters[position].take(event)
 
-    stream = services.engine.open(requests, see=see)
+    stream = services.engine.open(requests, on_timing=on_timing)
     deadline_s = deadline(services, exchange, arrived)
     reason = "error"
     try:

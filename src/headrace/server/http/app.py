@@ -23,10 +23,6 @@ class App:
         self._services = services
         self._router = Router(routes)
 
-    @property
-    def public_paths(self) -> frozenset[str]:
-        return self._router.public_paths
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the lifespan and websockets are not for the application"
         exchange = Exchange(scope, receive, send)

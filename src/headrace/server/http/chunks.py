@@ -1,4 +1,4 @@
-"""The chunks of a streamed answer as bytes. What stays the same within a stream is encoded once.
+"""Encodes the chunks of a streamed response. The constant parts of a stream are encoded once.
 
 data: {"id":…,"object":…,"created":…,"model":…,"choices":[{"index":0,"delta":{"content": TEXT },…}]}\\n\\n
 └────────────────────── head ─────────────────────────────────────────────┘      └──── tail ──────┘
@@ -14,7 +14,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class Chunks:
-    """One stream's. `opening` and `closing` stand around a text: `"delta":{"content":` and `}` in a chat."""
+    """The encoder of one stream. `opening` and `closing` enclose a text: `"delta":{"content":` and `}` in a chat."""
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class Chunks:
         always: dict[str, Any],
         usage_is_null: bool = False,
     ) -> None:
-        """`facts`: id, object, created, model. `always`: what each choice has beside its text, when nothing is special.
-        `usage_is_null`: as OpenAI does, if the usage comes at the end."""
+        """`facts`: id, object, created, model. `always`: the fields that each choice has beside its text by default.
+        `usage_is_null`: send `"usage": null`, as OpenAI does when the usage comes in the last chunk."""
         self._head = b"data: " + encode(facts)[:-1] + b',"choices":['
         self._opening = opening
         self._closing = closing
@@ -46,11 +46,11 @@ class Chunks:
         return b"".join((self._head_of(index), encode(text), self._closing, b",", fields, self._end_with(usage)))
 
     def choice(self, choice: dict[str, Any], usage: bytes | None = None) -> bytes:
-        """A choice of any other form."""
+        """A chunk with any other choice object."""
         return self._head + encode(choice) + self._end_with(usage)
 
     def usage(self, usage: bytes) -> bytes:
-        """The last chunk of a stream that was asked for it: no choices."""
+        """The last chunk if usage was requested: no choices."""
         return self._head + b'],"usage":' + usage + b"}\n\n"
 
     def _head_of(self, index: int) -> bytes:

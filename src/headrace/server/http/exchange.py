@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, over ASGI: the body in, a whole answer or a stream of events out."""
+"""One HTTP request and its response over ASGI: the body in, a whole response or a stream of events out."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ PART = "headrace.part"  # the key of a `BodyPart` in a request's scope
 
 
 class BodyPart(Protocol):
-    """Writes a part of an answer that has begun to its connection, at once: `send` without its coroutine."""
+    """Writes a chunk of a started response to its connection at once: `send` without its coroutine."""
 
     @property
     def can_be_written(self) -> bool:
-        """Not while the client is slow to read: `send` waits for it."""
+        """False while the client is slow to read: then use `send`, which waits."""
         ...
 
     def write(self, data: bytes) -> None: ...
 
 
 class Exchange:
-    """Owned by the task that answers the request."""
+    """Owned by the task that handles the request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.send = send
-        self.status: int | None = None  # once it has been sent, no other can be
-        self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # once a stream has begun
+        self.status: int | None = None  # set once the status line has been sent
+        self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # set once a stream has started
         self._receive = receive
 
     @property
@@ -50,7 +50,7 @@ class Exchange:
 
     @property
     def part(self) -> BodyPart | None:
-        """The short way to the connection, where the server has one."""
+        """Direct access to the connection, where the server provides it."""
         part: BodyPart | None = self.scope.get(PART)
         return part
 
@@ -67,7 +67,7 @@ class Exchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client left before its request was whole")
+                raise ClientGoneError("the client disconnected before its request was complete")
             part = message.get("body", b"")
             length += len(part)
             if length > limit:
@@ -91,7 +91,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
-        """Say what went wrong, in whichever way is still open."""
+        """Report an error: as a response, or as an event if a stream has started."""
         if not self.has_begun:
             await self.reply(error.status, error_body(error), headers=error.headers)
         elif self.fail_stream is not None:
@@ -99,7 +99,7 @@ class Exchange:
 
     @contextmanager
     def watched_by(self, event_queue: EventQueue, *, deadline_s: float | None = None) -> Iterator[None]:
-        """While inside, a client that leaves ends the news, and so does the deadline."""
+        """While inside, a client that disconnects ends the event queue, and so does the deadline."""
         loop = asyncio.get_running_loop()
         watching = loop.create_task(self._watch(event_queue))
         timer = None
@@ -115,7 +115,7 @@ class Exchange:
     async def _watch(self, event_queue: EventQueue) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        event_queue.end(ClientGoneError("the client has left"))
+        event_queue.end(ClientGoneError("the client has disconnected"))
 
 
 def too_late(seconds: float) -> ApiError:

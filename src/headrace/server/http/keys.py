@@ -1,4 +1,4 @@
-"""The keys that clients must send: where they come from, and whose a presented one is.
+"""API keys: where they come from, and which client a presented key belongs to.
 
 Only digests are kept. A presented key is compared with all of them, each in constant time.
 """
@@ -20,7 +20,7 @@ from headrace.server.options import ServerOptions
 ENVIRONMENT = ("HEADRACE_API_KEY", "VLLM_API_KEY")
 ADMIN_ENVIRONMENT = "HEADRACE_ADMIN_KEY"
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class Key:
 
 
 class Keys:
-    """Owns the keys of one server. `reload` reads the file again; the others stay as they were at the start."""
+    """Owns the keys of one server. `reload` reads the key file again; keys from flags and the environment stay."""
 
-    def __init__(self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, tell: Tell) -> None:
+    def __init__(
+        self, options: ServerOptions, *, environ: Mapping[str, str] = os.environ, print_line: PrintLine
+    ) -> None:
         self._options = options
         self._environ = environ
-        self._tell = tell
+        self._print_line = print_line
         self._secret = secrets.token_bytes(32)
         self._keys = self._read()
         self._admin = self._admin_key()
@@ -54,7 +56,7 @@ class Keys:
         return len(self._keys)
 
     def find(self, presented: bytes) -> Key | None:
-        """Whose key this is. As slow for a wrong one as for a right one."""
+        """The key that matches, in constant time for right and wrong ones."""
         digest = hashlib.sha256(presented).digest()
         found: Key | None = None
         for key in (*self._keys, self._admin):
@@ -63,14 +65,14 @@ class Keys:
         return found
 
     def reload(self) -> bool:
-        """Whether they could be read. On an error they stay as they are: a half-written file must not lock out, or let
-        in, everybody."""
+        """Read the key file again. Returns whether that worked; on an error the old keys stay, so that a half-written
+        file neither locks everybody out nor lets everybody in."""
         try:
             self._keys = self._read()
         except ConfigError as error:
-            self._tell(f"the keys stay as they were: {error}")
+            self._print_line(f"keeping the old keys: {error}")
             return False
-        self._tell(f"read {len(self._keys)} keys again")
+        self._print_line(f"reloaded {len(self._keys)} keys")
         return True
 
     def _read(self) -> tuple[Key, ...]:
@@ -89,7 +91,7 @@ class Keys:
             return None
         admin = self._key("admin", text, is_admin=True)
         if any(key.digest == admin.digest for key in self._keys):
-            raise ConfigError("the admin key is also the key of a client; give it one of its own")
+            raise ConfigError("the admin key is also a client's key; choose another")
         return admin
 
     def _from_file(self, path: Path) -> list[Key]:
@@ -99,7 +101,7 @@ class Keys:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the key file {path} cannot be read: {error}") from error
         if is_open:
-            self._tell(f"warning: every user of this machine can read the keys in {path}; chmod 600 closes it")
+            self._print_line(f"warning: every user of this machine can read the keys in {path}; run chmod 600 on it")
         keys = [self._from_line(line, number, path) for number, line in enumerate(lines, 1) if _has_key(line)]
         if not keys:
             raise ConfigError(f"the key file {path} has no key; without keys, leave --api-key-file out")
@@ -114,7 +116,7 @@ class Keys:
     def _key(self, name: str, text: str, *, is_admin: bool = False) -> Key:
         text = text.strip()
         if not text or not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError(f"the key {name!r} must be printable ASCII without blanks, since it stands in a header")
+            raise ConfigError(f"the key {name!r} must be printable ASCII without spaces, since it is sent in a header")
         digest = hashlib.sha256(text.encode()).digest()
         salt = hmac.digest(self._secret, digest, "sha256").hex() if self._options.cache_salt_per_key else None
         return Key(name, digest, salt, is_admin)

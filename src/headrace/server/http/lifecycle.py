@@ -1,9 +1,9 @@
-"""The server's process from its socket to its exit code: uvicorn, signals, and an end that loses no answer.
+"""The server process from its socket to its exit code: uvicorn, signals, and a graceful shutdown.
 
-first SIGTERM or SIGINT   not ready; new requests are refused; those in flight may finish, within a time
-the time is over          what is left is aborted, each with a last chunk, and the process ends
+first SIGTERM or SIGINT   not ready; new requests are refused; those in flight may finish within `shutdown_timeout_s`
+timeout                   remaining requests are aborted, each with a last chunk, and the process ends
 second signal             the same at once
-SIGHUP                    the file of keys is read again
+SIGHUP                    the key file is read again
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import uvicorn
 import uvloop
 
 from headrace.errors import ConfigError
-from headrace.garbage import leave_loaded_alone
+from headrace.garbage import freeze_loaded_objects
 from headrace.server.http.gate import Application
 from headrace.server.http.protocol import ConnectionLimits, GuardedProtocol
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 60
-SPARE_FILES = 128  # for the model, logs and pipes; other open files may be connections
-ABORT_S = 5.0  # for the last chunk of an aborted answer
-WATCH_S = 1.0  # between two looks at the engine, and at the event loop's own lag
+SPARE_FILES = 128  # file descriptors kept for the model, logs and pipes; the rest may be connections
+ABORT_S = 5.0  # for the last chunk of an aborted response
+WATCH_S = 1.0  # between two checks of the engine and of the event loop lag
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers of its own."""
+    """uvicorn without its own signal handlers."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
 class Lifecycle:
-    """Owns uvicorn's server and the one way in which it ends."""
+    """Owns uvicorn's server and its shutdown."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Lifecycle:
         has_given_up: Callable[[], bool] = lambda: False,
         on_refused: Callable[[str], None] = lambda reason: None,
         on_lag: Callable[[float], None] = lambda seconds: None,
-        tell: Tell,
+        print_line: PrintLine,
     ) -> None:
         self._options = options
         self._state = state
@@ -64,12 +64,22 @@ class Lifecycle:
         self._reload_keys = reload_keys
         self._has_given_up = has_given_up
         self._on_lag = on_lag
-        self._tell = tell
+        self._print_line = print_line
         self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
-        self._patience: asyncio.Timeout | None = None
+        self._drain_timeout: asyncio.Timeout | None = None
         self._is_hurried = False
         self._exit_code = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the server accepts connections."""
+        return self._uvicorn.started
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a stop waits for requests in flight."""
+        return self._drain_timeout is not None
 
     @property
     def num_in_flight(self) -> int:
@@ -80,10 +90,10 @@ class Lifecycle:
         return len(self._uvicorn.server_state.connections)
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve until told to stop; the exit code."""
+        """Serve until stopped. Returns the exit code."""
         with self._signals():
             watch = asyncio.create_task(self._watch_engine())
-            leave_loaded_alone()
+            freeze_loaded_objects()
             try:
                 self._state.ready()
                 await self._uvicorn.serve(sockets=[listener])
@@ -92,17 +102,17 @@ class Lifecycle:
         return self._exit_code
 
     def stop(self) -> None:
-        """What a signal does: drain, and the second time hurry."""
+        """Handle a signal: the first drains, the second aborts what is left."""
         if self._stopping is None:
             self._state.drain()
             self._stopping = asyncio.create_task(self._stop())
             return
         self._is_hurried = True
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._drain_timeout is not None:
+            self._drain_timeout.reschedule(asyncio.get_running_loop().time())
 
     def drain(self) -> None:
-        """What the first signal does; later ones nothing."""
+        """Drain like the first signal; no effect if already stopping."""
         if self._stopping is None:
             self.stop()
 
@@ -111,27 +121,27 @@ class Lifecycle:
 
     async def _stop(self) -> None:
         num_running = self.num_in_flight
-        self._tell(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
+        self._print_line(f"stopping: {num_running} requests may finish within {self._options.shutdown_timeout_s:g} s")
         if not await self._finish_within(self._options.shutdown_timeout_s):
             self._exit_code = 1
-            self._tell(f"aborting {self.num_in_flight} requests")
+            self._print_line(f"aborting {self.num_in_flight} requests")
             await self._abort_all()
-            self._is_hurried = False  # the last chunks get their moment also after a second signal
+            self._is_hurried = False  # also after a second signal there is time for the last chunks
             if not await self._finish_within(ABORT_S):
                 for task in self._uvicorn.server_state.tasks:
                     task.cancel()
         self._uvicorn.should_exit = True
 
     async def _finish_within(self, seconds: float) -> bool:
-        """Whether all requests in flight ended in that time, or before a second signal."""
+        """Whether all requests in flight ended within that time, before a second signal."""
         try:
-            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._patience:
+            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._drain_timeout:
                 while tasks := self._uvicorn.server_state.tasks:
                     await asyncio.wait(set(tasks))
         except TimeoutError:
             return False
         finally:
-            self._patience = None
+            self._drain_timeout = None
         return True
 
     async def _watch_engine(self) -> None:
@@ -140,7 +150,7 @@ class Lifecycle:
             due = loop.time() + WATCH_S
             await asyncio.sleep(WATCH_S)
             self._on_lag(max(0.0, loop.time() - due))
-        self._tell("the engine has stopped for good; the server ends")
+        self._print_line("the engine could not be restarted; the server ends")
         if self._stopping is None:
             self.stop()
         self._exit_code = 1
@@ -159,7 +169,7 @@ class Lifecycle:
 
 
 def open_listener(options: ServerOptions) -> socket.socket:
-    """Bound and not yet listening, so that a port in use is noticed before a model is loaded."""
+    """A socket that is bound but not listening: a port in use is reported before the model is loaded."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -190,7 +200,7 @@ def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callabl
     limits = ConnectionLimits(
         max_header_bytes=options.max_header_bytes,
         max_num_headers=options.max_num_headers,
-        max_connections=options.max_connections or most_connections(),
+        max_connections=options.max_connections or max_connections(),
         read_timeout_s=options.read_timeout_s,
         write_timeout_s=options.write_timeout_s,
         on_refused=on_refused,
@@ -204,7 +214,7 @@ def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callabl
         interface="asgi3",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # addresses are not looked at, so there is nothing to believe
+        proxy_headers=False,  # client addresses are not used
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -217,7 +227,7 @@ def uvicorn_config(app: Application, options: ServerOptions, on_refused: Callabl
 
 
 def check_tls(options: ServerOptions) -> None:
-    """That the certificate and its key can be used, before a model is loaded for them."""
+    """Check the certificate and its key before the model is loaded."""
     if options.ssl_certfile is None:
         return
     try:
@@ -226,8 +236,8 @@ def check_tls(options: ServerOptions) -> None:
         raise ConfigError(f"the TLS files of --ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
 
 
-def most_connections() -> int:
-    """What the process's limit of open files leaves for connections."""
+def max_connections() -> int:
+    """The number of connections that the open-files limit allows."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,10 @@
-"""uvicorn's protocol on httptools, with the limits that it lacks.
+"""uvicorn's httptools protocol, with the limits that it lacks.
 
-httptools collects a header of any length and any number of them, and uvicorn waits for the rest of a request, and for a
-client that does not read, without end. Here all of that has a limit, and the connection that goes over it is closed.
+httptools accepts headers of any length and number; uvicorn waits for the rest of a request, and for a client that does
+not read, without a timeout. Here each of these has a limit, and a connection that exceeds one is closed.
+
+This subclasses uvicorn's HttpToolsProtocol and uses parts of it that are not public API: pyproject.toml therefore
+bounds uvicorn's version, and tests/server/http/test_protocol.py fails if one of these parts changes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.exchange import PART
 
-CANCEL_AFTER_S = 1.0  # a handler hears of a lost client by `http.disconnect`; one that does not listen is cancelled
+CANCEL_AFTER_S = 1.0  # a handler gets `http.disconnect` when its client is gone; if it does not react, it is cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +30,25 @@ class ConnectionLimits:
     max_connections: int
     read_timeout_s: float
     write_timeout_s: float
-    on_refused: Callable[[str], None]  # with the reason, as metrics name it
+    on_refused: Callable[[str], None]  # with the reason label for metrics
 
 
 class _Stop(Exception):
-    """Ends the parser's work on a connection; why is in the protocol."""
+    """Stops the parser on a connection; the reason is in the protocol."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `limits` is set by a subclass, since uvicorn makes protocols itself."""
+    """One connection. `limits` is set by a subclass, since uvicorn creates protocol instances itself."""
 
     limits: ConnectionLimits
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._is_reading_head = True
-        self._num_head_bytes = 0  # received of a head that is not complete
-        self._num_parsed_bytes = 0  # of it, in what the parser has handed over
-        self._is_deaf = False  # whatever still comes is dropped
-        self._is_ahead = False  # the client has sent its next request before the answer
+        self._num_head_bytes = 0  # received of an incomplete head
+        self._num_parsed_bytes = 0  # of it, already delivered by the parser
+        self._is_deaf = False  # further input is dropped
+        self._is_ahead = False  # the client has sent its next request before the response (pipelining)
         self._error: ApiError | None = None
         self._head_alarm: asyncio.TimerHandle | None = None
         self._write_alarm: asyncio.TimerHandle | None = None
@@ -82,7 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade:
-            self._is_deaf = True  # no other protocol is spoken here; the request itself is answered
+            self._is_deaf = True  # no upgrades are supported; the request itself is answered
             self._close_after_answer()
         except (httptools.HttpParserError, _Stop):
             self._is_deaf = True
@@ -94,7 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         self.parser.feed_data(data)
         if self._is_reading_head:
-            # A header is handed over when it is complete; until then it grows inside the parser.
+            # The parser delivers a header when it is complete; until then it grows inside the parser.
             self._num_head_bytes += len(data)
             if self._num_head_bytes > self.limits.max_header_bytes:
                 self._stop_at_long_headers()
@@ -102,7 +105,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the parser's calls
 
     def on_message_begin(self) -> None:
-        if self._is_answering:  # uvicorn would not hear of its end while another request waits behind it
+        if self._is_answering:  # uvicorn would not notice its end while another request waits behind it
             self._is_ahead = True
             raise _Stop
         super().on_message_begin()
@@ -140,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         pass
 
-    # ---- answers
+    # ---- responses
 
     @property
     def _is_answering(self) -> bool:
@@ -179,11 +182,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._abort_later()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer outside of the application, and close."""
+        """Respond without the application, and close."""
         self.limits.on_refused({431: "headers_too_large", 408: "timeout"}.get(error.status, "bad_request"))
         body = error_body(error)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        if self._is_answering:  # its handler learns that nobody listens
+        if self._is_answering:  # its handler learns that the client is gone
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not self.transport.is_closing():
@@ -222,7 +225,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._write_alarm = None
 
     def _abort_later(self) -> None:
-        """A client that does not read what was written is cut off."""
+        """Close the connection later if the client does not read what was written."""
         if self._write_alarm is None:
             self._write_alarm = self.loop.call_later(self.limits.write_timeout_s, self._write_is_late)
 
@@ -234,7 +237,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _Part:
-    """Parts of one answer of unknown length; see `BodyPart`. What a client that has gone would get is dropped."""
+    """Writes chunks of one streamed response; see `BodyPart`. Data for a client that is gone is dropped."""
 
     __slots__ = ("_cycle", "_flow")
 
@@ -253,7 +256,7 @@ class _Part:
 
 
 def _quiet(app: Any, cycle: RequestResponseCycle) -> Any:
-    """The application, whose cancellation after the client has gone is nothing to report."""
+    """Wrap the application: a cancellation after the client is gone is not an error."""
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Server-sent events: data lines as they come, comments on silence, and an end that says so.
+"""Server-sent events: data lines, keep-alive comments during silence, and a proper end.
 
-The status goes out with the first event, so that what fails before it is still answered with a status of its own.
+The status line is sent with the first event, so that a failure before it still gets its own status code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers events would defeat the purpose
+    (b"x-accel-buffering", b"no"),  # proxies must not buffer events
 ]
 
 
@@ -30,7 +30,7 @@ def data(body: bytes) -> bytes:
 
 
 class EventStream:
-    """Use it in a `with`. If nothing is sent for `interval_s`, `news` is woken and a comment sent."""
+    """Use it in a `with`. If nothing is sent for `interval_s`, the reader is woken and a comment sent."""
 
     def __init__(self, exchange: Exchange, event_queue: EventQueue, interval_s: float) -> None:
         self._exchange = exchange
@@ -40,7 +40,7 @@ class EventStream:
         self._interval_s = interval_s
         self._has_begun = False
         self._num_sent = 0
-        self._num_seen = -1  # of those sent, at the last look
+        self._num_seen = -1  # number of events sent at the last check
         self._timer: asyncio.TimerHandle | None = None
         self._is_silent = False
 
@@ -75,10 +75,10 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def follow(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> None:
-        """Send all that comes, as `write` has it, up to the end of the answers.
+        """Send all events, encoded by `write`, until the answers end.
 
-        Most of it is written where it arrives. This task sees to the first event and the end, to silence, and to a
-        client that reads slowly.
+        Most events are written where they arrive, without this task. It handles the first event, the end, silence, and
+        a client that reads slowly.
         """
         event_queue = stream.event_queue
         event_queue.read_now = partial(self._write_now, stream, write)
@@ -92,7 +92,7 @@ class EventStream:
                 await self.send(KEEP_ALIVE)
 
     def _write_now(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> bool:
-        """Write what is new without waking the task, if the client can take it; whether no more is to be done."""
+        """Write new events without waking the task, if the client reads fast enough. Returns whether all is written."""
         part = self._part
         if not (self._has_begun and part is not None and part.can_be_written):
             return False

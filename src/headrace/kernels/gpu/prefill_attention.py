@@ -1,0 +1,146 @@
+"""Attention of prefills: one program computes one query head for a tile of up to 128 tokens of a sequence."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, attend, first_seen, in_dot_dtype
+from headrace.kernels.layout import LayerCache, StepLayout
+
+TILE_ROWS = 128  # as in `runner/gpu/tiles.py`
+
+
+def _prefill_shape(dim_block: int) -> tuple[int, int, int]:
+    """Returns keys per loop iteration, warps and stages: the best of a sweep on an H200, 2026-11-15."""
+    if dim_block >= 256:
+        return 32, 8, 2
+    return (128, 8, 3) if dim_block >= 128 else (128, 4, 2)
+
+
+def prefill_attention(
+    q: Tensor,
+    cache: LayerCache,
+    layout: StepLayout,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    *,
+    slides: bool = True,
+    with_fresh: bool = True,
+) -> None:
+    """Computes the sequences after the first `num_decodes`, tile by tile; without fresh prefills if these are
+    already done."""
+    assert layout.tiles is not None, "a step with prefills needs their tiles"
+    num_tiles = layout.tiles.shape[0] - (0 if with_fresh else layout.num_fresh_tiles)
+    num_heads, head_dim = q.shape[1], q.shape[2]
+    dim_block = triton.next_power_of_2(head_dim)
+    num_keys, num_warps, num_stages = _prefill_shape(dim_block)
+    _prefill[(num_heads, num_tiles)](
+        q,
+        cache.keys,
+        cache.values,
+        layout.block_tables,
+        layout.slots,
+        layout.context_lens,
+        layout.query_starts,
+        layout.tiles,
+        out,
+        q.stride(0),
+        layout.block_tables.stride(0),
+        scale * LOG2E,
+        NO_WINDOW if window is None else window,
+        0.0 if softcap is None else softcap,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=cache.keys.shape[1],
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        BLOCK_SIZE=cache.block_size,
+        ROWS=TILE_ROWS,
+        KEYS=num_keys,
+        HAS_WINDOW=window is not None,
+        SLIDES=slides,
+        HAS_SOFTCAP=softcap is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+@triton.jit
+def _prefill(
+    q,
+    keys,
+    values,
+    block_tables,
+    slots,
+    context_lens,
+    query_starts,
+    tiles,
+    out,
+    q_stride,
+    table_stride,
+    scale,
+    window,
+    softcap,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SLIDES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    head, tile = tl.program_id(0), tl.program_id(1)
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    seq = tl.load(tiles + tile * 2)
+    offset = tl.load(tiles + tile * 2 + 1)  # first token of the tile among the step's tokens of this sequence
+    query_start = tl.load(query_starts + seq)
+    query_len = tl.load(query_starts + seq + 1) - query_start
+    if offset >= query_len:  # padding
+        return
+    context_len = tl.load(context_lens + seq)
+    first_position = context_len - query_len + offset
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_BLOCK)
+    is_query = (offset + rows[:, None] < query_len) & (dims[None, :] < HEAD_DIM)
+    at = (query_start + offset + rows).to(tl.int64)
+    line = q + at[:, None] * q_stride + head * HEAD_DIM + dims[None, :]
+    query = in_dot_dtype(tl.load(line, mask=is_query, other=0.0), keys)
+    positions = first_position + rows
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
+
+    end = tl.minimum(context_len, first_position + ROWS)
+    begin = 0
+    if HAS_WINDOW:
+        begin = first_seen(first_position, window, SLIDES) // KEYS * KEYS
+    _, total, mixed = attend(
+        query,
+        keys,
+        values,
+        table,
+        positions,
+        begin,
+        tl.maximum(begin, (first_position + 1) // KEYS * KEYS),
+        end,
+        kv_head,
+        scale,
+        window,
+        softcap,
+        ROWS,
+        NUM_KV_HEADS,
+        HEAD_DIM,
+        DIM_BLOCK,
+        BLOCK_SIZE,
+        KEYS,
+        HAS_WINDOW,
+        SLIDES,
+        HAS_SOFTCAP,
+    )
+    place = out + at[:, None] * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + dims[None, :]
+    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_query)

@@ -1,0 +1,129 @@
+"""How checkpoints store tensors: under other names than ours, several in one, or transposed. Imports no torch.
+
+Our names are those of Llama in transformers, which most families share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.errors import ModelError
+from headrace.models.spec import ModelSpec, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+")
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The storage format of one family.
+
+    Stems are tensor names without `.weight` and `.bias`, and in layers without the layer's prefix. A star stands for
+    the number of an expert. A stem of experts without a star names a stack of all experts' matrices, transposed.
+    """
+
+    prefix: str = ""  # of all names; checkpoints of the text model alone may omit it
+    root: str = "model."  # of all names but the head's; checkpoints of the bare model may omit it
+    layers: str = "layers"
+    names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, concatenated rows
+    by_head: bool = False  # fused rows are interleaved head by head, with one kv head per query head
+    has_transposed_layers: bool = False  # matrices are stored as [in, out]
+    leftovers: str = r"[^\s\S]"  # a pattern of tensors that are not weights; the default matches nothing
+
+    @property
+    def is_ours(self) -> bool:
+        return self == AS_NAMED
+
+
+AS_NAMED = Stored()
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """Where one of our tensors is stored: some rows of each group of rows of a stored tensor."""
+
+    name: str
+    first_row: int
+    num_rows: int
+    rows_per_group: int
+    num_groups: int = 1
+    is_transposed: bool = False
+    member: int | None = None  # index in a stack, if the stored tensor is one
+    num_members: int = 0
+
+    def shape(self, stored: Shape) -> Shape:
+        """Returns our tensor's shape, given the stored tensor's."""
+        if self.member is not None:
+            if stored[0] != self.num_members:
+                raise ModelError(f"tensor {self.name!r} is for {stored[0]} experts; its config says {self.num_members}")
+            stored = stored[1:]
+        rows, *others = reversed(stored) if self.is_transposed else stored
+        if rows != self.rows_per_group * self.num_groups:
+            raise ModelError(
+                f"tensor {self.name!r} has shape {list(stored)}; its config implies "
+                f"{self.rows_per_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
+            )
+        return (self.num_rows * self.num_groups, *others)
+
+    def take_from(self, tensor: Tensor) -> Tensor:
+        """Returns our tensor as a view of the stored one."""
+        if self.member is not None:
+            tensor = tensor[self.member]
+        matrix = tensor.t() if self.is_transposed else tensor
+        groups = matrix.view(self.num_groups, self.rows_per_group, *matrix.shape[1:])
+        return groups[:, self.first_row : self.first_row + self.num_rows].flatten(0, 1)
+
+
+def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, StoredPart]:
+    """Finds where each tensor of the spec is stored. `found`, the names in the checkpoint, tells whether the root is
+    present."""
+    prefix = stored.prefix if any(name.startswith(stored.prefix) for name in found) else ""
+    root = prefix + stored.root if any(name.startswith(prefix + stored.root) for name in found) else prefix
+    shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
+    holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
+    return {name: _find_part(stored, spec, (prefix, root), name, shapes, holders) for name in shapes}
+
+
+def _find_part(
+    stored: Stored,
+    spec: ModelSpec,
+    prefixes: tuple[str, str],  # of the head's name, and of all other names
+    name: str,
+    shapes: Mapping[str, Shape],
+    holders: Mapping[str, str],
+) -> StoredPart:
+    prefix, root = prefixes
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None:
+        stem, _, kind = name.rpartition(".")
+        theirs = stored.names.get(stem, stem)
+        their_name = (
+            f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
+        )
+        return StoredPart(their_name, 0, shapes[name][0], shapes[name][0])
+    index, stem, kind = match.groups()
+    expert = _EXPERT.search(stem)
+    stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
+    theirs = holders.get(stem) or stored.names.get(stem, stem)
+    is_stack = expert is not None and "*" not in theirs
+    parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
+    num_groups = spec.num_heads if stored.by_head and len(parts) > 1 else 1
+    counts = [shapes[part][0] // num_groups for part in parts]
+    at = parts.index(name)
+    return StoredPart(
+        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + ("" if is_stack else f".{kind}"),
+        first_row=sum(counts[:at]),
+        num_rows=counts[at],
+        rows_per_group=sum(counts),
+        num_groups=num_groups,
+        is_transposed=is_stack or (stored.has_transposed_layers and len(shapes[name]) > 1),
+        member=int(number) if is_stack else None,
+        num_members=spec.mixture.num_experts if spec.mixture is not None else 0,
+    )

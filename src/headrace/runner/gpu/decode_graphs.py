@@ -1,0 +1,114 @@
+"""CUDA graphs for decode steps: one graph for the model, one for sampling and appending the token.
+
+    prepare ─▶ model ─▶ logits      ▏ sample ─▶ append              both read and write the slots on the GPU
+    └──────── model graph ────────┘ ▏ └──── sampling graph ────┘
+
+Sampling is a graph of its own, since sequences that use more than temperature, min_p, top_k, top_p and a seed are
+sampled outside of it. The sizes are chosen in `graph_sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
+
+
+class Forward(Protocol):
+    """Computes the logits [B, V] of a decode step of `size` sequences from its input buffers."""
+
+    def __call__(self, size: int, *, is_sharing: bool) -> Tensor: ...
+
+
+SampleStep = Callable[[Tensor, bool], Tensor]  # (logits [B, V], has_filters) -> [2, B] int32: tokens and their states
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingGraph:
+    """Samples the next token of each slot and appends it."""
+
+    graph: torch.cuda.CUDAGraph
+    results: Tensor  # [2, B] int32: tokens, and the state of each slot (`StepResult.finished`)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """The graphs of one number of sequences."""
+
+    size: int
+    model: torch.cuda.CUDAGraph
+    logits: Tensor  # [B, V]
+    sampling: SamplingGraph
+    sampling_filtered: SamplingGraph  # with min_p, top_k and top_p
+
+
+class DecodeGraphs:
+    """Owns the graphs of all sizes, with and without prefix sharing."""
+
+    def __init__(self, max_num_seqs: int, *, enable_sharing: bool) -> None:
+        self.max_size = decode_graph_size(max_num_seqs)
+        self._max_num_seqs = max_num_seqs
+        self._enable_sharing = enable_sharing
+        self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether prefixes are shared
+        self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph with room for it
+
+    def fitting(self, num_seqs: int, *, is_sharing: bool) -> DecodeGraph:
+        """The graph for a decode step of `num_seqs` sequences."""
+        if is_sharing:
+            return self._graphs[sharing_graph_size(num_seqs, self.max_size), True]
+        return self._graphs[self._fast_sizes[decode_graph_size(num_seqs)], False]
+
+    @torch.inference_mode()
+    def capture(self, forward: Forward, sample: SampleStep, pool: Any, device: torch.device) -> None:
+        """Capture every size, the largest first, so that the others fit into its memory."""
+        numbers = range(1, self._max_num_seqs + 1)
+        sizes = sorted({decode_graph_size(num_seqs) for num_seqs in numbers}, reverse=True)
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
+                logits = forward(size, is_sharing=False)
+                for has_filters in (False, True):
+                    sample(logits, has_filters)
+        stream.synchronize()
+        for size in sizes:
+            self._graphs[size, False] = _captured(size, forward, sample, pool, is_sharing=False)
+        self._fast_sizes = fastest_sizes(
+            {size: _replay_milliseconds(self._graphs[size, False].model) for size in sizes}
+        )
+        if self._enable_sharing:
+            for size in sorted({sharing_graph_size(num_seqs, self.max_size) for num_seqs in numbers}, reverse=True):
+                forward(size, is_sharing=True)  # compiles kernels
+                self._graphs[size, True] = _captured(size, forward, sample, pool, is_sharing=True)
+
+
+def _captured(size: int, forward: Forward, sample: SampleStep, pool: Any, *, is_sharing: bool) -> DecodeGraph:
+    model = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(model, pool=pool):
+        logits = forward(size, is_sharing=is_sharing)
+    sampling = [_captured_sampling(logits, sample, pool, has_filters=has_filters) for has_filters in (False, True)]
+    return DecodeGraph(size, model, logits, *sampling)
+
+
+def _captured_sampling(logits: Tensor, sample: SampleStep, pool: Any, *, has_filters: bool) -> SamplingGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = sample(logits, has_filters)
+    return SamplingGraph(graph, results)
+
+
+def _replay_milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    """How long a replay takes: the smaller of two measurements after a warm-up."""
+    first, middle, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    graph.replay()
+    first.record()
+    graph.replay()
+    middle.record()
+    graph.replay()
+    last.record()
+    last.synchronize()
+    return float(min(first.elapsed_time(middle), middle.elapsed_time(last)))

@@ -1,0 +1,91 @@
+"""The slots on the GPU: the state of each running sequence, which steps read and update without the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.gpu import slots as slot_kernels
+from headrace.runner.gpu.upload import Upload
+from headrace.runner.shape import RunnerShape
+from headrace.steps import SlotEntry
+
+
+class GpuSlots:
+    """Owns the columns that every model needs, indexed by slot; the sampler owns those of sampling.
+
+    The last slot is padding: graphs of a fixed size are filled up with it. Its table names the last block of the KV
+    cache, which is padding too.
+    """
+
+    def __init__(self, shape: RunnerShape, device: torch.device) -> None:
+        self.num_slots = shape.max_num_seqs + 1
+        self.max_blocks = -(-shape.max_model_len // shape.block_size)
+        self.padding_slot = shape.max_num_seqs
+        self.tokens = torch.zeros(self.num_slots, shape.max_model_len + 1, dtype=torch.int32, device=device)
+        self.lens = torch.ones(self.num_slots, dtype=torch.int64, device=device)  # tokens in `tokens`
+        self.computed = torch.zeros(self.num_slots, dtype=torch.int64, device=device)  # leading ones in the KV cache
+        self.block_tables = torch.full(
+            (self.num_slots, self.max_blocks), shape.num_blocks, dtype=torch.int32, device=device
+        )
+        self.is_finished = torch.ones(self.num_slots, dtype=torch.bool, device=device)
+
+    def put(self, slot_entries: tuple[SlotEntry, ...], upload: Upload) -> list[slice]:
+        """Add slot entries to an upload; `enter` writes them once it is sent."""
+        if not slot_entries:
+            return []
+        lens = np.array([len(entry.token_ids) for entry in slot_entries])
+        columns = np.array(
+            [
+                [entry.slot for entry in slot_entries],
+                lens,
+                [entry.num_computed for entry in slot_entries],
+                np.cumsum(lens) - lens,
+            ]
+        )
+        return [upload.put(columns), upload.put(np.concatenate([entry.token_ids for entry in slot_entries]))]
+
+    def enter(self, slot_entries: tuple[SlotEntry, ...], places: list[slice], upload: Upload) -> None:
+        columns, prompts = (upload.get(place) for place in places)
+        slot_kernels.admit(
+            columns.view(4, -1),
+            prompts,
+            max(len(entry.token_ids) for entry in slot_entries),
+            self.tokens,
+            self.lens,
+            self.computed,
+            self.is_finished,
+        )
+
+    def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
+        """Count the tokens of a step as computed, except for slots that had ended."""
+        slots_long = slots.long()
+        self.computed[slots_long] += num_tokens * ~self.is_finished[slots_long]
+
+    def append(
+        self,
+        slots: Tensor,
+        sampled: Tensor,
+        flags: Tensor,
+        *,
+        end_len: Tensor,
+        stop_token_ids: Tensor,
+        advances: bool,
+    ) -> Tensor:
+        """Append the sampled tokens [B]; returns [2, B] int32: tokens, and the state of each slot
+        (`StepResult.finished`). `advances`: also count one token of each slot as computed."""
+        out = torch.empty(2, slots.shape[0], dtype=torch.int32, device=slots.device)
+        slot_kernels.append_tokens(
+            slots,
+            sampled,
+            flags,
+            self.tokens,
+            self.lens,
+            self.is_finished,
+            end_len,
+            stop_token_ids,
+            out,
+            advances=self.computed if advances else None,
+        )
+        return out
