@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels.gpu.shared_attention import max_tiles
 from headrace.kernels.layout import SharedPrefixes
 
 

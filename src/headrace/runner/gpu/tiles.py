@@ -10,8 +10,8 @@ TILE_ROWS = 128
 
 
 def tiles_of(num_tokens: IntArray, num_decodes: int, num_fresh: int = 0) -> tuple[IntArray, int]:
-    """The tiles of the sequences after the first `num_decodes`, which decode: [num_tiles, 2] of (sequence, first token);
-    and how many of them, at the end, belong to the last `num_fresh` sequences."""
+    """The tiles of the sequences after the first `num_decodes`: [num_tiles, 2] of (sequence, first token); and how many
+    of them, at the end, belong to the last `num_fresh` sequences."""
     first_fresh = len(num_tokens) - num_fresh
     older = _tiles_between(num_tokens, num_decodes, first_fresh)
     fresh = _tiles_between(num_tokens, first_fresh, len(num_tokens))
