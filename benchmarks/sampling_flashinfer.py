@@ -70,15 +70,15 @@ class Ours:
         for row in range(ROWS):
             params = SamplingParams(**settings, max_tokens=None)
             self._sampler.admit(row, params, seed=row, prompt_len=512, end_len=10**6, stop_token_ids=())
-        self._host_rows = np.arange(ROWS)
-        self._rows = torch.arange(ROWS, device=DEVICE)
+        self._host_slots = np.arange(ROWS)
+        self._slots = torch.arange(ROWS, device=DEVICE)
         self._length = 768
 
     def __call__(self, logits: Tensor) -> Tensor:
         self._length += 1  # another random number of each row
         lens = self._lens(self._length)
         host_lens = np.full(ROWS, self._length)
-        return self._sampler.sample(logits, self._rows, lens, host_rows=self._host_rows, host_lens=host_lens).tokens
+        return self._sampler.sample(logits, self._slots, lens, host_slots=self._host_slots, host_lens=host_lens).tokens
 
     def _lens(self, length: int) -> Tensor:
         return torch.full((ROWS,), length, device=DEVICE)
@@ -86,8 +86,8 @@ class Ours:
 
 def our_kernels(settings: dict[str, Any]) -> Sample:
     """Without what the sampler does beside them: the checks for the end of a sequence."""
-    from headrace.kernels.gpu.filters import Filters
-    from headrace.kernels.gpu.sample import draw
+    from headrace.kernels.gpu.sample import sample as launch_sample
+    from headrace.kernels.gpu.threshold_types import Filters
 
     def column(name: str, neutral: float, dtype: torch.dtype) -> Tensor:
         return torch.full((ROWS,), settings.get(name, neutral), dtype=dtype, device=DEVICE)
@@ -106,7 +106,7 @@ def our_kernels(settings: dict[str, Any]) -> Sample:
 
     def sample(logits: Tensor) -> Tensor:
         lens.add_(1)
-        draw(logits, rows, lens, temperature, seed, tokens, flags, filters if settings else None)
+        launch_sample(logits, rows, lens, temperature, seed, tokens, flags, filters if settings else None)
         return tokens
 
     return sample
