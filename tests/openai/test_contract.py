@@ -22,7 +22,7 @@ from headrace.openai.fields import LABELS, NOT_IN_BATCH, UNSUPPORTED
 from headrace.server.endpoints import ROUTES
 from headrace.server.http.app import App, Services
 from headrace.server.options import ServerOptions
-from tests.server.serving import MODEL, FakeAdmission, FakeMetrics, FakeState
+from tests.server.serving import MODEL, FakeMetrics, FakeRequestQueue, FakeState
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -220,7 +220,7 @@ class Both:
         self._services = Services(
             engine=engine,
             options=ServerOptions(),
-            queue=FakeAdmission(),
+            queue=FakeRequestQueue(),
             metrics=FakeMetrics(),
             model_name=MODEL,
             state=FakeState(),

@@ -79,7 +79,7 @@ def test_a_list_of_one_text_is_that_text() -> None:
     assert good(completion(prompt=["Hi"])).prompt == "Hi"
 
 
-def test_other_fields_are_carried_and_clashing_ones_go_under_input() -> None:
+def test_other_fields_are_copied_and_clashing_ones_go_under_input() -> None:
     request = good({"prompt": "Hi", "id": 7, "text": "mine", "nested": {"a": [1]}, "max_tokens": 3})
     assert json.loads(request.reply.error(RequestError("no", param="p", code="c"), FACTS)) == {
         "index": 0,
@@ -96,20 +96,20 @@ def test_a_plain_line_may_have_a_field_called_body() -> None:
 
 
 @pytest.mark.parametrize("name", ["temprature", "maxTokens", "max-tokens", "top_P"])
-def test_a_carried_field_that_looks_like_a_parameter_is_noted(name: str) -> None:
+def test_a_copied_field_that_looks_like_a_parameter_is_noted(name: str) -> None:
     (note,) = good({"prompt": "Hi", name: 1}).notes
     assert note.startswith(f"field {name!r} sets nothing") and "did you mean" in note
 
 
 @pytest.mark.parametrize("name", ["topic", "label", "id", "title", "category", "language", "tokens", "text"])
-def test_an_ordinary_field_is_carried_without_a_note(name: str) -> None:
+def test_an_ordinary_field_is_copied_without_a_note(name: str) -> None:
     assert good({"prompt": "Hi", name: 1}).notes == ()
 
 
 # What lines leave open.
 
 
-def test_defaults_fill_what_a_line_leaves_open() -> None:
+def test_defaults_are_for_fields_that_a_line_does_not_give() -> None:
     request = good({"prompt": "Hi", "temperature": 0.5}, temperature=0.1, max_tokens=7)
     assert (request.params.temperature, request.params.max_tokens) == (0.5, 7)
 
@@ -131,7 +131,7 @@ def test_the_longest_answer_depends_on_the_kind_of_line(line: dict[str, Any], ma
     assert good(line).params.max_tokens == max_tokens
 
 
-def test_the_seed_of_a_line_comes_from_its_place_alone() -> None:
+def test_the_seed_of_a_line_depends_on_its_index_alone() -> None:
     first, again, second = (good({"prompt": "Hi"}, index=index).seed for index in (3, 3, 4))
     assert first == again != second
 
@@ -224,7 +224,7 @@ def test_another_model_is_noted_and_answered() -> None:
     assert good(chat(model="fake")).notes == ()
 
 
-def test_the_form_of_the_answer_is_read_as_openai_and_vllm_write_it() -> None:
+def test_constraints_are_read_in_the_forms_of_openai_and_vllm() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}}
     described = {"name": "thing", "strict": True, "schema": schema, "description": "a thing"}
     of_schema = StructuredOutputs(json=schema)

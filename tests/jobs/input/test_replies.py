@@ -141,7 +141,7 @@ def test_the_stop_string_or_token_is_named(endpoint: Endpoint, reason: str | int
     assert body_of(answer(OpenAIReply(0, "one", endpoint), stopped))["choices"][0]["stop_reason"] == reason
 
 
-def test_a_plain_answer_has_its_text_beside_the_carried_fields() -> None:
+def test_a_plain_answer_has_its_text_and_the_copied_fields() -> None:
     line = answer(PlainReply(4, as_members({"id": 7})), output())
     assert line == {"index": 4, "id": 7, "text": "Hi", "finish_reason": "stop", "usage": USAGE}
     assert list(line) == ["index", "id", "text", "finish_reason", "usage"]

@@ -1,4 +1,4 @@
-"""Control routes: nobody but the admin, and what each does."""
+"""The /admin routes: who may call them, and what each does."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.start import start_engine
 from headrace.server.endpoints import ROUTES
 from tests.server.live import until
 from tests.server.serving import Server
-from tests.server.test_serve import PROMPT, Running, hold, with_server
+from tests.server.test_serve import PROMPT, LimitedEngine, Running, with_server
 
 ROOT = {"X-Api-Key": "root"}
 CONTROLS = [(route.path, route.method) for route in ROUTES if route.auth == "admin"]
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_directory: Path) -> Iterator[AsyncEngine]:
-    config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=256)
-    made = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+def engine(tiny_directory: Path) -> Iterator[LimitedEngine]:
+    made = LimitedEngine.of(EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=256))
     yield made
     asyncio.run(made.close())
 
@@ -33,7 +31,7 @@ async def ask(made: Running, path: str, method: str = "POST", **headers: str) ->
     return await made.client.request(method, path, headers=headers)
 
 
-def test_there_are_control_routes_and_none_outside_their_place() -> None:
+def test_admin_routes_are_below_one_prefix() -> None:
     assert {path for path, _ in CONTROLS} >= {"/admin/drain", "/admin/reset_prefix_cache"}
     assert not [route.path for route in ROUTES if "admin" in route.path and not route.path.startswith("/admin/")]
 
@@ -48,7 +46,7 @@ def test_there_are_control_routes_and_none_outside_their_place() -> None:
         ({"admin_key": "root", "api_key": "client"}, "client", 403),
     ],
 )
-def test_a_control_route_does_nothing_for_anybody_but_the_admin(
+def test_an_admin_route_needs_the_admin_key(
     engine: AsyncEngine, options: dict[str, str], key: str | None, status: int
 ) -> None:
     async def body(made: Running) -> None:
@@ -60,12 +58,12 @@ def test_a_control_route_does_nothing_for_anybody_but_the_admin(
     with_server(engine, body, **options)
 
 
-def test_without_a_gate_before_it_the_application_denies_them(server: Server) -> None:
+def test_without_a_gate_the_application_refuses_admin_routes(server: Server) -> None:
     for path, method in CONTROLS:
         assert server.http.request(method, server.url + path, headers=ROOT).status_code == 404
 
 
-def test_info_tells_settings_with_their_reasons_and_no_secret(engine: AsyncEngine) -> None:
+def test_info_shows_settings_with_their_reasons_and_no_secret(engine: AsyncEngine) -> None:
     async def body(made: Running) -> None:
         answer = await ask(made, "/admin/info", "GET", **ROOT)
         told = answer.json()
@@ -93,7 +91,7 @@ def test_an_emptied_prefix_cache_has_no_hits(engine: AsyncEngine) -> None:
     with_server(engine, body, admin_key="root")
 
 
-def test_keys_are_read_again_or_stay(engine: AsyncEngine, tmp_path: Path) -> None:
+def test_keys_are_reloaded_or_kept(engine: AsyncEngine, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("first\n")
 
@@ -109,9 +107,9 @@ def test_keys_are_read_again_or_stay(engine: AsyncEngine, tmp_path: Path) -> Non
     with_server(engine, body, admin_key="root", api_key_file=str(path))
 
 
-def test_a_drain_finishes_what_runs_however_often_it_is_asked_for(engine: AsyncEngine) -> None:
+def test_a_repeated_drain_still_finishes_running_requests(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
-        hold(engine, 0)
+        engine.client.limit_running(0)
         running = asyncio.create_task(made.complete())
         await until(lambda: made.server.queue.num_waiting == 1)
         answers = await asyncio.gather(*(ask(made, "/admin/drain", **ROOT) for _ in range(3)))
@@ -119,7 +117,7 @@ def test_a_drain_finishes_what_runs_however_often_it_is_asked_for(engine: AsyncE
         assert answers[0].json() == {"status": "draining", "num_in_flight": 1}
         assert (await ask(made, "/ready", "GET")).status_code == 503
         assert (await made.complete()).json()["error"]["code"] == "draining"
-        hold(engine, None)
+        engine.client.limit_running(None)
         assert (await running).status_code == 200
         assert await made.exit == 0
 

@@ -15,7 +15,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_completion_tokens": 12}
 NO_EOS = {"ignore_eos": True}
 
 
-def test_a_conversation_gets_an_answer(client: openai.OpenAI) -> None:
+def test_a_chat_completion_is_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK, **GREEDY, extra_body=NO_EOS)
     assert answer.object == "chat.completion" and answer.model == MODEL and answer.id.startswith("chatcmpl-")
     (choice,) = answer.choices
@@ -108,7 +108,7 @@ def test_content_parts_are_joined(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_what_is_not_text_is_refused_by_its_name(server: Server, kind: str) -> None:
+def test_content_that_is_not_text_is_refused_by_name(server: Server, kind: str) -> None:
     content = [{"type": kind, kind: {"url": "http://127.0.0.1/secret"}}]
     error = server.error("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
     assert error["param"] == "messages" and kind in error["message"] and "secret" not in error["message"]
@@ -128,12 +128,12 @@ def test_a_final_message_can_be_continued(server: Server) -> None:
 @pytest.mark.parametrize(
     "name", ["tokenize", "return_tensors", "messages", "no_such_variable", "a b", "m", "content", "endfor"]
 )
-def test_template_variables_that_nobody_reads_are_refused(server: Server, name: str) -> None:
+def test_template_variables_that_the_template_does_not_read_are_refused(server: Server, name: str) -> None:
     error = server.error("/v1/chat/completions", {**ASK, "chat_template_kwargs": {name: True}})
     assert error["param"].startswith("chat_template_kwargs")
 
 
-def test_token_ids_come_along_if_asked_for(server: Server) -> None:
+def test_token_ids_are_returned_on_request(server: Server) -> None:
     asked = {**ASK, **GREEDY, **NO_EOS, "return_token_ids": True}
     whole = server.post("/v1/chat/completions", asked).json()
     chunks = server.chunks("/v1/chat/completions", asked)
@@ -143,7 +143,7 @@ def test_token_ids_come_along_if_asked_for(server: Server) -> None:
     assert streamed == whole["choices"][0]["token_ids"]
 
 
-def test_usage_so_far_comes_with_every_chunk_if_asked_for(server: Server) -> None:
+def test_every_chunk_has_the_usage_so_far_on_request(server: Server) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = server.chunks("/v1/chat/completions", {**ASK, **GREEDY, **NO_EOS, "stream_options": options})
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]

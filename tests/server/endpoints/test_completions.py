@@ -40,7 +40,7 @@ def test_lists_of_prompts_are_answered_in_order(server: Server, client: openai.O
     assert made.usage is not None and made.usage.prompt_tokens == 11 and made.usage.completion_tokens == 18
 
 
-def test_streams_of_several_prompts_and_answers_say_whose_each_chunk_is(server: Server) -> None:
+def test_each_chunk_of_several_prompts_and_answers_has_its_index(server: Server) -> None:
     body = {"prompt": ["one", "two"], "n": 2, "seed": 3, "max_tokens": 5, "ignore_eos": True}
     whole = server.post(PATH, body).json()["choices"]
     texts = dict.fromkeys(range(4), "")
@@ -55,7 +55,7 @@ def test_the_default_length_is_sixteen_tokens(server: Server) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_the_default_length_gives_way_to_the_context(server: Server) -> None:
+def test_the_default_length_is_shortened_to_the_context(server: Server) -> None:
     answer = server.post(PATH, {"prompt": [5] * 508, "temperature": 0, "ignore_eos": True}).json()
     assert answer["usage"]["completion_tokens"] == 4
 
@@ -68,7 +68,7 @@ def test_echo_puts_the_prompt_before_the_answer(server: Server) -> None:
 
 
 def test_lm_eval_finds_the_logprobs_of_a_continuation(server: Server) -> None:
-    """It sends token ids with echo, and reads the log-probabilities between the context and the drawn token."""
+    """It sends token ids with echo, and reads the log-probabilities between the context and the sampled token."""
     context, continuation = ids("the cat", server), ids(" sat", server)
     body = {"prompt": [context + continuation], "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
     (choice,) = server.post(PATH, {"model": MODEL, "temperature": 0, **body}).json()["choices"]
@@ -82,7 +82,7 @@ def test_lm_eval_finds_the_logprobs_of_a_continuation(server: Server) -> None:
     assert logprobs["text_offset"][:3] == [0, 1, 2]
 
 
-def test_scoring_alone_draws_nothing_and_agrees_with_echo(server: Server) -> None:
+def test_scoring_without_sampling_agrees_with_echo(server: Server) -> None:
     asked = {"prompt": "the cat sat", "logprobs": 2, "echo": True, "temperature": 0}
     scored = server.post(PATH, {**asked, "max_tokens": 0}).json()
     (choice,) = scored["choices"]
@@ -98,7 +98,7 @@ def test_scoring_alone_draws_nothing_and_agrees_with_echo(server: Server) -> Non
     assert chunk["choices"][0]["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
 
 
-def test_a_greedy_token_is_the_likeliest_of_its_list(server: Server) -> None:
+def test_a_greedy_token_is_the_most_likely_of_its_list(server: Server) -> None:
     (choice,) = server.post(PATH, {"prompt": "once", "logprobs": 3, **GREEDY}).json()["choices"]
     logprobs = choice["logprobs"]
     for value, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
@@ -126,7 +126,7 @@ def test_prompt_logprobs_are_by_token_id_with_rank_and_text(server: Server) -> N
         assert min(one["rank"] for one in entry.values()) == 1
 
 
-def test_a_stop_string_ends_the_answer_and_says_so(server: Server) -> None:
+def test_a_stop_string_ends_the_answer_and_is_the_stop_reason(server: Server) -> None:
     whole = text(server, "once", max_tokens=40)
     stop = whole[5:7]
     body = {"prompt": "once", **GREEDY, "max_tokens": 40, "stop": [stop]}
@@ -140,7 +140,7 @@ def test_a_stop_string_ends_the_answer_and_says_so(server: Server) -> None:
     assert chunks[-1]["choices"][0]["stop_reason"] == stop
 
 
-def test_a_stop_token_ends_the_answer_and_says_which(server: Server) -> None:
+def test_a_stop_token_ends_the_answer_and_is_the_stop_reason(server: Server) -> None:
     made = server.post(PATH, {"prompt": "once", "return_token_ids": True, **GREEDY}).json()["choices"][0]
     token = made["token_ids"][3]
     body = {"prompt": "once", "stop_token_ids": [token], "return_token_ids": True, **GREEDY}
@@ -160,7 +160,7 @@ def test_best_of_gives_the_best_and_is_never_streamed(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("asked", "count"), [(3, 3), (100, 9), (-1, 9)])
-def test_prompts_can_be_cut_to_their_last_tokens(server: Server, asked: int, count: int) -> None:
+def test_prompts_can_be_truncated_to_their_last_tokens(server: Server, asked: int, count: int) -> None:
     body = {"prompt": "123456789", "truncate_prompt_tokens": asked, "echo": True, **GREEDY}
     answer = server.post(PATH, body).json()
     assert answer["usage"]["prompt_tokens"] == count
@@ -183,7 +183,7 @@ def test_beams_are_the_best_continuations(server: Server) -> None:
     assert sums[0] >= sum(greedy["logprobs"]["token_logprobs"]) - 1e-4
 
 
-def test_a_prefix_that_was_cached_shows_in_the_usage(server: Server) -> None:
+def test_cached_prefix_tokens_are_counted_in_the_usage(server: Server) -> None:
     body = {"prompt": [7] * 64, "cache_salt": "mine", **GREEDY}
     counts = [server.post(PATH, body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
     assert counts[0] == 0 and counts[1] >= 48

@@ -1,4 +1,4 @@
-"""Structured output and tools, through the real client: forms by constraint, calls by constraint or by a parser."""
+"""Structured outputs and tool calls through the OpenAI client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_json_schema_is_kept(client: openai.OpenAI, seed: int) -> None:
+def test_an_answer_follows_its_json_schema(client: openai.OpenAI, seed: int) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
     answer = client.chat.completions.create(**ASK, response_format=form, seed=seed, max_tokens=200)
     person = json.loads(answer.choices[0].message.content or "")
@@ -55,7 +55,7 @@ def test_a_json_schema_is_kept(client: openai.OpenAI, seed: int) -> None:
         ({"grammar": 'start: "x" ("y" | "z") "!"'}, "x[yz]!"),
     ],
 )
-def test_regexes_choices_and_grammars_are_kept(server: Server, given: dict[str, Any], pattern: str) -> None:
+def test_an_answer_follows_its_regex_choice_or_grammar(server: Server, given: dict[str, Any], pattern: str) -> None:
     for path, body in ((CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "hi"})):
         asked = {**body, "structured_outputs": given, "seed": 2, "max_tokens": 300}
         choice = server.post(path, asked).json()["choices"][0]
@@ -63,7 +63,7 @@ def test_regexes_choices_and_grammars_are_kept(server: Server, given: dict[str, 
         assert re.fullmatch(pattern, text) and choice["finish_reason"] == "stop"
 
 
-def test_responses_have_forms_too(client: openai.OpenAI) -> None:
+def test_a_response_follows_its_json_schema(client: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}}
     response = client.responses.create(model=MODEL, input="hi", text=form, extra_body={"seed": 1})
     assert json.loads(response.output_text).keys() == {"name", "age"}
@@ -82,7 +82,7 @@ def test_responses_have_forms_too(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs"),
     ],
 )
-def test_a_form_that_cannot_be_kept_is_refused(server: Server, more: dict[str, Any], param: str) -> None:
+def test_an_invalid_constraint_is_refused(server: Server, more: dict[str, Any], param: str) -> None:
     assert server.error(CHAT, {"messages": MESSAGES, **more})["param"] == param
 
 
@@ -134,7 +134,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_
 
 
 def answered(directory: Path, pieces: list[str], body: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """What the chat answers, whole, if the model says these pieces."""
+    """The answer of the chat endpoint if the model outputs these pieces."""
     import threading
 
     fake = FakeEngine(directory)
@@ -157,7 +157,7 @@ def answered(directory: Path, pieces: list[str], body: dict[str, Any], **options
         return answer
 
 
-def test_auto_finds_a_call_in_what_the_model_says(tiny_directory: Path) -> None:
+def test_auto_finds_a_call_in_the_output(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER]}
     (choice,) = answered(tiny_directory, ["Let me see. ", CALL], body)["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me see."
@@ -165,7 +165,7 @@ def test_auto_finds_a_call_in_what_the_model_says(tiny_directory: Path) -> None:
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
 
 
-def test_auto_streams_text_and_calls_as_they_are_told_apart(tiny_directory: Path) -> None:
+def test_auto_streams_text_and_calls_apart(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER], "stream": True}
     pieces = ["Let me", " see. ", CALL[:5], CALL[5:30], CALL[30:50], CALL[50:]]
     choices = [chunk["choices"][0] for chunk in answered(tiny_directory, pieces, body)["chunks"]]
@@ -177,7 +177,7 @@ def test_auto_streams_text_and_calls_as_they_are_told_apart(tiny_directory: Path
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
-def test_only_the_first_call_is_given_where_parallel_calls_are_off(tiny_directory: Path) -> None:
+def test_without_parallel_calls_only_the_first_is_returned(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER], "parallel_tool_calls": False}
     (choice,) = answered(tiny_directory, [CALL, CALL], body)["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
@@ -186,14 +186,14 @@ def test_only_the_first_call_is_given_where_parallel_calls_are_off(tiny_director
 
 
 @pytest.mark.parametrize("more", [{"tool_choice": "none"}, {}])
-def test_what_is_no_call_is_text(tiny_directory: Path, more: dict[str, Any]) -> None:
+def test_output_that_is_no_call_is_text(tiny_directory: Path, more: dict[str, Any]) -> None:
     said = CALL if more else '<tool_call>{"name": "another", "arguments": {}}</tool_call>'
     (choice,) = answered(tiny_directory, [said], {"messages": MESSAGES, "tools": [WEATHER], **more})["choices"]
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] == said
     assert "tool_calls" not in choice["message"]
 
 
-def test_auto_can_be_switched_off(auto_off_server: Server) -> None:
+def test_auto_can_be_disabled(auto_off_server: Server) -> None:
     error = auto_off_server.error(CHAT, {"messages": MESSAGES, "tools": [WEATHER]})
     assert error["param"] == "tool_choice"
 

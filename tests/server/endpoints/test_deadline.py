@@ -27,5 +27,5 @@ def test_a_header_that_is_no_time_is_refused_by_name(value: bytes) -> None:
     assert refused.value.param == "X-Request-Timeout"
 
 
-def test_a_header_that_is_not_there_asks_for_nothing() -> None:
+def test_without_the_header_there_is_no_limit() -> None:
     assert seconds_in(scope(b"1")["headers"], QUEUE_TIMEOUT) is None

@@ -48,7 +48,7 @@ def test_a_stream_has_the_events_of_a_response_in_their_order(client: openai.Ope
     assert "".join(deltas) == whole.output_text == events[-1].response.output_text
 
 
-def test_the_clients_own_reading_of_a_stream_works(client: openai.OpenAI) -> None:
+def test_the_openai_client_reads_a_stream(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="hello", extra_body={"seed": 1}) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -79,7 +79,7 @@ def test_items_and_parts_make_the_same_conversation(server: Server) -> None:
     assert answer["usage"]["input_tokens"] == count
 
 
-def test_logprobs_come_if_they_are_included(client: openai.OpenAI) -> None:
+def test_logprobs_are_returned_if_included(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=MODEL,
         input="hello",
@@ -120,10 +120,10 @@ def test_logprobs_come_if_they_are_included(client: openai.OpenAI) -> None:
         ({"inputs": 1}, "inputs"),
     ],
 )
-def test_what_needs_stored_state_or_is_wrong_is_refused(server: Server, more: dict[str, Any], param: str) -> None:
+def test_stored_state_and_wrong_values_are_refused(server: Server, more: dict[str, Any], param: str) -> None:
     assert server.error(PATH, {"input": "hi", **more})["param"] == param
 
 
 @pytest.mark.parametrize("more", [{"store": False}, {"background": False}, {"metadata": {"a": "b"}}, {"tools": []}])
-def test_what_asks_for_nothing_is_accepted(server: Server, more: dict[str, Any]) -> None:
+def test_neutral_values_are_accepted(server: Server, more: dict[str, Any]) -> None:
     assert server.post(PATH, {"input": "hi", "max_output_tokens": 1, **more}).status_code == 200

@@ -18,7 +18,7 @@ def test_the_model_is_listed_and_shown(client: openai.OpenAI, server: Server) ->
     assert server.get(f"/v1/models/{MODEL}").json()["max_model_len"] == 512
 
 
-def test_tokenizing_and_back(server: Server) -> None:
+def test_text_is_tokenized_and_detokenized(server: Server) -> None:
     answer = server.post("/tokenize", {"prompt": "hé", "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) == 3
     assert answer["max_model_len"] == 512
@@ -50,7 +50,7 @@ def test_bad_texts_are_refused(server: Server, path: str, body: dict[str, object
     assert server.error(path, body)["param"] == param
 
 
-def test_the_tokenizer_says_what_a_client_needs_of_it(server: Server) -> None:
+def test_tokenizer_info_has_special_tokens_and_the_template(server: Server) -> None:
     info = server.get("/tokenizer_info").json()
     assert info["eos_token"] == "<eos>" and info["eos_token_id"] == 0 and "messages" in info["chat_template"]
 
@@ -72,7 +72,7 @@ def test_version_load_and_metrics(server: Server) -> None:
     assert metrics.text == "headrace:up 1\n" and metrics.headers["content-type"].startswith("text/plain")
 
 
-def test_every_answer_is_counted_by_route_and_never_by_the_path_that_was_sent(server: Server) -> None:
+def test_answers_are_counted_by_route_and_not_by_path(server: Server) -> None:
     server.metrics.statuses.clear()
     for path in ("/version", "/v1/models", "/nowhere/secret", "/version"):  # the last is only waited for
         server.get(path)
