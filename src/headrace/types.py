@@ -26,6 +26,7 @@ Pooling = Literal["last", "mean"]
 
 _LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # tokens with a bias; OpenAI's limit
 MAX_BAD_WORDS = 128  # token sequences; a word has two: with and without a leading space
@@ -212,6 +213,14 @@ class SamplingParams:
             object.__setattr__(params, "structured_outputs", StructuredOutputs.of_checked(outputs))
         return params
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same parameters with another seed, between MIN_SEED and MAX_SEED. Nothing is checked again."""
+        params = object.__new__(SamplingParams)
+        for name in SamplingParams.__slots__:
+            object.__setattr__(params, name, getattr(self, name))
+        object.__setattr__(params, "seed", seed)
+        return params
+
     def _check_numbers(self) -> None:
         _integer("n", self.n, low=1, high=_LARGEST)
         if self.best_of is not None:
@@ -225,7 +234,7 @@ class SamplingParams:
             if self.min_tokens > self.max_tokens:
                 raise _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.seed is not None:
-            _integer("seed", self.seed, low=-(2**63), high=2**64 - 1)
+            _integer("seed", self.seed, low=MIN_SEED, high=MAX_SEED)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
         if self.prompt_logprobs is not None:

@@ -208,6 +208,21 @@ def test_a_value_that_equals_a_good_one_is_refused_for_its_type(name: str, first
     assert [type(line) for line in lines] == [LineRequest, BadLine, LineRequest]
 
 
+@pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"stop": ["a"]}])
+def test_lines_with_seeds_of_their_own_differ_in_nothing_else(more: dict[str, Any]) -> None:
+    lines = parse_all(*(chat(seed=seed, **more) for seed in (3, -(2**63), 2**64 - 1)))
+    seeds = [3, -(2**63), 2**64 - 1]
+    expected = [SamplingParams(seed=seed, max_tokens=None, **more) for seed in seeds]
+    assert [line.params for line in lines if isinstance(line, LineRequest)] == expected
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, "1", 2**64, -(2**63) - 1])
+def test_a_bad_seed_is_refused_after_good_ones(seed: Any) -> None:
+    good_line, bad_line = parse_all(chat(seed=1), chat(seed=seed))
+    assert isinstance(good_line, LineRequest) and isinstance(bad_line, BadLine)
+    assert bad_line.error.param == "seed"
+
+
 def test_messages_are_checked_on_every_line() -> None:
     lines = parse_all(chat(n=2), envelope("/v1/chat/completions", messages=["Hi"], n=2), chat(n=2))
     assert [type(line) for line in lines] == [LineRequest, BadLine, LineRequest]

@@ -26,7 +26,7 @@ from headrace.openai.sampling import (
 )
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.types import SamplingParams
+from headrace.types import MAX_SEED, MIN_SEED, SamplingParams
 
 UNTIL_CONTEXT_ENDS = None
 MAX_REMEMBERED = 1024  # sets of values
@@ -105,6 +105,15 @@ class ParamsReader:
     def read(self, given: dict[str, Any], names: tuple[str, ...]) -> SamplingParams:
         """`names`: the fields of `given` that the parameters depend on. Without a seed, each line samples with its own;
         greedy parameters get a fixed one, so that lines share them."""
+        seed = given.get("seed")
+        if seed is None:
+            return self._read_shared(given, names)
+        if type(seed) is not int or not MIN_SEED <= seed <= MAX_SEED:
+            return self._make(given)  # which refuses it
+        without_seed = {name: value for name, value in given.items() if name != "seed"}
+        return self._read_shared(without_seed, tuple([name for name in names if name != "seed"])).with_seed(seed)
+
+    def _read_shared(self, given: dict[str, Any], names: tuple[str, ...]) -> SamplingParams:
         values = [given[name] for name in names]
         key: object = (names, *values, *map(type, values))  # 1, 1.0 and true are equal: their types tell them apart
         try:
@@ -117,7 +126,7 @@ class ParamsReader:
             params = self._known.get(key)
         if params is None:
             params = self._make(given)
-            if given.get("seed") is None and len(self._known) < MAX_REMEMBERED:
+            if len(self._known) < MAX_REMEMBERED:
                 self._known[key] = params
         return params
 
