@@ -80,7 +80,7 @@ def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, 
 
 
 def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int) -> SamplingParams:
-    """The parameters with the default length cut to the context. A given length has been checked."""
+    """The parameters with the default length shortened to the context. A given length has been checked."""
     left = max_model_len - len(prompt.token_ids)
     if params.max_tokens is None or params.max_tokens <= left:
         return params

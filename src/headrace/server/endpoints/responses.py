@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer form of a conversation, without its stored state."""
+"""POST /v1/responses: OpenAI's Responses API, without stored state."""
 
 from __future__ import annotations
 
