@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from benchmarks.bad_clients import KINDS, misbehave
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
+from headrace.engine.restart_policy import SUPERVISOR_RESTARTS
 from headrace.engine.start import start_engine_process
 from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
@@ -76,7 +78,8 @@ def test_a_thousand_connections_that_misbehave_and_leave_change_nothing() -> Non
 def mortal(tiny_directory: Path) -> Iterator[AsyncEngine]:
     """An engine in a process of its own, which is started again at once."""
     config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=64)
-    rules = Supervision(step_timeout_s=PATIENCE, first_delay_s=0.01, look_s=0.01)
+    restarts = replace(SUPERVISOR_RESTARTS, first_delay_s=0.01)
+    rules = Supervision(step_timeout_s=PATIENCE, restarts=restarts, check_s=0.01)
     made = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
     yield made
     asyncio.run(made.close())

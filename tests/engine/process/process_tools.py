@@ -1,4 +1,4 @@
-"""What the tests of processes share."""
+"""Helpers of the tests of engine processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 120.0  # a test that waits longer for anything has failed
 
 
 class Inbox:
-    """Takes what an engine delivers."""
+    """Receives what an engine delivers."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[list[SequenceEvent]] = queue.Queue()
@@ -27,7 +27,7 @@ class Inbox:
         return self._queue.get(timeout=PATIENCE_S)
 
     def until_finished(self, *request_ids: str) -> list[SequenceEvent]:
-        """All events up to the last one's of these requests, of one sequence each."""
+        """All events until these requests, of one sequence each, have finished."""
         events: list[SequenceEvent] = []
         while {event.request_id for event in events if event.finish_reason} < set(request_ids):
             batch = self.next()

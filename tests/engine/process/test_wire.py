@@ -149,7 +149,7 @@ messages = st.one_of(
     st.builds(wire.Stage, texts),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
-    st.builds(wire.Pulse, counts, st.booleans()),
+    st.builds(wire.Heartbeat, counts, st.booleans()),
 )
 
 
