@@ -26,14 +26,14 @@ from headrace.jobs.recovery.policy import Recovery
 from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.metrics import page
+from headrace.jobs.status.metrics import JobCollector
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
 from headrace.jobs.store.failure_log import Convicted, Died, Retried, Suspicion, TroubleLog, read_lines
 from headrace.jobs.store.in_flight_file import InFlightFile, rows_in_flight
 from headrace.jobs.store.manifest import read_manifest, write_manifest
-from headrace.jobs.store.status_file import read_status
+from headrace.jobs.store.status_file import JobStatus, read_status
 from headrace.jobs.store.survey import survey
 from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
@@ -331,16 +331,30 @@ def replace_salt(work: Work) -> Work:
 def test_metrics_show_trouble_while_the_job_runs(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages: list[str] = []
-    monkeypatch.setattr(MetricsServer, "update", lambda server, status: pages.append(page(status)))
+    statuses: list[JobStatus] = []
+    monkeypatch.setattr(MetricsServer, "update", lambda server, status: statuses.append(status))
     source = write_lines(*prompts(20, poison=(4,)))
     run(source, FaultyStart(start, FaultyRunner(), fails=["3", "3"]), metrics_port=0)
-    trouble = survey(directory_of(source)).as_json()["trouble"]
-    last = pages[-1]
-    assert 'job_retries_total{model_name="fake",cause="engine_error"} 2\n' in last
-    assert f'job_engine_deaths_total{{model_name="fake",lost="engine"}} {trouble["deaths"]["engine"]}\n' in last
-    assert 'job_poison_rows{model_name="fake"} 1\n' in last
-    assert 'job_lines_failed_total{model_name="fake",code="poison_request"} 1\n' in last
+    num_deaths = survey(directory_of(source)).as_json()["trouble"]["deaths"]["engine"]
+    last = samples(statuses[-1])
+    assert last["headrace:job_retries_total", "engine_error"] == 2
+    assert last["headrace:job_engine_deaths_total", "engine"] == num_deaths
+    assert last["headrace:job_poison_rows", None] == 1
+    assert last["headrace:job_lines_failed_total", "poison_request"] == 1
+
+
+def samples(status: JobStatus) -> dict[tuple[str, str | None], float]:
+    """By name and by the value of the label beside the model's name."""
+    collector = JobCollector()
+    collector.status = status
+    return {
+        (
+            sample.name,
+            next((value for label, value in sample.labels.items() if label != "model_name"), None),
+        ): sample.value
+        for metric in collector.collect()
+        for sample in metric.samples
+    }
 
 
 def test_status_is_right_after_poison_rows_without_the_journal(write_lines: WriteLines, start: Start) -> None:
