@@ -46,11 +46,12 @@ from headrace.engine.core import EngineCore
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
 from headrace.jobs.formats.writer import ResultWriter, StreamResults
-from headrace.jobs.recovery.engine_keeper import Start
-from headrace.jobs.run.job_run import JobRun
-from headrace.jobs.run.run_job import run_job, taking_turns
+from headrace.jobs.recovery.job_engine import JobEngine, Start
+from headrace.jobs.run.context import RunContext
+from headrace.jobs.run.main_loop import MainLoop
+from headrace.jobs.run.run_job import fast_thread_switching, run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.progress import JobProgress
+from headrace.jobs.status.console import Console
 from headrace.jobs.store import syncer
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.journal import Journal
@@ -171,23 +172,16 @@ def start(config: EngineConfig, deliver: Deliver, *, step_s: float = 0.0) -> Eng
 
 def run_plainly(job: JobSpec, start: Start) -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = start(job.config, inbox.put)
+    engine = JobEngine(start, inbox.put, job.config)
     try:
         with (
-            taking_turns(),
+            fast_thread_switching(),
             closing(job.open_input()) as source,
             ResultWriter.open(job.output) as writer,
-            JobProgress(enabled=False) as progress,
         ):
-            JobRun(
-                job,
-                engine,
-                inbox,
-                lines=source.read_batches(),
-                results=StreamResults(writer),
-                progress=progress,
-                num_expected=source.estimate_num_lines(),
-            ).run()
+            console, results = Console(enabled=False), StreamResults(writer)
+            context = RunContext.build(job, results, inbox=inbox, engine=engine, console=console)
+            MainLoop(context, source.read_batches(), num_expected=source.estimate_num_lines()).run()
     finally:
         engine.close()
 

@@ -137,7 +137,7 @@ def test_a_job_with_a_process_gives_the_same_answers(
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
     monkeypatch.setattr(LinePreparer, "prepare", _refuse)  # so that it is not done here after all
     together = JobSpec(input=str(source), output=str(tmp_path / "together.jsonl"), keep_order=True)
-    report = run_job(together, start=start, least_lines_apart=1, quiet=True)
+    report = run_job(together, start=start, min_lines_for_process=1, quiet=True)
     assert report.tally.num_done == 1502 and report.tally.sample is not None
     assert Path(together.output).read_bytes() == Path(alone.output).read_bytes()
 
@@ -152,7 +152,7 @@ def test_an_id_that_is_used_twice_is_found_over_all_batches(
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
     source = write_lines(*(chat(str(number % 599), max_tokens=1, temperature=0) for number in range(600)))
     job = JobSpec(input=str(source), output=str(tmp_path / "out.jsonl"))
-    report = run_job(job, start=start, least_lines_apart=1, quiet=True)
+    report = run_job(job, start=start, min_lines_for_process=1, quiet=True)
     assert dict(report.tally.errors) == {"duplicate_custom_id": 1}
 
 

@@ -366,7 +366,7 @@ def test_combinations_that_mean_nothing_are_refused(options: dict[str, Any]) -> 
 def test_a_running_job_is_cancelled_and_stays_so_until_undone(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.jobs.run.ending.CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.jobs.run.stop_state.CANCEL_SECONDS", 0.0)
     source = write_lines(*prompts(4), *prompts(400, max_tokens=400))
     directory = job_directory(str(output_of(source)))
     report = run(source, functools.partial(start, runner=Breaking(20, cancels=directory)), grace_s=0)
@@ -381,7 +381,7 @@ def test_a_running_job_is_cancelled_and_stays_so_until_undone(
 def test_a_cancel_that_comes_too_late_changes_nothing(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.jobs.run.ending.CANCEL_SECONDS", 1e6)
+    monkeypatch.setattr("headrace.jobs.run.stop_state.CANCEL_SECONDS", 1e6)
     source = write_lines(*prompts(4))
     directory = job_directory(str(output_of(source)))
     assert run(source, functools.partial(start, runner=Breaking(2, cancels=directory))).exit_code == 0
