@@ -48,9 +48,7 @@ def test_the_work_is_levelled_to_the_length_of_its_longest_answer() -> None:
     assert target_concurrency(even, fp8_settings()) == 50
     one_long = limits(1000, *[100] * 60)
     assert target_concurrency(one_long, fp8_settings()) == 7
-    assert (
-        target_concurrency(limits(1000, 10, 10), fp8_settings()) == 4
-    )  # what the full rate needs
+    assert target_concurrency(limits(1000, 10, 10), fp8_settings()) == 4  # what the full rate needs
 
 
 def test_without_limits_or_on_a_cpu_nothing_is_levelled() -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,11 +17,12 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.process import wire
-from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.process.channel import Channel
+from headrace.engine.process.engine_process import EngineProcess, child_environment
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent
 from tests.engine import cores
-from tests.engine.process.process_tools import Inbox, make_request, wait_until
+from tests.engine.process.process_tools import MAX_WAIT_S, Inbox, make_request, wait_until
 
 ROOT = Path(__file__).parents[3]
 CONFIG = EngineConfig(model="pretend", max_num_seqs=4)
@@ -136,9 +139,35 @@ def test_a_refusal_by_the_engine_arrives_as_an_event(process: EngineProcess, inb
     assert (event.finish_reason, event.error) == ("abort", "only the engine knows why not")
 
 
-def test_a_request_that_cannot_be_read_is_answered_too(process: EngineProcess, inbox: Inbox) -> None:
-    process._send(wire.Submit("garbled", msgspec.Raw(msgspec.msgpack.encode({"request_id": 5}))))
-    (event,) = inbox.until_finished("garbled")
+@contextmanager
+def bare_child() -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
+    """The child without `EngineProcess`: the test itself is at the other end of the channel."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-P", "-m", "headrace.engine.process.child", str(theirs.fileno()), str(os.getpid())]
+        child = subprocess.Popen(
+            [*command, "1.0", "tests.engine.cores:faulty"], pass_fds=[theirs.fileno()], env=child_environment()
+        )
+    channel = Channel(ours)
+    channel.send(wire.encode(wire.Start(CONFIG)))
+    try:
+        next(message for message in messages(channel) if isinstance(message, wire.Ready))
+        yield channel, child
+    finally:
+        channel.close()
+        assert child.wait(MAX_WAIT_S) == 0
+
+
+def messages(channel: Channel) -> Iterator[wire.EngineMessage]:
+    while frames := channel.receive():
+        yield from map(wire.decode_message, frames)
+
+
+def test_a_request_that_cannot_be_decoded_is_answered_too() -> None:
+    with bare_child() as (channel, _):
+        channel.send(wire.encode(wire.Submit("garbled", msgspec.Raw(msgspec.msgpack.encode({"request_id": 5})))))
+        steps = (message for message in messages(channel) if isinstance(message, wire.Step))
+        (event,) = next(events for events in map(wire.StepReader().events, steps) if events)
     assert event.error is not None and event.error.startswith("the engine could not take the request (ValidationError)")
 
 
@@ -238,13 +267,10 @@ def test_a_hung_process_writes_its_stacks_when_asked(capfd: pytest.CaptureFixtur
 
 
 def test_it_ends_when_its_front_closes_the_socket() -> None:
-    inbox = Inbox()
-    process = start(inbox)
-    process.wait_until_ready()
-    process.submit(make_request("stuck", cores.HANG))
-    process._channel.hang_up()
-    assert inbox.next() == []
-    assert "exited with status 0" in str(process.failure)
+    with bare_child() as (channel, child):
+        channel.send(wire.encode(wire.submission(make_request("stuck", cores.HANG))))
+        channel.hang_up()
+        assert child.wait(MAX_WAIT_S) == 0
 
 
 @pytest.mark.parametrize("core", ["faulty", "never_ready"])
