@@ -121,11 +121,11 @@ def test_the_options_of_run_become_a_job(output: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--set", "max_tokens=3"], "say which with redo"),
+        (["--set", "max_tokens=3"], "select them with redo"),
         (["--redo", "error", "--set", "max_tokns=3"], "unknown parameter 'max_tokns', did you mean 'max_tokens'"),
         (["--redo", "error", "--set", "max_tokens"], "must be NAME=VALUE"),
         (["--redo", "error", "--set", "max_tokens=0"], "max_tokens must be at least 1"),
-        (["--redo", "sometimes"], "is no condition"),
+        (["--redo", "sometimes"], "is not a condition"),
     ],
 )
 def test_an_invalid_redo_is_refused(

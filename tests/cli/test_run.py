@@ -158,12 +158,12 @@ def test_a_check_needs_no_output_and_runs_nothing(
     source: Path, jobs: list[JobSpec], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from headrace.engine.checks import RequestChecks
-    from headrace.jobs.input.preflight import Front
+    from headrace.jobs.preflight.front import Front
     from headrace.sched import SchedulerLimits
 
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=64)
     monkeypatch.setattr(
-        "headrace.jobs.input.preflight.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
+        "headrace.jobs.preflight.front.open_front", lambda config: Front("m", None, 100, RequestChecks(limits))
     )
     source.write_text('{"prompt": [1, 2]}\n{broken\n')
     summary = source.parent / "check.json"

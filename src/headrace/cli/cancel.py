@@ -11,7 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
     from headrace.jobs.store.cancel import cancel, undo
-    from headrace.jobs.store.survey import find_job
+    from headrace.jobs.store.job_view import find_job
 
     directory = find_job(given.job)
     print(f"headrace: {undo(directory) if given.undo else cancel(directory)}")

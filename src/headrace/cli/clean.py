@@ -11,7 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
     from headrace.jobs.store.clean import clean
-    from headrace.jobs.store.survey import find_job
+    from headrace.jobs.store.job_view import find_job
 
     for directory in [find_job(job) for job in given.jobs]:
         num_bytes = clean(directory, force=given.force)

@@ -47,12 +47,13 @@ def main(arguments: Sequence[str]) -> int:
     config = engine_config(parser, given)
 
     from headrace.cli.fetching import fetch_if_missing
-    from headrace.jobs.input.template import RowTemplate
+    from headrace.jobs.formats.locations import STANDARD_STREAM
+    from headrace.jobs.input.template import LineTemplate
     from headrace.jobs.run.run_job import run_job
-    from headrace.jobs.spec import STANDARD_STREAM, JobSpec
+    from headrace.jobs.spec import JobSpec
     from headrace.jobs.store.redo import Where, read_overrides
 
-    template = RowTemplate.of(
+    template = LineTemplate.of(
         prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
     )
     redo = "error" if given.retry_errors else given.redo
@@ -230,10 +231,12 @@ def _in_a_directory(path: str) -> str:
 
 def _check(job: JobSpec, given: argparse.Namespace) -> int:
     """Problems and the report are the output of this command, so they go to stdout."""
-    from headrace.jobs.input.preflight import Rate, check_job, open_front
+    from headrace.jobs.preflight.check import check_job
+    from headrace.jobs.preflight.front import open_front
+    from headrace.jobs.preflight.rate import Rate
 
     rate = None if given.rate is None else Rate.read(given.rate)
-    report = check_job(job, open_front(job.config), tell=print, rate=rate)
+    report = check_job(job, open_front(job.config), report_problem=print, rate=rate)
     if not given.quiet:
         sys.stdout.write(report.text())
     if given.json_summary is not None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from headrace.cli.parser import CommandParser
 
 if TYPE_CHECKING:
-    from headrace.jobs.store.survey import Survey
+    from headrace.jobs.store.job_view import JobView
 
 
 def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
-    from headrace.jobs.store.survey import find_job, survey
+    from headrace.jobs.store.job_view import find_job, view_job
 
-    found = survey(find_job(given.job))
+    found = view_job(find_job(given.job))
     if given.results:
         for record in found.records(in_order=given.keep_order):
             sys.stdout.buffer.write(record.result + b"\n")
@@ -44,9 +44,9 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def _print(found: Survey) -> None:
+def _print(found: JobView) -> None:
     from headrace.jobs.status.summary import failure_rows
-    from headrace.jobs.store.failure_log import TroubleCounts
+    from headrace.jobs.store.failure_log import FailureCounts
 
     facts = found.as_json()
     state = facts["state"]
@@ -65,7 +65,7 @@ def _print(found: Survey) -> None:
         ("started", f"{facts['created']}; run {facts['epoch']:,} times" if facts["epoch"] > 1 else facts["created"]),
         ("journal", f"{facts['bytes']:,} bytes in {facts['directory']}"),
     ]
-    rows += failure_rows(TroubleCounts(**facts["trouble"]))
+    rows += failure_rows(FailureCounts(**facts["trouble"]))
     if facts["redo"] is not None:
         rows.append(("redo", f"{facts['redo']} (pass {facts['pass']})"))
     if found.status is not None:

@@ -1,7 +1,7 @@
-"""Where a crash would hurt most, by name: for the crash tests.
+"""Named steps of a job at which the crash tests kill the process.
 
-HEADRACE_CRASH_AT=<step> or <step>:<n> ends the process at that step, the n-th time, as `kill -9` would. Without it
-`reach` does nothing.
+HEADRACE_CRASH_AT=<step> or <step>:<n> kills the process with SIGKILL the n-th time it reaches that step. Without the
+variable, `reach` does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS = (
     "manifest-renamed",
     "segment-created",
     "appended",  # in memory
-    "write-half",  # of what was gathered
+    "write-half",  # of the buffered results
     "written",
     "synced",
     "input-ended",
@@ -28,14 +28,14 @@ STEPS = (
     "completed",
 )
 
-_armed: list[str | int] = []  # the step, and how many times it is still to be reached
+_armed: list[str | int] = []  # the step, and how many more times it must be reached
 
 
 def arm(text: str) -> None:
-    """Empty: nothing happens anywhere."""
+    """Set the step to crash at; an empty text disables crashes."""
     step, _, count = text.partition(":")
     if step and step not in STEPS:
-        raise ValueError(f"HEADRACE_CRASH_AT={text!r} is no step; the steps are {', '.join(STEPS)}")
+        raise ValueError(f"HEADRACE_CRASH_AT={text!r} is not a step; the steps are {', '.join(STEPS)}")
     _armed[:] = [step, int(count or 1)] if step else []
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the machine."""
+"""Durable file operations: atomic replacement, fsync, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The old file or the new one, never a part: temporary file, fsync, rename, fsync of the directory."""
+    """Readers see the old file or the new one, never a part: temporary file, fsync, rename, fsync of the directory."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(data)
@@ -26,12 +26,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_data(descriptor: int) -> None:
-    """Without the times of the file, where the system can do that."""
+    """fdatasync where the system has it: the file's timestamps are not synced."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 def sync_directory(path: Path) -> None:
-    """Names in it are durable after this."""
+    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -44,7 +44,7 @@ def is_no_room(error: OSError) -> bool:
 
 
 def job_error(message: str, error: OSError) -> JobError:
-    """`message` says what is kept; a full disk can be helped, and then the job goes on."""
+    """`message` says which results are kept. On a full disk the error is resumable."""
     if is_no_room(error):
-        return NoRoomError(f"{message}; make room, and the same command goes on from there")
+        return NoRoomError(f"{message}; make room, then run the same command again to continue")
     return JobError(message)

@@ -1,4 +1,4 @@
-"""What a job is: which lines, answered how, into which file. Checked before a model is loaded."""
+"""The description of a job: input, output and options. Validated before a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
+from headrace.jobs.formats import Source, open_source
+from headrace.jobs.formats.file_format import format_of
+from headrace.jobs.formats.locations import STANDARD_STREAM, can_be_read_again, exists, is_url, local_path
+from headrace.jobs.formats.sinks import require_libraries
 from headrace.jobs.input.fields import SAMPLING_FIELDS
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
-
-if TYPE_CHECKING:
-    from headrace.jobs.formats import Source
-    from headrace.jobs.input.template import RowTemplate
-
-STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +27,21 @@ class JobSpec:
     input: str  # a path, or '-' for stdin
     output: str  # a path, or '-' for stdout
     config: EngineConfig = field(default_factory=EngineConfig)
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of SamplingParams, for lines that do not say
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of SamplingParams, for lines that do not set them
     limit: int | None = None  # answer only this many lines
     overwrite: bool = False
-    template: RowTemplate | None = None  # makes requests of rows; None: lines are requests
-    input_format: str | None = None  # None: what the name says
+    template: LineTemplate | None = None  # makes a request of each line; None: lines are requests
+    input_format: str | None = None  # None: from the file name
     output_format: str | None = None
-    max_error_rate: float = 0.1  # of the lines that are done, from the first 1,000 on; 1 never stops
-    gpu_price: float | None = None  # of an hour of the GPU, in any currency
-    keep_order: bool = False  # publish in the input's order, not as answers finished
-    redo: str | None = None  # do these rows again, see `jobs.redo`
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the rows that are done again
-    metrics_port: int | None = None  # serve the job's counters there, to this machine; 0: on any that is free
-    deadline: str | None = None  # a time, or so long after the job's beginning: see `jobs.times`
-    disk_wait_s: float = 3600.0  # for room on a full disk
-    grace_s: float = 10.0  # what is in flight may still finish when the job is asked to stop
+    max_error_rate: float = 0.1  # of the lines done, once 1,000 are done; 1 never stops
+    gpu_price: float | None = None  # per GPU hour, in any currency
+    keep_order: bool = False  # publish in the order of the input, not of completion
+    redo: str | None = None  # repeat these lines, see `store.redo`
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # parameters of the repeated lines
+    metrics_port: int | None = None  # serve the job's metrics on this port of localhost; 0: any free port
+    deadline: str | None = None  # a time, or a duration from the start of the job: see `times`
+    disk_wait_s: float = 3600.0  # how long to wait for space on a full disk
+    grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -60,19 +59,19 @@ class JobSpec:
         if not 0 <= self.disk_wait_s < math.inf:
             raise ConfigError(f"disk_wait must be a time of 0 s or more, got {self.disk_wait_s}")
         if self.overrides and self.redo is None:
-            raise ConfigError("set changes rows that are done again: say which with redo (or retry-errors)")
+            raise ConfigError("set changes lines that are repeated: select them with redo (or retry-errors)")
         if self.redo is not None and self.overwrite:
-            raise ConfigError("redo keeps the other rows and overwrite gives them up; give one")
+            raise ConfigError("redo keeps the other lines and overwrite discards them; give one")
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
-        SamplingParams(**self.defaults)  # refuses what no line could use
+        SamplingParams(**self.defaults)  # refuses values that no line could use
 
     def _check_deadline(self, text: str) -> None:
         deadline_at(text, now=0.0)
         if not self.is_resumable:
             raise ConfigError(
-                "a deadline needs an input that can be read again and an output that is a file: what is unfinished is "
-                f"read once more, to become error lines; got {self.input} and {self.output}"
+                "a deadline needs an input that can be read again and an output that is a file: unfinished lines are "
+                f"read once more and become error lines; got {self.input} and {self.output}"
             )
 
     @property
@@ -81,21 +80,15 @@ class JobSpec:
 
     @property
     def is_resumable(self) -> bool:
-        from headrace.jobs.formats.locations import can_be_read_again
-
         return self.is_durable and can_be_read_again(self.input)
 
     @property
     def directory(self) -> Path:
-        """Where the job is kept until its output is published, and after."""
+        """The job directory, which stays after the output is published."""
         return job_directory(self.output)
 
     def check_paths(self) -> None:
-        """Refuse what could not be read or written, while that is still cheap."""
-        from headrace.jobs.formats.file_format import format_of
-        from headrace.jobs.formats.locations import is_url, local_path  # which looks up '-' here
-        from headrace.jobs.formats.sinks import require_libraries
-
+        """Refuse an input that cannot be read or an output that cannot be written, before a model is loaded."""
         format_of(self.input, self.input_format)
         require_libraries(format_of(self.output, self.output_format))
         if is_url(self.input):
@@ -108,9 +101,7 @@ class JobSpec:
             self._check_output(Path(local_path(self.output)))
 
     def open_input(self) -> Source:
-        """Columns that a template names and that are not there are refused here."""
-        from headrace.jobs.formats import open_source
-
+        """Refuses a table without the columns that the template names."""
         json_columns = SAMPLING_FIELDS | {"messages", "chat_template_kwargs"} if self.template is None else ()
         source = open_source(self.input, format=self.input_format, json_columns=json_columns)
         try:
@@ -126,18 +117,14 @@ class JobSpec:
         elif source.columns is not None and not {"prompt", "messages"} & set(source.columns):
             raise JobError(
                 f"{self.input} has no column 'prompt' or 'messages' but {', '.join(source.columns) or 'none at all'}; "
-                "say what to ask with --prompt 'text with {column}', or --messages-column"
+                "give the prompt with --prompt 'text with {column}', or --messages-column"
             )
 
     def _check_output_object(self) -> None:
-        from headrace.jobs.formats.locations import exists
-
         if not self.overwrite and not self._has_job and exists(self.output):
             raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 
     def _check_output(self, path: Path) -> None:
-        from headrace.jobs.formats.locations import local_path
-
         if path.is_dir():
             raise JobError(f"the output {path} is a directory; name a file in it, such as {path / 'answers.jsonl'}")
         given = local_path(self.input)
@@ -150,7 +137,7 @@ class JobSpec:
         elif path.parent.is_dir():
             _check_writable(self.directory.parent, "the output's directory")
         else:
-            raise JobError(f"the output's directory {path.parent} does not exist; make it first")
+            raise JobError(f"the output's directory {path.parent} does not exist; create it first")
 
     @property
     def _has_job(self) -> bool:
@@ -158,18 +145,14 @@ class JobSpec:
 
 
 def is_durable(output: str) -> bool:
-    """Whether it is a file or an object, which can be published at once. Streams and devices are only written to."""
-    from headrace.jobs.formats.locations import is_url, local_path
-
+    """Whether it is a file or an object, which can be replaced atomically. Streams and devices can only be written."""
     if output == STANDARD_STREAM or is_url(output):
         return output != STANDARD_STREAM
     return not os.path.exists(local_path(output)) or os.path.isfile(local_path(output))
 
 
 def job_directory(output: str) -> Path:
-    """The same for every name of one file. The job of an object in a store is kept in the working directory."""
-    from headrace.jobs.formats.locations import is_url, local_path
-
+    """The same for every name of one file. For an object in a store it is in the working directory."""
     if is_url(output):
         digest = blake2b(output.encode(), digest_size=4).hexdigest()
         return Path.cwd() / f"{output.rpartition('/')[2]}-{digest}.job"
@@ -178,7 +161,7 @@ def job_directory(output: str) -> Path:
 
 def _check_input(path: Path) -> None:
     if not path.exists():
-        raise JobError(f"there is no input {path}")
+        raise JobError(f"the input {path} does not exist")
     if path.is_dir():
         raise JobError(f"the input {path} is a directory; name a file of JSON lines in it")
     if not os.access(path, os.R_OK):
@@ -186,10 +169,8 @@ def _check_input(path: Path) -> None:
 
 
 def _check_object(url: str) -> None:
-    from headrace.jobs.formats.locations import exists
-
     if not exists(url):
-        raise JobError(f"there is no input {url}")
+        raise JobError(f"the input {url} does not exist")
 
 
 def _check_writable(path: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a forked process does: one job over the fake engine, in which something goes wrong as it was ordered."""
+"""Runs one job over the fake engine in a forked process, with the failure that an `Order` describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.engine.start import Engine
 from headrace.errors import HeadraceError, ResumableJobError
 from headrace.jobs import crash_points
 from headrace.jobs.input import prepare_process
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.recovery import disk_full
 from headrace.jobs.recovery.job_engine import SPARE_SEQUENCES
 from headrace.jobs.run import deadline
@@ -38,36 +38,36 @@ DAY_SECONDS = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """`None` and empty: nothing of the kind happens."""
+    """What the child runs and how it fails. None or empty: no failure of that kind."""
 
     input: str
     output: str
     options: dict[str, Any] = field(default_factory=dict)  # of JobSpec
     template: dict[str, str] | None = None  # of RowTemplate
     crash_at: str = ""  # a step of `crash_points`
-    kill_at_call: int | None = None  # of the job's thread, Python's and C's functions counted
+    kill_at_call: int | None = None  # function calls of the job's thread, Python and C functions
     kill_at_step: int | None = None  # of the engine
     term_at_step: int | None = None  # a SIGTERM
-    hold_at_step: int | None = None  # the engine stands still until the file `go` is there
-    max_file_bytes: int | None = None  # as a full disk
-    room_after: int | None = None  # attempts to write: then the disk is full no more
-    dies_at_steps: tuple[int, ...] = ()  # the engine; counted over all that the process starts
-    poison: tuple[str, ...] = ()  # prompts with which the engine dies
-    poison_kills: bool = False  # the whole process
-    expires_at_step: int | None = None  # the deadline is over
-    prepares_apart: bool = False  # a second process prepares the lines, where there is a core for it
-    kills_preparer: bool = False  # and dies as soon as it was started
-    is_nobody: bool = False  # not root, who may write everywhere
+    hold_at_step: int | None = None  # the engine waits until the file `go` exists
+    max_file_bytes: int | None = None  # file size limit, acts like a full disk
+    room_after: int | None = None  # failed writes, after which the limit is lifted
+    dies_at_steps: tuple[int, ...] = ()  # steps at which the engine dies, counted over all engines of the process
+    poison: tuple[str, ...] = ()  # prompts that kill the engine
+    poison_kills: bool = False  # they kill the whole process
+    expires_at_step: int | None = None  # the deadline passes at this step
+    prepares_in_process: bool = False  # a second process prepares the lines, if there are two cores
+    kills_preparer: bool = False  # that process is killed as soon as it was started
+    is_nobody: bool = False  # run as user nobody, since root may write everywhere
     has_wild_clock: bool = False
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a row may be computed twice in one run."""
+        """Whether a line may be computed twice in one run."""
         return bool(self.dies_at_steps or self.poison)
 
     @property
     def notes(self) -> Path:
-        """Where the child writes what happened: rows submitted, calls and steps counted, the error."""
+        """Where the child records lines submitted, numbers of calls and steps, and its error."""
         return Path(self.output).parent / "notes"
 
 
@@ -100,7 +100,7 @@ class OrderedRunner(FakeRunner):
 
 
 def _text(entry: SlotEntry) -> str:
-    """Of its prompt: a preempted one has its answer so far behind it."""
+    """Its prompt; a preempted sequence has its answer so far after it."""
     return bytes(entry.token_ids[: entry.prompt_len].tolist()).decode()
 
 
@@ -121,7 +121,7 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         input=order.input,
         output=order.output,
         config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
-        template=RowTemplate.of(**order.template) if order.template is not None else None,
+        template=LineTemplate.of(**order.template) if order.template is not None else None,
         deadline=None if order.expires_at_step is None else "1d",
         **{"disk_wait_s": 0.0 if order.room_after is None else 1e6, **order.options},
     )
@@ -129,8 +129,8 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
     sys.setprofile(calls.count)
     try:
         start = _recording(starter(tokenizer), runner, order)
-        least_lines = 1 if order.prepares_apart else prepare_process.LEAST_LINES
-        code = run_job(job, start=start, rules=AT_ONCE, min_lines_for_process=least_lines, quiet=True).exit_code
+        min_lines = 1 if order.prepares_in_process else prepare_process.MIN_LINES_FOR_PROCESS
+        code = run_job(job, start=start, rules=AT_ONCE, min_lines_for_process=min_lines, quiet=True).exit_code
     except HeadraceError as error:
         code = 75 if isinstance(error, ResumableJobError) else 1
         _note(order, "error", f"{error}")
@@ -152,7 +152,7 @@ class _Calls:
 
 
 def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
-    """Each row is noted before it is submitted."""
+    """Records each line before it is submitted."""
 
     def started(config: EngineConfig, deliver: Deliver) -> Engine:
         engine: Engine = start(config, deliver, runner=runner)
@@ -170,28 +170,28 @@ def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
 
 
 def _watch_preparer(order: Order) -> None:
-    """Note that there was one."""
-    spawn = prepare_process._spawn
+    """Record that lines were prepared in a second process."""
+    spawn = prepare_process.spawn
 
     def noted(theirs: Any) -> Any:
         process = spawn(theirs)
-        _note(order, "apart", f"{process.pid}")
+        _note(order, "preparer", f"{process.pid}")
         if order.kills_preparer:
             process.kill()
         return process
 
-    prepare_process._spawn = noted
+    prepare_process.spawn = noted
 
 
 def _note(order: Order, name: str, text: str) -> None:
     try:
         (order.notes / name).write_text(text)
     except OSError:
-        pass  # the disk may be full, as ordered
+        pass  # the order may be a full disk
 
 
 def _make_room_after(num_attempts: int) -> None:
-    """The limit is lifted when so many writes have failed; nobody waits meanwhile."""
+    """Lift the file size limit after this many failed writes, without waiting between them."""
     disk_full.TRY_SECONDS = 0.0
     left = iter(range(num_attempts - 1))
 
@@ -204,7 +204,7 @@ def _make_room_after(num_attempts: int) -> None:
 
 
 def _unsettle_clock() -> None:
-    """The time of day jumps by days, mostly backwards, whenever somebody looks."""
+    """Let `time.time` jump by days at each call, mostly backwards."""
     real, jumps = time.time, iter(range(10**9))
 
     def wild() -> float:

@@ -1,6 +1,6 @@
-"""A process that has imported everything and forks a child for each order: a fresh process in milliseconds.
+"""A process that has imported everything and forks a child per order: a new process takes milliseconds.
 
-Alone it reads orders from stdin, one JSON object a line; `Forge` is the other end.
+Run as a module it reads orders from stdin, one JSON object per line. `Forge` is the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class End:
-    """Of a child."""
+    """How a child ended."""
 
     code: int | None
     signal: int | None
@@ -94,7 +94,7 @@ def main() -> None:
                 try:
                     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
                     code = run_order(order, tokenizer)
-                except BaseException:  # noqa: BLE001 - a child must not go on as a forge
+                except BaseException:  # noqa: BLE001 - a child must not continue as a forge
                     import traceback
 
                     traceback.print_exc()

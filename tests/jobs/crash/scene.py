@@ -1,4 +1,4 @@
-"""A job that is to survive: its input, what it should come to, and the checks after each crash and at the end."""
+"""A job under test: its input, its expected results, and the checks after each crash and at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from headrace.jobs.spec import job_directory
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest
-from headrace.jobs.store.survey import survey
 from tests.jobs.crash.child import MAX_IN_FLIGHT, Order
 from tests.jobs.crash.forge import End, Forge
 
@@ -19,7 +19,7 @@ MAX_POISON_RUNS = 40
 
 
 def make_lines(random: Random, num_lines: int) -> list[str]:
-    """Mostly answers of 1 to 12 tokens; some lines blank, broken, in OpenAI's format, or with an id used before."""
+    """Mostly answers of 1 to 12 tokens; some lines are blank, broken, in OpenAI's format, or repeat an id."""
     return [_make_line(random, number) for number in range(num_lines)]
 
 
@@ -38,7 +38,7 @@ def _make_line(random: Random, number: int) -> str:
 
 
 class Scene:
-    """Everything under one directory. `run` gives a child an order and checks what it has left."""
+    """Everything under one directory. `run` gives a child an order and checks what it leaves on disk."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Scene:
         *,
         poison: tuple[str, ...] = (),
         poison_kills: bool = False,
-        prepares_apart: bool = False,
+        prepares_in_process: bool = False,
         **options: Any,
     ) -> None:
         self._forge = forge
@@ -62,20 +62,20 @@ class Scene:
             options=options,
             poison=poison,
             poison_kills=poison_kills,
-            prepares_apart=prepares_apart,
+            prepares_in_process=prepares_in_process,
         )
-        self.num_runs = self.num_redone = self.num_apart = 0
+        self.num_runs = self.num_redone = self.num_with_process = 0
         self.ends: Counter[str] = Counter()
         self._committed: dict[int, bytes] = {}
         self._has_expired = False
         reference = replace(
             self.order, output=str(directory / "reference" / "out.jsonl"), options=dict(options), poison_kills=False
         )
-        reference = replace(reference, prepares_apart=False)
+        reference = replace(reference, prepares_in_process=False)
         end = forge.run(reference)
         assert end.code in (0, 3), (end, _error(reference))
         self._num_calls, self._num_steps = map(int, (reference.notes / "counts").read_text().split())
-        self._expected = {index: _content(line) for index, line in committed_rows(Path(reference.output)).items()}
+        self._expected = {index: _content(line) for index, line in committed_lines(Path(reference.output)).items()}
         assert len(self._expected) == sum(bool(line) for line in lines)
 
     @property
@@ -92,7 +92,7 @@ class Scene:
 
     @property
     def num_calls_left(self) -> int:
-        """About how many a run makes that does the rest."""
+        """Estimated function calls of a run that does the remaining lines."""
         share_left = 1 - len(self._committed) / len(self._expected)
         return int(self._num_calls * (0.1 + 0.9 * share_left))
 
@@ -100,38 +100,38 @@ class Scene:
     def num_steps_left(self) -> int:
         return 1 + int(self._num_steps * (1 - len(self._committed) / len(self._expected)))
 
-    def run(self, **trouble: Any) -> End:
-        """Rows that have expired are done again by the next runs."""
-        order = replace(self.order, **trouble)
+    def run(self, **failure: Any) -> End:
+        """Later runs repeat lines that have expired."""
+        order = replace(self.order, **failure)
         if self._has_expired:
             order = replace(order, options={**order.options, "redo": "error=batch_expired"})
-        for name in ("submitted", "apart"):
+        for name in ("submitted", "preparer"):
             (order.notes / name).unlink(missing_ok=True)
         end = self._forge.run(order)
         assert end.was_killed or end.code in (0, 1, 3, 75), (end, _error(order))
         self.num_runs += 1
-        self.num_apart += (order.notes / "apart").exists()
+        self.num_with_process += (order.notes / "preparer").exists()
         self.ends["killed" if end.was_killed else f"exit {end.code}"] += 1
         self._check_step(order)
         return end
 
     def tear(self, num_bytes: int) -> None:
-        """As a machine that loses power: the last segment ends earlier."""
+        """Truncate the last segment, as a power loss would."""
         segment = self.last_segment
         if segment is not None:
             with open(segment, "r+b") as file:
                 file.truncate(max(0, segment.stat().st_size - num_bytes))
-        self._committed = final_rows(self.output)
+        self._committed = final_lines(self.output)
 
     def finish(self) -> None:
-        """The last run, in which nothing goes wrong but what rows do themselves, and all checks of its output."""
+        """The last run, without failures except those of poison lines, and all checks of the output."""
         end = self.run()
         for _ in range(MAX_POISON_RUNS if self.order.poison_kills else 0):
             if end.was_killed:
                 end = self.run()
         assert end.code in (0, 3), (end, _error(self.order))
         published = self.output.read_bytes().splitlines()
-        by_index = committed_rows(self.output)
+        by_index = committed_lines(self.output)
         assert sorted(published) == sorted(by_index.values()), "the output is not what is committed"
         if self.order.options.get("keep_order"):
             assert published == [by_index[index] for index in sorted(by_index)], "the order is not the input's"
@@ -140,42 +140,42 @@ class Scene:
         assert not left, left
 
     def _check_step(self, order: Order) -> None:
-        before, now = self._committed, final_rows(self.output)
-        self._has_expired = self._has_expired or any(_has_expired(row) for row in committed_rows(self.output).values())
+        before, now = self._committed, final_lines(self.output)
+        self._has_expired = self._has_expired or any(map(_has_expired, committed_lines(self.output).values()))
         changed = {index for index, line in before.items() if now.get(index) != line}
-        assert not changed, f"rows {sorted(changed)} were committed and have changed"
+        assert not changed, f"lines {sorted(changed)} were committed and have changed"
         path = order.notes / "submitted"
         submitted = Counter(int(line) for line in path.read_text().split()) if path.exists() else Counter[int]()
-        assert not submitted.keys() & before.keys(), "a committed row was computed again"
+        assert not submitted.keys() & before.keys(), "a committed line was computed again"
         if not order.may_repeat:
-            assert all(count == 1 for count in submitted.values()), "a row was computed twice in one run"
+            assert all(count == 1 for count in submitted.values()), "a line was computed twice in one run"
         lost = submitted.keys() - now.keys()
-        assert len(lost) <= MAX_IN_FLIGHT, f"{len(lost)} rows are lost, {MAX_IN_FLIGHT} can be in flight"
+        assert len(lost) <= MAX_IN_FLIGHT, f"{len(lost)} lines are lost, {MAX_IN_FLIGHT} can be in flight"
         self.num_redone += len(lost)
         self._committed = now
 
 
-def committed_rows(output: Path) -> dict[int, bytes]:
-    """By index, the lines that a reader finds now."""
+def committed_lines(output: Path) -> dict[int, bytes]:
+    """The output lines in the journal now, by index."""
     directory = job_directory(str(output))
     if not directory.exists() or read_manifest(directory) is None:
         return {}
-    rows = [(record.index, record.result) for record in survey(directory).records()]
-    assert len(rows) == len(dict(rows)), "a row is there twice"
-    return dict(rows)
+    found = [(record.index, record.result) for record in view_job(directory).records()]
+    assert len(found) == len(dict(found)), "a line is there twice"
+    return dict(found)
 
 
-def final_rows(output: Path) -> dict[int, bytes]:
-    """The same without those that have expired, which may change."""
-    return {index: row for index, row in committed_rows(output).items() if not _has_expired(row)}
+def final_lines(output: Path) -> dict[int, bytes]:
+    """The same without lines that have expired, which may change."""
+    return {index: line for index, line in committed_lines(output).items() if not _has_expired(line)}
 
 
-def _has_expired(row: bytes) -> bool:
-    return b'"code":"batch_expired"' in row
+def _has_expired(line: bytes) -> bool:
+    return b'"code":"batch_expired"' in line
 
 
 def _content(line: bytes) -> Any:
-    """Without what tells one job, or its moment, from another."""
+    """Without ids, times and cache counts, which differ between jobs."""
     decoded = json.loads(line)
     if b'"code":"poison_request"' in line:
         return decoded.get("index"), decoded.get("custom_id"), "poison"

@@ -1,4 +1,4 @@
-"""Jobs over files of other kinds than JSON lines, and over repeated lines, killed and run again."""
+"""Jobs over other formats than JSON lines, and over duplicate lines, killed and run again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import zstandard
 
 from tests.jobs.crash.child import Order
 from tests.jobs.crash.forge import Forge
-from tests.jobs.crash.scene import committed_rows
+from tests.jobs.crash.scene import committed_lines
 
 NUM_ROWS = 40
 ROWS = [{"number": str(number), "text": f"row {number},\n{'x' * (number % 7)}"} for number in range(NUM_ROWS)]
@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], None], str, Callable[[Path], list[A
 
 @pytest.mark.parametrize("step", ["written:3", "write-half:2", "merge-half", "merged", "output-renamed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_of_any_kind_goes_on_after_a_kill(forge: Forge, tmp_path: Path, kind: str, step: str) -> None:
+def test_a_job_of_any_format_resumes_after_a_kill(forge: Forge, tmp_path: Path, kind: str, step: str) -> None:
     name, write, output_name, read = KINDS[kind]
     write(tmp_path / name)
     (tmp_path / "job").mkdir()
@@ -85,13 +85,13 @@ def test_a_job_of_any_kind_goes_on_after_a_kill(forge: Forge, tmp_path: Path, ki
     output = Path(order.output)
     assert forge.run(replace(order, crash_at=step)).was_killed
     assert output.exists() == (step == "output-renamed")
-    before = committed_rows(output)
+    before = committed_lines(output)
     assert len(before) > 0
     (order.notes / "submitted").unlink()
     assert forge.run(order).code == 0
     path = order.notes / "submitted"
     submitted = [int(line) for line in path.read_text().split()] if path.exists() else []
-    assert sorted([*before, *submitted]) == list(range(NUM_ROWS)), "a row was computed again, or none"
+    assert sorted([*before, *submitted]) == list(range(NUM_ROWS)), "a line was computed twice or not at all"
     rows = read(output)
     assert [int(row["index"]) for row in rows] == list(range(NUM_ROWS)), "the order is not the input's"
     carried = [json.loads(row["input"]) if isinstance(row.get("input"), str) else row["input"] for row in rows]
@@ -100,17 +100,17 @@ def test_a_job_of_any_kind_goes_on_after_a_kill(forge: Forge, tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("step", ["appended:9", "write-half:1", "written:1", "written:2", "synced"])
-def test_repeated_lines_are_each_there_once_after_a_kill(forge: Forge, tmp_path: Path, step: str) -> None:
-    """Followers are committed with their own index, whatever has become of the line that was computed."""
+def test_duplicates_are_each_there_once_after_a_kill(forge: Forge, tmp_path: Path, step: str) -> None:
+    """Duplicates are committed with their own index, whether or not their original was committed."""
     lines = [{"prompt": f"{number % 5}", "max_tokens": 2 + number % 5, "seed": 3} for number in range(60)]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({**line, "number": place}) + "\n" for place, line in enumerate(lines)))
     (tmp_path / "job").mkdir()
     order = Order(input=str(source), output=str(tmp_path / "job" / "out.jsonl"))
     assert forge.run(replace(order, crash_at=step)).was_killed
-    before = committed_rows(Path(order.output))
+    before = committed_lines(Path(order.output))
     assert forge.run(order).code == 0
-    after = committed_rows(Path(order.output))
+    after = committed_lines(Path(order.output))
     assert {index: after[index] for index in before} == before
     rows = [json.loads(line) for line in Path(order.output).read_text().splitlines()]
     assert sorted((row["index"], row["number"]) for row in rows) == [(index, index) for index in range(60)]

@@ -1,4 +1,4 @@
-"""Crashes in large: for each seed a job that is killed several times, each time in another way, and then finishes.
+"""Crash tests at scale: for each seed, a job is killed several times in different ways and then finishes.
 
 make torture                                          500 seeds, two at a time
 python -m tests.jobs.crash.torture --seeds 50 --json torture.json
@@ -30,7 +30,7 @@ from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, make_lines
 
 MAX_CRASHES = 4
-Trouble = Callable[[Scene, Random], str]
+Failure = Callable[[Scene, Random], str]
 
 
 def at_named_step(scene: Scene, random: Random) -> str:
@@ -69,12 +69,12 @@ def full_disk(scene: Scene, random: Random) -> str:
 
 def disk_with_room_later(scene: Scene, random: Random) -> str:
     end = scene.run(max_file_bytes=random.randint(2_000, 20_000), room_after=random.randint(1, 8))
-    assert end.was_killed or end.code in (0, 3), "a disk that has room again must not end the job"
+    assert end.was_killed or end.code in (0, 3), "a disk with free space again must not end the job"
     return "full disk, then room"
 
 
 def dying_engine(scene: Scene, random: Random) -> str:
-    """A few times, so far apart that a row alone ends between: no row is to be blamed."""
+    """A few deaths, so far apart that a line running alone ends in between: no line may be blamed."""
     steps = [random.randrange(1, 20) + 40 * number for number in range(random.randint(1, 3))]
     kill = random.choice([None, None, random.randint(1, scene.num_calls_left)])
     scene.run(dies_at_steps=tuple(steps), kill_at_call=kill)
@@ -89,7 +89,7 @@ def past_deadline(scene: Scene, random: Random) -> str:
 
 def dying_preparer(scene: Scene, random: Random) -> str:
     kill = random.choice([None, random.randint(1, scene.num_calls_left)])
-    scene.run(prepares_apart=True, kills_preparer=True, kill_at_call=kill)
+    scene.run(prepares_in_process=True, kills_preparer=True, kill_at_call=kill)
     return "preparing process killed"
 
 
@@ -98,7 +98,7 @@ def wild_clock(scene: Scene, random: Random) -> str:
     return "clock jumps"
 
 
-TROUBLES: list[Trouble] = [
+FAILURES: list[Failure] = [
     at_named_step,
     at_named_step,
     at_random_call,
@@ -117,7 +117,7 @@ TROUBLES: list[Trouble] = [
 
 
 def torture(forge: Forge, seed: int, directory: Path) -> dict[str, Any]:
-    """One seed; an AssertionError says what was wrong."""
+    """Run one seed. Raises an AssertionError if a check fails."""
     random = Random(seed)
     lines = make_lines(random, random.randint(20, 120))
     poison = _some_prompts(random, lines) if random.random() < 0.3 else ()
@@ -129,17 +129,17 @@ def torture(forge: Forge, seed: int, directory: Path) -> dict[str, Any]:
         lines,
         poison=poison,
         poison_kills=poison_kills,
-        prepares_apart=random.random() < 0.4,
+        prepares_in_process=random.random() < 0.4,
         keep_order=keep_order,
     )
-    kinds = Counter(["poison rows, process killed" if poison_kills else "poison rows"] if poison else [])
-    kinds.update(random.choice(TROUBLES)(scene, random) for _ in range(random.randint(1, MAX_CRASHES)))
+    kinds = Counter(["poison lines, process killed" if poison_kills else "poison lines"] if poison else [])
+    kinds.update(random.choice(FAILURES)(scene, random) for _ in range(random.randint(1, MAX_CRASHES)))
     scene.finish()
     return {
         "kinds": kinds,
         "ends": scene.ends,
         "runs": scene.num_runs,
-        "apart": scene.num_apart,
+        "apart": scene.num_with_process,
         "redone": scene.num_redone,
         "rows": len(lines),
     }
@@ -161,7 +161,7 @@ def torture_all(seeds: Iterable[int], num_workers: int) -> Iterator[tuple[int, d
         try:
             outcome: dict[str, Any] | str = torture(forge, seed, directory)
             shutil.rmtree(directory)
-        except AssertionError as error:  # the directory is kept to be looked at
+        except AssertionError as error:  # keep the directory for inspection
             outcome = f"{error} ({directory})"
         finally:
             forges.put(forge)
@@ -215,10 +215,10 @@ def main() -> None:
         "most_in_flight": MAX_IN_FLIGHT,
         "checked": [
             "every index exactly once in the output",
-            "committed rows byte-identical after every crash",
-            "no committed row computed again",
-            "rows computed again are no more than can be in flight",
-            "the same answers as of a job that was never interrupted",
+            "committed lines byte-identical after every crash",
+            "no committed line computed again",
+            "no more lines computed again than can be in flight",
+            "the same answers as those of a job that was never interrupted",
         ],
         "seconds": perf_counter() - started,
     }

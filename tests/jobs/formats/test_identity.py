@@ -42,7 +42,7 @@ def test_an_unchanged_file_and_one_with_added_lines_are_the_same_source(tmp_path
 
 
 @pytest.mark.parametrize("place", [0, 999, 1000, len(LINES) - 2])
-def test_an_edited_line_is_found_and_the_place_is_told(tmp_path: Path, place: int) -> None:
+def test_an_edited_line_is_found_and_its_place_is_reported(tmp_path: Path, place: int) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(LINES)
     known = identify(path)
@@ -61,7 +61,7 @@ def test_a_shorter_file_is_another_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("added", "is_legal"), [(b"more", False), (b"\nmore\n", True), (b"\r\nmore", True)])
-def test_a_last_line_without_an_end_must_not_go_on(tmp_path: Path, added: bytes, is_legal: bool) -> None:
+def test_a_last_line_without_a_line_break_must_not_grow(tmp_path: Path, added: bytes, is_legal: bool) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(LINES[:-1])
     known = identify(path)
@@ -69,7 +69,7 @@ def test_a_last_line_without_an_end_must_not_go_on(tmp_path: Path, added: bytes,
     assert (change(path, known) is None) == is_legal
 
 
-def test_parquet_can_not_grow(tmp_path: Path) -> None:
+def test_a_parquet_file_cannot_grow(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"prompt": ["a"] * 100}), path)
     known = identify(path)
@@ -83,7 +83,7 @@ def test_a_stream_has_no_identity() -> None:
     assert "cannot be read again" in (what_changed(open_source("-"), SourceIdentity(0, 0, ())) or "")
 
 
-def test_an_object_is_known_by_its_store() -> None:
+def test_an_object_is_identified_by_its_store() -> None:
     url = "memory://identity/in.jsonl"
     with fsspec.open(url, "wb") as file:
         file.write(LINES)

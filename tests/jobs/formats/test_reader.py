@@ -22,7 +22,7 @@ def write(directory: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_line_knows_its_place_in_the_file(tmp_path: Path) -> None:
+def test_a_line_has_its_index_and_offset(tmp_path: Path) -> None:
     data = b'{"a":1}\n{"b":2}\n{"c":3}'
     lines = read(write(tmp_path, data))
     assert [(line.index, line.number) for line in lines] == [(0, 1), (1, 2), (2, 3)]
@@ -53,7 +53,7 @@ def test_a_limit_counts_lines_that_are_not_blank(tmp_path: Path) -> None:
     assert [line.number for line in read(write(tmp_path, b"\n1\n\n2\n3\n"), limit=2)] == [2, 4]
 
 
-def test_an_over_long_line_is_marked_and_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_line_is_marked_and_the_next_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_LINE_BYTES", 10)
     monkeypatch.setattr(reader, "CHUNK_BYTES", 4)
     data = b"short\n" + b"x" * 50 + b"\nlast\n"
@@ -70,7 +70,7 @@ def test_batches_are_bounded(tmp_path: Path) -> None:
         assert [len(batch) for batch in read_batches(source)] == [BATCH_LINES] * 3 + [1]
 
 
-def test_the_lines_of_a_slow_pipe_are_not_held_back() -> None:
+def test_the_lines_of_a_slow_pipe_are_not_delayed() -> None:
     receiver, sender = os.pipe()
     with os.fdopen(receiver, "rb", buffering=0) as source, os.fdopen(sender, "wb", buffering=0) as target:
         batches = read_batches(source)

@@ -71,7 +71,7 @@ def test_lines_are_read_back(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", UNPACK)
-def test_lines_in_a_store_are_read_back_and_no_part_is_left(store: str, ending: str) -> None:
+def test_lines_in_a_store_are_read_back_and_parts_are_removed(store: str, ending: str) -> None:
     url = f"{store}/out.{ending}"
     with SegmentSink(url, compression=ending[6:] or None, segment_bytes=1) as sink:  # type: ignore[arg-type]
         for row in (ANSWER, ERROR):
@@ -82,7 +82,7 @@ def test_lines_in_a_store_are_read_back_and_no_part_is_left(store: str, ending: 
     assert fsspec.filesystem("memory").ls("/out", detail=False) == [f"/out/out.{ending}"]
 
 
-def test_gzip_has_no_time_of_day_in_it(tmp_path: Path) -> None:
+def test_gzip_has_no_timestamp(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl.gz", ANSWER)
     assert (tmp_path / "a.jsonl.gz").read_bytes()[4:8] == bytes(4)
 
@@ -99,7 +99,7 @@ def test_an_output_that_exists_is_kept(tmp_path: Path, store: str) -> None:
 # Tables.
 
 
-def test_a_csv_has_a_cell_for_everything(tmp_path: Path) -> None:
+def test_a_csv_has_a_cell_for_each_field(tmp_path: Path) -> None:
     write(tmp_path / "out.csv", ANSWER, ERROR)
     with (tmp_path / "out.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
@@ -135,10 +135,10 @@ def test_parquet_has_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_what_comes_late_and_does_not_fit_is_kept_as_extra(
+def test_late_values_that_do_not_fit_are_kept_as_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(table_sinks, "ROWS", 2)
+    monkeypatch.setattr(table_sinks, "GROUP_ROWS", 2)
     path = tmp_path / f"out.{ending}"
     late = {"index": 2, "id": "text now", "new": [1]}
     write(path, {"index": 0, "id": 1}, {"index": 1, "id": 2}, late, {"index": 3, "id": 4, "extra": 5})
@@ -154,14 +154,14 @@ def test_what_comes_late_and_does_not_fit_is_kept_as_extra(
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
-def test_no_rows_are_an_empty_table(tmp_path: Path, store: str, name: str) -> None:
+def test_without_rows_the_table_is_empty(tmp_path: Path, store: str, name: str) -> None:
     write(tmp_path / name)
     write(f"{store}/{name}")
     if name == "out.parquet":
         assert pq.read_table(tmp_path / name).num_rows == 0
 
 
-def test_a_table_in_a_store_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_table_in_a_store_appears_when_it_is_complete(tmp_path: Path) -> None:
     url = f"local://{tmp_path}/out.parquet"
     sink = open_sink(url)
     sink.append(json.dumps(ANSWER).encode())
@@ -173,7 +173,7 @@ def test_a_table_in_a_store_is_there_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 @pytest.mark.parametrize("format", ["jsonl.gz", "jsonl.zst", "csv", "parquet"])
-def test_a_full_disk_is_said(format: str) -> None:
+def test_a_full_disk_is_reported(format: str) -> None:
     sink = open_sink("/dev/full", format=format, overwrite=True)
     sink.append(json.dumps({**ANSWER, "text": "x" * 1000}).encode())
     with pytest.raises(JobError, match=r"cannot write to /dev/full: .*No space left"):
@@ -193,13 +193,13 @@ def segments(url: str, **options: Any) -> SegmentSink:
     return SegmentSink(url, segment_bytes=20, **options)
 
 
-def test_a_job_that_broke_off_goes_on_from_its_manifest(store: str) -> None:
+def test_an_interrupted_output_resumes_from_its_manifest(store: str) -> None:
     url = f"{store}/out.jsonl"
     sink = segments(url)
     for number in range(5):
         sink.append(b'{"index": %d}' % number)
         sink.flush()
-    sink.__exit__(RuntimeError, RuntimeError("broken off"), None)
+    sink.__exit__(RuntimeError, RuntimeError("interrupted"), None)
     files = fsspec.filesystem("memory")
     assert not files.exists(url)
     files.pipe_file("/out/out.jsonl.parts/part-000001-000009.jsonl", b"never committed\n")

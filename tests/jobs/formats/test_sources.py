@@ -1,4 +1,4 @@
-"""Inputs of every kind, and what is wrong with them."""
+"""Inputs of every kind, and the errors of bad ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_jsonl(path: Path) -> None:
 
 
 def write_gz(path: Path) -> None:
-    half = len(JSONL) // 2  # two members, cut within a line
+    half = len(JSONL) // 2  # two members, split within a line
     path.write_bytes(gzip.compress(JSONL[:half]) + gzip.compress(JSONL[half:]))
 
 
@@ -89,7 +89,7 @@ def test_every_format_gives_the_same_lines(any_file: Path) -> None:
     assert rows(lines) == ROWS
 
 
-def test_reading_can_begin_anywhere_and_leave_lines_out(any_file: Path) -> None:
+def test_reading_can_start_anywhere_and_skip_lines(any_file: Path) -> None:
     assert [line.index for line in read(any_file, start=140, limit=3)] == [140, 141, 142]
     done = Bitmap(range(0, 300, 2))
     assert [line.index for line in read(any_file, limit=9, skip=done.__contains__)] == [1, 3, 5, 7]
@@ -104,7 +104,7 @@ def test_a_source_can_be_read_twice(any_file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.parquet"])
-def test_lines_can_be_had_by_their_index(tmp_path: Path, name: str) -> None:
+def test_lines_can_be_read_by_index(tmp_path: Path, name: str) -> None:
     KINDS[name](tmp_path / name)
     expected = read(tmp_path / name)
     with closing(open_source(str(tmp_path / name))) as source:
@@ -116,13 +116,13 @@ def test_lines_can_be_had_by_their_index(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.csv"])
-def test_random_access_is_refused_where_there_is_none(tmp_path: Path, name: str) -> None:
+def test_random_access_to_compressed_files_and_csv_is_refused(tmp_path: Path, name: str) -> None:
     KINDS[name](tmp_path / name)
-    with closing(open_source(str(tmp_path / name))) as source, pytest.raises(JobError, match="from its beginning"):
+    with closing(open_source(str(tmp_path / name))) as source, pytest.raises(JobError, match="from the start"):
         source.line_at(3)
 
 
-def test_a_line_by_its_index_is_cleaned_like_any_other(tmp_path: Path) -> None:
+def test_a_line_read_by_index_is_cleaned_like_any_other(tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", b"\xef\xbb\xbfone\r\n\r\ntwo\r\n\nthree")
     with closing(open_source(str(path))) as source:
         assert [source.line_at(line.index) for line in read(path)] == read(path)
@@ -130,7 +130,7 @@ def test_a_line_by_its_index_is_cleaned_like_any_other(tmp_path: Path) -> None:
         assert blank is not None and blank.data == b""
 
 
-def test_a_line_of_a_hundred_megabytes_is_marked_and_not_kept(tmp_path: Path) -> None:
+def test_a_line_of_a_hundred_megabytes_is_marked_and_truncated(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("wb") as file:
         file.write(b"first\n")
@@ -147,12 +147,12 @@ def test_a_line_of_a_hundred_megabytes_is_marked_and_not_kept(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.jsonl.zst"])
-def test_a_file_that_was_cut_off_is_an_error_and_its_whole_lines_are_read(tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_is_an_error_after_its_complete_lines_were_read(tmp_path: Path, name: str) -> None:
     data = b"".join(os.urandom(500).hex().encode() + b"\n" for _ in range(2000))
     packed = gzip.compress(data) if name.endswith("gz") else zstandard.ZstdCompressor().compress(data)
     path = write(tmp_path / name, packed[: len(packed) // 2])
     batches: list[list[InputLine]] = []
-    with closing(open_source(str(path))) as source, pytest.raises(JobError, match="is cut off"):
+    with closing(open_source(str(path))) as source, pytest.raises(JobError, match="is truncated"):
         batches.extend(source.read_batches())
     lines = [line for batch in batches for line in batch]
     assert len(lines) > 100
@@ -160,8 +160,8 @@ def test_a_file_that_was_cut_off_is_an_error_and_its_whole_lines_are_read(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.jsonl.zst"])
-def test_a_file_that_only_looks_compressed_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(JobError, match="cannot be unpacked past byte 0"):
+def test_a_file_that_is_compressed_by_name_only_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(JobError, match="cannot be decompressed past byte 0"):
         read(write(tmp_path / name, b'{"prompt": "a"}\n'))
 
 
@@ -189,7 +189,7 @@ def test_quotes_line_breaks_and_delimiters_within_cells(tmp_path: Path) -> None:
     assert [data[line.offset :][:4] for line in lines] == [b'"x, ', b'"two', b"last"]
 
 
-def test_bad_rows_of_csv_are_problems_of_their_own(tmp_path: Path) -> None:
+def test_each_bad_row_of_csv_is_its_own_problem(tmp_path: Path) -> None:
     data = b'a,b\n1,2\n1,2,3\n"x"y,2\n\xff,2\n3,4\n"open,5\n6,7\n'
     lines = read(write(tmp_path / "in.csv", data))
     assert [line.problem for line in lines[:5]] == [
@@ -205,7 +205,7 @@ def test_bad_rows_of_csv_are_problems_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "reason"), [(b"a,,b\n1,2,3\n", "column 2 .* has no name"), (b"a,b,a\n", "two columns named 'a'")]
 )
-def test_a_header_that_names_nothing_is_refused(tmp_path: Path, header: bytes, reason: str) -> None:
+def test_a_header_with_missing_or_repeated_names_is_refused(tmp_path: Path, header: bytes, reason: str) -> None:
     with pytest.raises(JobError, match=reason):
         read(write(tmp_path / "in.csv", header))
 
@@ -220,13 +220,13 @@ def test_cells_of_parameters_are_read_as_json(tmp_path: Path) -> None:
     ]
 
 
-def test_an_over_long_line_of_csv_spoils_only_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_line_of_csv_affects_only_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_LINE_BYTES", 30)
     lines = read(write(tmp_path / "in.csv", b"a,b\n1,2\n" + b"x" * 50 + b",3\n4,5\n"))
     assert [line.problem is None for line in lines] == [True, False, True]
 
 
-def test_the_rows_of_a_slow_pipe_are_not_held_back() -> None:
+def test_the_rows_of_a_slow_pipe_are_not_delayed() -> None:
     receiver, sender = os.pipe()
     with os.fdopen(sender, "wb", buffering=0) as target:
         target.write(b"a,b\n1,2\n3,")
@@ -264,8 +264,8 @@ def test_nested_columns_become_nested_json(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="not a Parquet file"):
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="not a readable Parquet file"):
         read(write(tmp_path / "in.parquet", b"PAR1 but no more"))
     with pytest.raises(JobError, match="can only be read from a file"):
         open_source("-", format="parquet")
@@ -299,7 +299,7 @@ def test_every_format_can_be_read_from_a_store(any_file: Path, store: str) -> No
     assert [line.index for line in read(url, start=290)] == list(range(290, 300))
 
 
-def test_an_unknown_store_says_what_it_needs() -> None:
+def test_an_unknown_store_names_the_missing_library() -> None:
     with pytest.raises(JobError, match="pip install s3fs"):
         open_source("s3://bucket/in.jsonl")
     with pytest.raises(JobError, match="fsspec does not know nowhere://"):

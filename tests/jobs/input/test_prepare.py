@@ -8,8 +8,8 @@ import pytest
 
 from headrace.engine.prompts import PromptReader
 from headrace.jobs.formats.reader import InputLine
-from headrace.jobs.input.id_filter import SeenIds
-from headrace.jobs.input.last_checks import LastChecks
+from headrace.jobs.input.id_filter import IdFilter
+from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.lines import BadLine, LineParser
 from headrace.jobs.input.prepare import LinePreparer, Work
 from headrace.text import Tokenizer
@@ -19,7 +19,7 @@ def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | 
     numbered = [InputLine(index, 0, json.dumps(line).encode()) for index, line in enumerate(lines)]
     prompts = PromptReader(tokenizer, 258)
     preparer = LinePreparer(LineParser({}, seed=0, model_name="fake"), prompts)
-    return LastChecks(prompts).take(preparer.prepare(numbered))
+    return JobChecks(prompts).check(preparer.prepare(numbered))
 
 
 def text_of(item: Work | BadLine, tokenizer: Tokenizer) -> str:
@@ -67,7 +67,7 @@ def test_an_id_used_twice_is_an_error_that_names_the_first_line(tokenizer: Token
     )
     assert [isinstance(item, BadLine) for item in items] == [False, False, True, True, False]
     assert isinstance(items[2], BadLine)
-    assert str(items[2].error).startswith("custom_id 'a' is already that of line 1")
+    assert str(items[2].error).startswith("custom_id 'a' is already used by line 1")
     assert [code_of(item) for item in items[2:4]] == ["duplicate_custom_id"] * 2
 
 
@@ -80,8 +80,8 @@ def test_without_a_tokenizer_only_token_ids_are_answered() -> None:
 @pytest.mark.parametrize("filter_bits", [3, 12])
 @pytest.mark.parametrize("max_run", [4, 20, 1000])
 @pytest.mark.parametrize("recent", [1, 3, 8, 1000])
-def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int, filter_bits: int, tmp_path: Path) -> None:
-    seen, expected = SeenIds(recent, max_run=max_run, filter_bits=filter_bits, directory=tmp_path), {}
+def test_an_id_filter_agrees_with_a_dictionary(recent: int, max_run: int, filter_bits: int, tmp_path: Path) -> None:
+    seen, expected = IdFilter(recent, max_run=max_run, filter_bits=filter_bits, directory=tmp_path), {}
     for start in range(1, 200, 5):
         numbers = list(range(start, start + 5))
         ids = [str(number * 7919 % 61) for number in numbers]
@@ -89,11 +89,11 @@ def test_seen_ids_agree_with_a_dictionary(recent: int, max_run: int, filter_bits
         for custom_id, number, first in zip(ids, numbers, found, strict=True):
             assert first == expected.get(custom_id)
             expected.setdefault(custom_id, number)
-    assert not list(tmp_path.iterdir())  # its files have no names
+    assert not list(tmp_path.iterdir())  # its files are unnamed
 
 
-def test_seen_ids_stay_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
-    seen = SeenIds(2, max_run=4, directory=tmp_path / "missing")
+def test_an_id_filter_stays_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
+    seen = IdFilter(2, max_run=4, directory=tmp_path / "missing")
     for number in range(1, 20):
         assert seen.add([str(number)], [number]) == [None]
     assert seen.add(["1", "19", "20"], [21, 22, 23]) == [1, 19, None]

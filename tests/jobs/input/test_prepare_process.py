@@ -1,4 +1,4 @@
-"""Lines that another process prepares are the lines that the job's own would prepare."""
+"""Lines prepared by another process are the same as those prepared by the job itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import LinePreparer, Work
 from headrace.jobs.input.prepare_process import NUM_AHEAD, PreparingProcess
 from headrace.jobs.input.prepare_wire import SentTokenizer, Setup
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.text import Tokenizer
@@ -55,7 +55,7 @@ def batches(lines: list[Any], *, size: int = 4) -> list[list[InputLine]]:
     return [numbered[start : start + size] for start in range(0, len(numbered), size)]
 
 
-def setup(tokenizer: Tokenizer | None, template: RowTemplate | None = None) -> Setup:
+def setup(tokenizer: Tokenizer | None, template: LineTemplate | None = None) -> Setup:
     return Setup(
         defaults={"top_p": 0.9},
         seed=3,
@@ -67,7 +67,7 @@ def setup(tokenizer: Tokenizer | None, template: RowTemplate | None = None) -> S
 
 
 def shown(item: Work | BadLine) -> Any:
-    """An error is equal to no other."""
+    """Errors have no equality: compare their contents."""
     return item if isinstance(item, Work) else (item.reply, str(item.error), item.error.param, item.error.code)
 
 
@@ -79,15 +79,15 @@ def of(setup: Setup) -> PreparingProcess:
     return PreparingProcess(lambda: setup, setup.preparer())
 
 
-def test_every_kind_of_line_comes_back_as_if_it_was_prepared_here(tokenizer: Tokenizer) -> None:
+def test_every_kind_of_line_is_prepared_the_same_in_the_process(tokenizer: Tokenizer) -> None:
     plan, given = setup(tokenizer), batches(LINES)
     process = of(plan)
     assert prepared(process.prepare_all(given)) == prepared(plan.preparer().prepare_all(given))
     assert process.process is not None and process.process.returncode == 0
 
 
-def test_rows_of_data_and_a_model_without_a_tokenizer_are_prepared_there_too() -> None:
-    plan = setup(None, RowTemplate.of(prompt="Say {text}", system="Be {mood}."))
+def test_the_process_handles_templates_and_a_model_without_a_tokenizer() -> None:
+    plan = setup(None, LineTemplate.of(prompt="Say {text}", system="Be {mood}."))
     given = batches([{"text": "Hi", "mood": "brief"}, {"text": "Hi"}])
     assert prepared(of(plan).prepare_all(given)) == prepared(plan.preparer().prepare_all(given))
 
@@ -97,7 +97,7 @@ def test_equal_parameters_are_one_object_in_all_batches(tokenizer: Tokenizer) ->
     assert len({id(item.params) for batch in items for item in batch if isinstance(item, Work)}) == 1
 
 
-def test_when_the_process_dies_the_rest_is_prepared_here(tokenizer: Tokenizer) -> None:
+def test_when_the_process_dies_the_job_prepares_the_rest(tokenizer: Tokenizer) -> None:
     plan, given = setup(tokenizer), batches(LINES * 5)
     assert len(given) > 2 * NUM_AHEAD
     process = of(plan)
@@ -109,7 +109,7 @@ def test_when_the_process_dies_the_rest_is_prepared_here(tokenizer: Tokenizer) -
     assert prepared(iter([first, *found])) == prepared(plan.preparer().prepare_all(given))
 
 
-def test_a_tokenizer_that_cannot_be_sent_is_used_here(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_that_cannot_be_serialized_stays_in_the_job(tokenizer: Tokenizer) -> None:
     def refuse() -> Setup:
         raise ValueError("a part of it is written in Python")
 
@@ -119,7 +119,7 @@ def test_a_tokenizer_that_cannot_be_sent_is_used_here(tokenizer: Tokenizer) -> N
     assert process.process is None
 
 
-def test_who_leaves_early_leaves_no_process_behind(tokenizer: Tokenizer) -> None:
+def test_closing_the_iterator_early_ends_the_process(tokenizer: Tokenizer) -> None:
     process = of(setup(tokenizer))
     found = process.prepare_all(batches(LINES))
     next(found)
@@ -135,7 +135,7 @@ def test_a_job_with_a_process_gives_the_same_answers(
     alone = JobSpec(input=str(source), output=str(tmp_path / "alone.jsonl"), keep_order=True)
     run_job(alone, start=start, quiet=True)
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
-    monkeypatch.setattr(LinePreparer, "prepare", _refuse)  # so that it is not done here after all
+    monkeypatch.setattr(LinePreparer, "prepare", _refuse)  # the job itself must not prepare any line
     together = JobSpec(input=str(source), output=str(tmp_path / "together.jsonl"), keep_order=True)
     report = run_job(together, start=start, min_lines_for_process=1, quiet=True)
     assert report.tally.num_done == 1502 and report.tally.sample is not None
@@ -143,10 +143,10 @@ def test_a_job_with_a_process_gives_the_same_answers(
 
 
 def _refuse(*arguments: Any) -> Any:
-    raise AssertionError("not here")
+    raise AssertionError("prepared by the job itself")
 
 
-def test_an_id_that_is_used_twice_is_found_over_all_batches(
+def test_an_id_used_twice_is_found_across_batches(
     start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)

@@ -11,11 +11,11 @@ from headrace.errors import ConfigError, JobError, RequestError
 from headrace.jobs.formats import open_source
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import BadLine, LineParser, LineRequest
-from headrace.jobs.input.template import RowTemplate, Template
+from headrace.jobs.input.template import LineTemplate, Template
 
 
 def parse(row: Any, **template: Any) -> LineRequest | BadLine:
-    parser = LineParser({}, seed=0, model_name="fake", template=RowTemplate.of(**template))
+    parser = LineParser({}, seed=0, model_name="fake", template=LineTemplate.of(**template))
     return parser.parse(InputLine(3, 0, json.dumps(row).encode()))
 
 
@@ -42,7 +42,7 @@ def bad(row: Any, **template: Any) -> RequestError:
         ("no column", "no column"),
     ],
 )
-def test_columns_are_put_in(template: str, text: str) -> None:
+def test_columns_are_inserted(template: str, text: str) -> None:
     row = {
         "text": "Hi {x}",
         "number": 1.5,
@@ -55,12 +55,12 @@ def test_columns_are_put_in(template: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("template", ["{", "}", "{}", "a { b", "{a}}", "{ }", "{{}"])
-def test_a_brace_that_means_nothing_is_refused(template: str) -> None:
+def test_an_unmatched_brace_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="double the brace"):
         Template.parse(template)
 
 
-def test_a_row_becomes_a_prompt_and_all_its_columns_are_carried() -> None:
+def test_a_row_becomes_a_prompt_and_its_columns_are_copied_to_the_output() -> None:
     request = good({"text": "Hi", "id": 7, "max_tokens": 5}, prompt="Say {text}")
     assert (request.prompt, request.messages) == ("Say Hi", None)
     assert request.params.max_tokens == 256
@@ -86,16 +86,16 @@ def test_a_column_may_hold_the_messages(as_text: bool) -> None:
     assert b"conversation" not in request.reply.error(RequestError("x"), None)  # type: ignore[arg-type]
 
 
-def test_what_a_row_lacks_is_its_own_error() -> None:
+def test_a_row_without_a_column_is_an_error_line() -> None:
     error = bad({"a": 1, "b": 2}, prompt="{text}")
     assert (error.code, str(error)) == ("missing_column", "column 'text' is missing; the row has a, b")
     assert "is null" in str(bad({"text": None}, prompt="{text}"))
-    assert "no JSON list of messages" in str(bad({"m": "Hi"}, messages_column="m"))
+    assert "not a JSON list of messages" in str(bad({"m": "Hi"}, messages_column="m"))
     assert "must be a list of messages" in str(bad({"m": 1}, messages_column="m"))
     assert "at least one message" in str(bad({"m": []}, messages_column="m"))
 
 
-def test_a_line_that_is_a_request_elsewhere_is_a_row_here() -> None:
+def test_with_a_template_a_line_in_request_format_is_data() -> None:
     request = good({"prompt": "Hi", "url": "x", "body": 1}, prompt="Say {prompt}")
     assert request.prompt == "Say Hi"
 
@@ -108,10 +108,10 @@ def test_a_line_that_is_a_request_elsewhere_is_a_row_here() -> None:
         ({"prompt": "x", "messages_column": "m"}, "give one"),
     ],
 )
-def test_halves_of_a_template_are_refused(options: dict[str, Any], reason: str) -> None:
+def test_an_incomplete_template_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        RowTemplate.of(**options)
-    assert RowTemplate.of() is None
+        LineTemplate.of(**options)
+    assert LineTemplate.of() is None
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_an_unknown_column_is_refused_before_anything_runs(tmp_path: Path, name:
     path.write_text(data)
     with closing(open_source(str(path))) as source:
         for known in ("{text}", "{text.deep} {id}"):
-            template = RowTemplate.of(prompt=known)
+            template = LineTemplate.of(prompt=known)
             assert template is not None
             template.check(source)
-        unknown = RowTemplate.of(prompt="{txt}")
+        unknown = LineTemplate.of(prompt="{txt}")
         assert unknown is not None
         with pytest.raises(JobError, match=r"no column 'txt', did you mean 'text'.*columns id, text"):
             unknown.check(source)

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
-from headrace.jobs.planning.answer_lengths import LEAST_FINISHED, PROBE, AnswerLengths
+from headrace.jobs.planning.answer_lengths import MIN_FINISHED, NUM_PROBES, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
-from headrace.jobs.planning.planner import PROBED, Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.probes import MIN_PROBED
+from headrace.jobs.planning.workload import Window
 from headrace.sched import SchedulerLimits
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
@@ -55,10 +57,10 @@ lines = st.lists(
 
 @untimed
 @given(lines, st.data())
-def test_every_line_is_taken_or_follows_or_is_answered_exactly_once(
+def test_every_line_is_answered_exactly_once(
     given_lines: list[tuple[list[int], float, int | None, int | None]], data: st.DataObject
 ) -> None:
-    """Whatever the order in which lines come, are taken and finish."""
+    """In whatever order lines are added, taken and finished."""
     plan, waiting, running = planner(), list(enumerate(given_lines)), []
     answered: list[int] = []
     has_ended = False
@@ -97,8 +99,8 @@ def test_identical_deterministic_lines_are_executed_once(
     taken = [given_lines[index] for index in take_all(plan)]
     deterministic = [(tuple(t), seed if temp else None, most) for t, temp, most, seed in taken if temp == 0 or seed]
     assert len(deterministic) == len(set(deterministic))
-    drawn = [line for line in given_lines if line[1] and not line[3]]
-    assert len(taken) == len(deterministic) + len(drawn)
+    sampled = [line for line in given_lines if line[1] and not line[3]]
+    assert len(taken) == len(deterministic) + len(sampled)
 
 
 @untimed
@@ -110,13 +112,13 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
     early = []
     while plan.peek() is not None and len(early) < num_early:
         early.append(plan.take())
-    plan.end_input()  # planned anew: what was begun goes on
+    plan.end_input()  # a new plan continues with the group that runs
     rest = []
     while plan.peek() is not None:
         rest.append(plan.take())
     for item in [*early, *rest]:
         assert item.token_ids.tolist() == prompts[item.reply.index]
-        assert item.token_ids.flags.writeable  # torch makes tensors of no others
+        assert item.token_ids.flags.writeable  # torch needs writable arrays
     firsts = [tuple(t) for w in [*early, *rest] if len(t := w.token_ids.tolist()[:2]) == 2]
     runs = [first for place, first in enumerate(firsts) if place == 0 or firsts[place - 1] != first]
     assert len(runs) == len(set(runs))
@@ -124,14 +126,14 @@ def test_prompts_keep_their_tokens_and_groups_stay_whole(prompts: list[list[int]
 
 @untimed
 @given(st.integers(1, 20), st.integers(1, 60), st.lists(st.integers(0, 3), max_size=120))
-def test_the_window_bounds_what_is_held(num_rows: int, num_tokens: int, tokens: list[int]) -> None:
-    plan, answered = planner(window=Window(num_rows, num_tokens)), 0
+def test_the_window_bounds_what_is_held(num_lines: int, num_tokens: int, tokens: list[int]) -> None:
+    plan, answered = planner(window=Window(num_lines, num_tokens)), 0
     for index, token in enumerate(tokens):
         while not plan.has_room:
             taken = plan.take()
             answered += 1 + len(plan.finished(taken.reply.index, None))
         plan.add(work(index, [token, token, token], temperature=float(index % 2)))
-        assert plan.num_held <= num_rows
+        assert plan.num_held <= num_lines
         assert plan.left().num_prompt_tokens <= num_tokens + 3
     plan.end_input()
     for index in take_all(plan):
@@ -142,11 +144,11 @@ def test_the_window_bounds_what_is_held(num_rows: int, num_tokens: int, tokens: 
 # Order.
 
 
-def test_long_answers_are_not_left_for_the_end() -> None:
+def test_a_long_answer_starts_before_the_end() -> None:
     plan = planner()
     for index in range(40):  # forty short ones last for 80 steps
         plan.add(work(index, [1, 1, index], max_tokens=8, ignore_eos=True))
-    plan.add(work(40, [2, *range(3000)], max_tokens=90, ignore_eos=True))  # a long prompt: by the tree it is last
+    plan.add(work(40, [2, *range(3000)], max_tokens=90, ignore_eos=True))  # a long prompt: the tree puts it last
     assert plan.take().reply.index < 40
     plan.end_input()
     assert take_all(plan)[0] == 40
@@ -169,16 +171,16 @@ def test_lines_that_come_later_join_their_group() -> None:
     first = plan.take().token_ids[0]
     for index in range(4, 10):
         plan.add(work(index, [index % 2, index % 2, index]))
-    beginnings = [plan.take().token_ids[0] for _ in range(4)]
-    assert beginnings == [first] * 4
+    prefixes = [plan.take().token_ids[0] for _ in range(4)]
+    assert prefixes == [first] * 4
 
 
-def test_the_first_lines_are_not_all_submitted_blindly() -> None:
+def test_the_first_lines_wait_for_others_to_choose_from() -> None:
     plan = planner()
     for index in range(3):
         plan.add(work(index, range(40)))
     taken = [plan.take(), plan.take()]
-    assert not plan.may_start(1, num_in_flight=len(taken), max_in_flight=16)  # 80 tokens are more than a step's
+    assert not plan.may_start(1, num_in_flight=len(taken), max_in_flight=16)  # 80 tokens exceed one step
     assert plan.may_start(1, num_in_flight=0, max_in_flight=16)
     for index in range(3, 10):
         plan.add(work(index, range(40)))
@@ -189,7 +191,7 @@ def test_the_first_lines_are_not_all_submitted_blindly() -> None:
     assert plan.may_start(2, num_in_flight=14, max_in_flight=16)
 
 
-def test_later_lines_of_a_slow_input_go_on_at_once() -> None:
+def test_later_lines_of_a_slow_input_start_at_once() -> None:
     plan = planner()
     for index in range(5):
         plan.add(work(index, range(40)))
@@ -199,37 +201,37 @@ def test_later_lines_of_a_slow_input_go_on_at_once() -> None:
     assert not plan.may_start(1, num_in_flight=4, max_in_flight=6)
 
 
-def test_a_few_of_each_large_family_start_early() -> None:
+def test_a_few_of_each_large_prefix_group_start_early() -> None:
     plan = planner()
-    size = PROBED * PROBE
+    size = MIN_PROBED
     for index in range(2 * size):
         plan.add(work(index, [index % 2, index % 2, index]))
-    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
-    assert early.count(0) == early.count(1) == PROBE
+    early = [plan.take().token_ids[0] for _ in range(2 * NUM_PROBES)]
+    assert early.count(0) == early.count(1) == NUM_PROBES
 
 
 def test_answers_of_known_length_need_no_early_start() -> None:
     plan = planner()
-    for index in range(2 * PROBED * PROBE):
+    for index in range(2 * MIN_PROBED):
         plan.add(work(index, [index % 2, index % 2, index], ignore_eos=True))
-    early = [plan.take().token_ids[0] for _ in range(2 * PROBE)]
+    early = [plan.take().token_ids[0] for _ in range(2 * NUM_PROBES)]
     assert len(set(early)) == 1
 
 
-def test_what_is_left_counts_shared_prompts_once() -> None:
+def test_work_left_counts_shared_prompts_once() -> None:
     plan = planner()
     for index in range(4):
         plan.add(work(index, [5, 5, 5, 5, index], max_tokens=10, ignore_eos=True, n=2))
     plan.end_input()
     left = plan.left()
-    assert (left.num_rows, left.num_prompt_tokens, left.num_decode_tokens, left.longest_waiting) == (4, 8, 80, 10)
+    assert (left.num_lines, left.num_prompt_tokens, left.num_decode_tokens, left.longest_waiting) == (4, 8, 80, 10)
     plan.take()
     left = plan.left()
-    assert (left.num_rows, left.num_running_tokens, left.num_running_decode_tokens) == (3, 5, 20)
+    assert (left.num_lines, left.num_running_tokens, left.num_running_decode_tokens) == (3, 5, 20)
     assert left.longest_running == 10
 
 
-def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
+def test_a_stopped_job_keeps_only_taken_lines_and_their_duplicates() -> None:
     plan = planner()
     for index, token in enumerate([1, 1, 2, 2, 3]):
         plan.add(work(index, [token], temperature=0))
@@ -249,23 +251,25 @@ def test_a_stopped_job_keeps_only_what_was_taken_and_what_follows_it() -> None:
 
 def test_lengths_are_the_limits_until_enough_have_finished() -> None:
     lengths = AnswerLengths()
-    kind = {"family": 1, "max_tokens": 100}
+    kind = {"prefix_group": 1, "max_tokens": 100}
     assert lengths.expected(**kind, limit=100) == 100
-    for _ in range(LEAST_FINISHED):
+    for _ in range(MIN_FINISHED):
         lengths.learn(25, **kind, limit=100)
     assert lengths.expected(**kind, limit=100) == 25
     assert lengths.expected(**kind, limit=12) == 12
-    assert lengths.expected(family=2, max_tokens=100, limit=100) == 25  # from others of the same limit
-    assert lengths.expected(family=2, max_tokens=50, limit=50) == 12.5  # from the share of theirs that others reached
+    assert lengths.expected(prefix_group=2, max_tokens=100, limit=100) == 25  # from others with the same limit
+    assert (
+        lengths.expected(prefix_group=2, max_tokens=50, limit=50) == 12.5
+    )  # from the share of theirs that others reached
 
 
-def test_a_family_of_which_hardly_any_end_is_taken_to_be_long() -> None:
+def test_a_prefix_group_with_few_finished_answers_is_expected_to_be_long() -> None:
     lengths = AnswerLengths()
-    for _ in range(LEAST_FINISHED):
-        lengths.learn(20, family=1, max_tokens=None, limit=1000)
-    for _ in range(PROBE):
-        lengths.start(family=2, max_tokens=None)
-    assert lengths.expected(family=2, max_tokens=None, limit=1000) == 1000
+    for _ in range(MIN_FINISHED):
+        lengths.learn(20, prefix_group=1, max_tokens=None, limit=1000)
+    for _ in range(NUM_PROBES):
+        lengths.start(prefix_group=2, max_tokens=None)
+    assert lengths.expected(prefix_group=2, max_tokens=None, limit=1000) == 1000
 
 
 # Duplicates.
@@ -294,13 +298,13 @@ def test_requests_are_the_same_by_tokens_parameters_seed_and_salt() -> None:
     assert len({base, *map(key, others)}) == 9
 
 
-def test_a_draw_without_a_seed_of_its_own_is_the_lines_alone() -> None:
+def test_a_line_sampled_without_a_seed_in_the_line_has_no_duplicates() -> None:
     assert key(work(3, [1, 2])) is None
     assert key(work(3, [1, 2], seed=None)) is None
     assert key(work(3, [1, 2], seed=11)) == key(work(4, [1, 2], seed=11)) is not None
 
 
-def test_an_answer_is_kept_for_lines_that_come_later() -> None:
+def test_an_answer_is_kept_for_later_lines() -> None:
     plan = planner()
     plan.add(work(0, [1, 2], temperature=0))
     plan.take()
@@ -308,7 +312,7 @@ def test_an_answer_is_kept_for_lines_that_come_later() -> None:
     assert plan.finished(0, done) == []
     assert plan.add(work(1, [1, 2], temperature=0)) is done
     saved = plan.savings
-    assert (saved.num_rows, saved.num_prompt_tokens, saved.num_decode_tokens) == (1, 2, 5)
+    assert (saved.num_lines, saved.num_prompt_tokens, saved.num_decode_tokens) == (1, 2, 5)
 
 
 def test_a_failure_is_not_kept_and_saves_nothing() -> None:
@@ -318,21 +322,21 @@ def test_a_failure_is_not_kept_and_saves_nothing() -> None:
     plan.take()
     assert [line.reply.index for line in plan.finished(0, None)] == [1]
     assert plan.add(work(2, [1, 2], temperature=0)) is None
-    assert plan.savings.num_rows == 0
+    assert plan.savings.num_lines == 0
     assert plan.take().reply.index == 2
 
 
-def test_kept_answers_are_bounded_and_the_oldest_go_first() -> None:
+def test_kept_answers_are_bounded_and_the_oldest_are_dropped_first() -> None:
     kept = Duplicates(max_kept_tokens=20)
     for index in range(10):
-        kept.lead(bytes([index]), index)
+        kept.add_original(bytes([index]), index)
         kept.finished(index, output(3))
         kept.kept_answer(b"\x00")  # used, so it stays
     assert kept.num_keys == 3
     assert kept.kept_answer(b"\x00") is not None and kept.kept_answer(b"\x01") is None
-    kept.lead(b"large", 99)
+    kept.add_original(b"large", 99)
     kept.finished(99, output(1000))
     assert kept.kept_answer(b"large") is None
-    kept.lead(b"detailed", 100)
+    kept.add_original(b"detailed", 100)
     kept.finished(100, output(1, logprobs=()))
     assert kept.kept_answer(b"detailed") is None

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.planning.prefix_tree import LEAST_FAMILY, Leaf, arrange, shared_len
+from headrace.jobs.planning.prefix_tree import MIN_GROUP_PROMPTS, Leaf, order_by_prefix, shared_len
 
 untimed = settings(deadline=None)
 BLOCK = 2
@@ -24,7 +24,7 @@ def tokens_of(leaf: Leaf) -> list[int]:
 
 def ordered(leaves: list[Leaf], decode: object = 1.0) -> list[Leaf]:
     amount = decode if callable(decode) else lambda leaf: decode
-    return arrange(leaves, block_size=BLOCK, decode_tokens=amount).leaves
+    return order_by_prefix(leaves, block_size=BLOCK, decode_tokens=amount).leaves
 
 
 @untimed
@@ -37,20 +37,20 @@ def test_every_prompt_comes_once(given_prompts: list[list[int]]) -> None:
 
 @untimed
 @given(prompts, st.lists(st.sampled_from([None, "a", "b"]), min_size=30, max_size=30))
-def test_prompts_that_share_blocks_stand_together(given_prompts: list[list[int]], salts: list[str | None]) -> None:
+def test_prompts_that_share_blocks_are_adjacent(given_prompts: list[list[int]], salts: list[str | None]) -> None:
     leaves = [leaf(tokens, salt=salt) for tokens, salt in zip(given_prompts, salts, strict=False)]
     made = ordered(leaves, lambda leaf: sum(tokens_of(leaf)))
     for length in range(BLOCK, 10, BLOCK):
-        beginnings = [(each.salt, *tokens_of(each)[:length]) for each in made if each.prompt_len >= length]
-        # Shorter prompts may stand between; those that are long enough are in one run for each beginning.
-        runs = 1 + sum(one != other for one, other in pairwise(beginnings))
-        assert not beginnings or runs == len(set(beginnings))
+        prefixes = [(each.salt, *tokens_of(each)[:length]) for each in made if each.prompt_len >= length]
+        # Shorter prompts may be in between; those that are long enough form one run per prefix.
+        runs = 1 + sum(one != other for one, other in pairwise(prefixes))
+        assert not prefixes or runs == len(set(prefixes))
 
 
 @untimed
 @given(prompts)
-def test_what_is_computed_is_each_shared_block_once(given_prompts: list[list[int]]) -> None:
-    made = arrange([leaf(tokens) for tokens in given_prompts], block_size=BLOCK, decode_tokens=lambda leaf: 1.0)
+def test_each_shared_block_is_computed_once(given_prompts: list[list[int]]) -> None:
+    made = order_by_prefix([leaf(tokens) for tokens in given_prompts], block_size=BLOCK, decode_tokens=lambda leaf: 1.0)
     blocks, rest = set(), 0
     for tokens in given_prompts:
         full = len(tokens) // BLOCK * BLOCK
@@ -72,17 +72,17 @@ def test_shared_blocks_are_counted_from_the_first_token(one: list[int], other: l
     assert shared_len(leaf(one), leaf(other), BLOCK) == num_blocks * BLOCK
 
 
-def test_prompts_of_other_salts_share_nothing() -> None:
+def test_prompts_with_different_salts_share_nothing() -> None:
     assert shared_len(leaf([1, 2], salt="a"), leaf([1, 2], salt="b"), BLOCK) == 0
 
 
-def test_groups_that_decode_the_most_for_their_prompts_come_first() -> None:
+def test_groups_with_the_most_decoding_per_prompt_token_come_first() -> None:
     read, write = [leaf([1, 1, n]) for n in range(3)], [leaf([2, 2, n]) for n in range(3)]
     made = ordered([*read, *write], lambda leaf: 50.0 if tokens_of(leaf)[0] == 2 else 1.0)
     assert {id(each) for each in made[:3]} == {id(each) for each in write}
 
 
-def test_the_group_that_runs_now_goes_on_first() -> None:
+def test_the_group_that_runs_now_continues_first() -> None:
     read, write = [leaf([1, 1, n]) for n in range(3)], [leaf([2, 2, n]) for n in range(3)]
     now = leaf([1, 1, 9], is_current=True)
     made = ordered([*read, *write, now], lambda leaf: 50.0 if tokens_of(leaf)[0] == 2 else 1.0)
@@ -90,16 +90,16 @@ def test_the_group_that_runs_now_goes_on_first() -> None:
     assert len(made) == 6
 
 
-def test_a_family_is_the_deepest_group_that_is_large_enough() -> None:
-    large = [leaf([1, 1, 2, 2, n]) for n in range(LEAST_FAMILY)]
-    small = [leaf([1, 1, 3, 3, n]) for n in range(LEAST_FAMILY - 1)]
+def test_a_prefix_group_is_the_deepest_node_that_is_large_enough() -> None:
+    large = [leaf([1, 1, 2, 2, n]) for n in range(MIN_GROUP_PROMPTS)]
+    small = [leaf([1, 1, 3, 3, n]) for n in range(MIN_GROUP_PROMPTS - 1)]
     alone = leaf([4, 4, 4])
     ordered([*large, *small, alone])
-    assert len({each.family for each in large}) == len({each.family for each in small}) == 1
-    assert len({large[0].family, small[0].family, alone.family}) == 3
-    assert alone.family == 0
+    assert len({each.prefix_group for each in large}) == len({each.prefix_group for each in small}) == 1
+    assert len({large[0].prefix_group, small[0].prefix_group, alone.prefix_group}) == 3
+    assert alone.prefix_group == 0
 
 
-def test_prompts_within_prompts_within_prompts_are_no_deep_recursion() -> None:
+def test_deeply_nested_prefixes_need_no_recursion() -> None:
     leaves = [leaf([1] * BLOCK * length) for length in range(1, 3000)]
     assert len(ordered(leaves)) == 2999

@@ -22,9 +22,9 @@ from headrace.jobs.recovery.disk_full import DiskWait, retry_on_full_disk
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.store import journal as journal_module
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.journal import Journal
 from headrace.jobs.store.status_file import JobStatus, read_status, write_status
-from headrace.jobs.store.survey import survey
 
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
@@ -79,17 +79,17 @@ def test_a_journal_continues_when_the_disk_has_space_again(
     with monkeypatch.context() as patch:
         patch.setattr(*PLACES[place])
         for attempt in range(3):
-            with pytest.raises(NoRoomError, match="make room, and the same command"):
+            with pytest.raises(NoRoomError, match="make room, then run the same command"):
                 journal.commit()
             journal.append(10 + attempt, result_of(10 + attempt))
-            assert journal.num_gathered_bytes >= sum(len(result_of(index)) for index in range(1, 4))
+            assert journal.num_buffered_bytes >= sum(len(result_of(index)) for index in range(1, 4))
     journal.append(20, result_of(20))
     journal.commit()
     expected = {index: result_of(index) for index in ([0] if has_segment else []) + [1, 2, 3, 10, 11, 12, 20]}
     assert dict(journal.results()) == expected
     for in_order in (False, True):
         assert sorted(journal.output_lines(in_order=in_order)) == sorted(expected.values())
-    assert journal.num_unpromised == 0
+    assert journal.num_unsynced == 0
     journal.close()
     again = Journal.open(tmp_path, epoch=2)
     assert dict(again.results()) == expected
@@ -161,7 +161,7 @@ def test_a_job_pauses_while_the_disk_is_full_and_continues(
         path = job.directory / "status.json"
         if path.exists():
             status = read_status(path)
-            found = survey(job.directory)
+            found = view_job(job.directory)
             states.append((status.state, status.paused_because, found.state))
             if status.state == "paused":
                 shown = found.as_json()
@@ -212,7 +212,7 @@ def test_a_wait_that_is_over_ends_the_job_resumably(
         Disk(patch, lambda number: number >= 3)
         with pytest.raises(NoRoomError, match="No space left on device; what was committed is kept; make room"):
             run_job(job, start=start, quiet=True)
-    assert 0 < survey(job.directory).committed.num_done < 60
+    assert 0 < view_job(job.directory).committed.num_done < 60
     assert run_job(job, start=start, quiet=True).exit_code == 0
 
 
@@ -233,7 +233,7 @@ def test_waiting_and_giving_up_follow_the_clock() -> None:
 
     class Results:
         seconds_to_flush = None
-        num_gathered_bytes = 5
+        num_buffered_bytes = 5
         num_flushes = 0
 
         def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:

@@ -30,11 +30,11 @@ from headrace.jobs.status.metrics import JobCollector
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
-from headrace.jobs.store.failure_log import Convicted, Died, Retried, Suspicion, TroubleLog, read_lines
-from headrace.jobs.store.in_flight_file import InFlightFile, rows_in_flight
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, PoisonLine, Retry, Suspicion, read_entries
+from headrace.jobs.store.in_flight_file import InFlightFile, lines_in_flight
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
 from headrace.jobs.store.status_file import JobStatus, read_status
-from headrace.jobs.store.survey import survey
 from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
 from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart, OutOfMemoryError
@@ -85,7 +85,7 @@ def test_a_line_that_fails_is_retried_and_counted(write_lines: WriteLines, start
     assert report.failures.retries == {"engine_error": 3}
     assert Counter(faulty.submitted[0])["3"] == 3
     assert read_status(directory_of(source) / "status.json").retries == {"engine_error": 3}
-    assert survey(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
+    assert view_job(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
     assert "retries       engine_error 3" in plain_summary(report)
     clean = run(write_lines(*prompts(20)), start, overwrite=True)
     assert clean.failures.retries == {}, "--overwrite starts from the beginning"
@@ -105,9 +105,9 @@ def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, sta
     broken = FaultyStart(start, FaultyRunner(dies_at={3}, error=lambda: RuntimeError("CUDA error: gone")))
     with pytest.raises(ResumableJobError):
         run(source, broken)
-    log = TroubleLog(directory_of(source) / "trouble.jsonl", epoch=1)
+    log = FailureLog(directory_of(source) / "trouble.jsonl", epoch=1)
     for _ in range(3):
-        log.append(Retried(3, "engine_error"))
+        log.append(Retry(3, "engine_error"))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
     report = run(source, faulty)
     assert Counter(faulty.submitted[0])["3"] == 2, "three were made before"
@@ -150,11 +150,11 @@ def test_deaths_are_logged_with_the_lines_in_flight(write_lines: WriteLines, sta
     source = write_lines(*prompts(6))
     faulty = FaultyStart(start, FaultyRunner(dies_at={2}))
     run(source, faulty)
-    (death,) = (line.event for line in read_lines(directory_of(source) / "trouble.jsonl"))
-    assert isinstance(death, Died)
-    assert (death.loss, death.rows, death.num_done) == ("engine", list(range(6)), 0)
+    (death,) = (line.event for line in read_entries(directory_of(source) / "trouble.jsonl"))
+    assert isinstance(death, EngineDeath)
+    assert (death.loss, death.lines, death.num_done) == ("engine", list(range(6)), 0)
     assert "the device is gone" in death.reason
-    assert sorted(map(int, faulty.submitted[1])) == death.rows
+    assert sorted(map(int, faulty.submitted[1])) == death.lines
 
 
 def test_an_engine_that_cannot_be_started_again_ends_the_job_resumably(write_lines: WriteLines, start: Start) -> None:
@@ -287,7 +287,7 @@ def test_later_duplicates_of_a_poison_line_need_no_new_search(write_lines: Write
     messages = {index: lines[index]["error"]["message"].partition(": ")[2] for index in (0, 11, 15)}
     assert len(set(messages.values())) == 1
     assert report.failures.poison_rows == 2, "another length is another request"
-    assert survey(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
+    assert view_job(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
 
 
 def test_the_request_of_a_poison_line_is_known_to_the_next_run(tmp_path: Path) -> None:
@@ -295,14 +295,14 @@ def test_the_request_of_a_poison_line_is_known_to_the_next_run(tmp_path: Path) -
         params = SamplingParams(temperature=0, seed=0, logit_bias={5: 1.0, 3: 2.0}, **fields)
         return Work(PlainReply(index), params, tokens)
 
-    log = TroubleLog(tmp_path / "trouble.jsonl")
-    log.append(Convicted(4, 0))
+    log = FailureLog(tmp_path / "trouble.jsonl")
+    log.append(PoisonLine(4, 0))
     first = RecoveryPolicy(log, EngineConfig())
     assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "the request of line 4 is not known yet"
     assert first.refuse(work(4, b"aaaa")) is not None
     for recovery in (
         first,
-        RecoveryPolicy(TroubleLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda index: True),
+        RecoveryPolicy(FailureLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda index: True),
     ):
         assert recovery.has_poison
         assert recovery.refuse(work(9, b"aaaa")) is not None
@@ -310,7 +310,7 @@ def test_the_request_of_a_poison_line_is_known_to_the_next_run(tmp_path: Path) -
         assert [recovery.refuse(other) for other in others] == [None] * 3
         own = Work(PlainReply(9), SamplingParams(), b"aaaa", seed=3)
         assert recovery.refuse(own) is None, "its seed makes it a different request"
-    assert not RecoveryPolicy(TroubleLog(tmp_path / "trouble.jsonl", turn=2), EngineConfig()).has_poison
+    assert not RecoveryPolicy(FailureLog(tmp_path / "trouble.jsonl", pass_number=2), EngineConfig()).has_poison
 
 
 def replace_salt(work: Work) -> Work:
@@ -324,7 +324,7 @@ def test_metrics_show_failures_while_the_job_runs(
     monkeypatch.setattr(MetricsServer, "update", lambda server, status: statuses.append(status))
     source = write_lines(*prompts(20, poison=(4,)))
     run(source, FaultyStart(start, FaultyRunner(), fails=["3", "3"]), metrics_port=0)
-    num_deaths = survey(directory_of(source)).as_json()["trouble"]["deaths"]["engine"]
+    num_deaths = view_job(directory_of(source)).as_json()["trouble"]["deaths"]["engine"]
     last = samples(statuses[-1])
     assert last["headrace:job_retries_total", "engine_error"] == 2
     assert last["headrace:job_engine_deaths_total", "engine"] == num_deaths
@@ -349,10 +349,10 @@ def samples(status: JobStatus) -> dict[tuple[str, str | None], float]:
 def test_status_is_right_after_poison_lines_without_the_journal(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(20, poison=(4,)), "{broken")
     run(source, FaultyStart(start, FaultyRunner(), fails=["3"] * 9))
-    found = survey(directory_of(source)).as_json()
+    found = view_job(directory_of(source)).as_json()
     assert (found["counted"], found["lines"]) == ("status", 21)
     (directory_of(source) / "status.json").unlink()
-    again = survey(directory_of(source)).as_json()
+    again = view_job(directory_of(source)).as_json()
     assert again["counted"] == "journal"
     names = ("lines", "errors", "errors_by_code", "trouble", "state")
     assert {name: again[name] for name in names} == {name: found[name] for name in names}
@@ -364,7 +364,7 @@ def test_an_engine_that_dies_with_every_line_is_not_blamed_on_the_lines(write_li
         run(source, FaultyStart(start, FaultyRunner(always=True)))
     with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more poison lines each time
         run(source, FaultyStart(start, FaultyRunner(always=True)))
-    assert survey(directory_of(source)).committed.num_errors == 2
+    assert view_job(directory_of(source)).committed.num_errors == 2
     report = run(source, start, redo="error")
     assert (report.exit_code, len(read(source))) == (0, 40)
 
@@ -421,12 +421,12 @@ def test_a_loss_is_counted_once_however_often_the_next_run_fails(write_lines: Wr
         with pytest.raises(ModelError):
             run(source, never)
         lose_process_again(source)
-    log = TroubleLog(directory_of(source) / "trouble.jsonl")
+    log = FailureLog(directory_of(source) / "trouble.jsonl")
     assert log.counts.deaths == {"device": 1, "process": 1}
 
 
 def done_indices(source: Path) -> set[int]:
-    return {record.index for record in survey(directory_of(source)).records()}
+    return {record.index for record in view_job(directory_of(source)).records()}
 
 
 def lose_process_again(source: Path) -> None:
@@ -443,28 +443,28 @@ def test_lines_in_flight_are_known_for_the_same_epoch_and_boot_only(
 
     path = tmp_path / "in-flight"
     file = InFlightFile(path, epoch=3)
-    assert rows_in_flight(path, epoch=3) == []
+    assert lines_in_flight(path, epoch=3) == []
     file.add([5, 2**40, 7])
-    assert rows_in_flight(path, epoch=3) == [5, 2**40, 7]
+    assert lines_in_flight(path, epoch=3) == [5, 2**40, 7]
     file.remove(5)
     file.remove(6)
     file.add([0, 7, 9])
-    assert rows_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
-    assert rows_in_flight(path, epoch=4) is None
+    assert lines_in_flight(path, epoch=3) == [0, 2**40, 7, 9]
+    assert lines_in_flight(path, epoch=4) is None
     file.clear()
-    assert rows_in_flight(path, epoch=3) == []
+    assert lines_in_flight(path, epoch=3) == []
     file.add([1, 2])
     file.close()
     with monkeypatch.context() as patch:
-        patch.setattr(in_flight_file, "_boot", lambda: b"another machine.")
-        assert rows_in_flight(path, epoch=3) is None
+        patch.setattr(in_flight_file, "boot_id", lambda: b"another machine.")
+        assert lines_in_flight(path, epoch=3) is None
     data = path.read_bytes()
     for place in (0, 5, 12, 30, 42):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        assert rows_in_flight(path, epoch=3) is None
+        assert lines_in_flight(path, epoch=3) is None
     path.write_bytes(data[:20])
-    assert rows_in_flight(path, epoch=3) is None
-    assert rows_in_flight(tmp_path / "none", epoch=3) is None
+    assert lines_in_flight(path, epoch=3) is None
+    assert lines_in_flight(tmp_path / "none", epoch=3) is None
 
 
 def test_after_a_lost_process_the_engine_has_one_of_its_own(
@@ -484,17 +484,17 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
 
 def test_a_torn_record_of_the_failure_log_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "trouble.jsonl"
-    log = TroubleLog(path)
-    log.append(Retried(1, "engine_error"))
-    log.append(Died("engine", "why", [1, 2], 0, Suspicion([1, 2])))
+    log = FailureLog(path)
+    log.append(Retry(1, "engine_error"))
+    log.append(EngineDeath("engine", "why", [1, 2], 0, Suspicion([1, 2])))
     data = path.read_bytes()
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        again = TroubleLog(path)
-        again.append(Retried(9, "engine_error"))
+        again = FailureLog(path)
+        again.append(Retry(9, "engine_error"))
         whole = data[:size].count(b"\n")
-        assert TroubleLog(path).num_retries[9] == 1
-        assert len(read_lines(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
+        assert FailureLog(path).num_retries[9] == 1
+        assert len(read_entries(path)) in (whole + 1, whole + 2), "a record without its line break may be whole"
 
 
 # Memory.

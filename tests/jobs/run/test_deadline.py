@@ -21,9 +21,9 @@ from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import headline
+from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
 from headrace.jobs.store.status_file import read_status
-from headrace.jobs.store.survey import survey
 from headrace.jobs.times import deadline_at, read_duration
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
@@ -105,7 +105,7 @@ def test_lines_unfinished_at_the_deadline_expire_as_in_openais_batches(
     assert report.tally.errors["batch_expired"] == len(expired) + 1
     assert headline(report).startswith(f"expired: {len(answered)} of 38 lines answered in ")
     directory = source.parent / "out.jsonl.job"
-    assert survey(directory).state == "expired"
+    assert view_job(directory).state == "expired"
     check_status(directory, 38, report)
     monkeypatch.undo()
     assert run(source, never).exit_code == 3, "the same command has nothing left to do"
@@ -116,10 +116,10 @@ def check_status(directory: Path, num_lines: int, report: JobReport) -> None:
     status = read_status(directory / "status.json")
     assert (status.state, status.lines_done, status.lines_total) == ("expired", num_lines, num_lines)
     assert (status.lines_failed, status.errors) == (report.tally.num_failed, dict(report.tally.errors))
-    found = survey(directory)
-    assert found.told == status
+    found = view_job(directory)
+    assert found.trusted_status == status
     (directory / "status.json").unlink()
-    again = survey(directory).as_json()
+    again = view_job(directory).as_json()
     assert again["counted"] == "journal"
     shown = found.as_json()
     assert (shown["counted"], shown["lines"], shown["errors_by_code"]) == ("status", num_lines, again["errors_by_code"])
@@ -135,7 +135,7 @@ def test_expired_lines_can_be_computed_again(
     assert again.exit_code == 0
     assert again.tally.num_answered == first.tally.errors["batch_expired"]
     assert len(read(source)) == 26
-    assert survey(source.parent / "out.jsonl.job").state == "completed"
+    assert view_job(source.parent / "out.jsonl.job").state == "completed"
 
 
 def test_a_deadline_counts_from_the_start_of_the_job(write_lines: WriteLines, start: Start) -> None:
@@ -206,11 +206,11 @@ def test_deadlines_are_read(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "2", "tomorrow", "2h 30m", "-2h", "h", "2026-13-01"])
 def test_a_text_that_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is neither a time span, such as 90s"):
+    with pytest.raises(ConfigError, match="is neither a duration, such as 90s"):
         deadline_at(text, now=0.0)
 
 
 def test_durations() -> None:
     assert [read_duration(text) for text in ("0", "1.5", "30m", "1h30m")] == [0, 1.5, 1_800, 5_400]
-    with pytest.raises(ConfigError, match="is no time span; write such as 90s"):
+    with pytest.raises(ConfigError, match="is not a duration; write it like 90s"):
         read_duration("soon")

@@ -16,19 +16,19 @@ import pytest
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.clean import clean
-from headrace.jobs.store.survey import find_job, survey
+from headrace.jobs.store.job_view import find_job, view_job
 
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
 
 
 def run(source: object, output: object, start: Start, **options: Any) -> JobReport:
-    options = {"defaults": {"max_tokens": 3}, "template": RowTemplate.of(prompt="Say {text}"), **options}
+    options = {"defaults": {"max_tokens": 3}, "template": LineTemplate.of(prompt="Say {text}"), **options}
     return run_job(JobSpec(input=str(source), output=str(output), **options), start=start, quiet=True)
 
 
@@ -65,7 +65,7 @@ def test_a_table_may_hold_requests(tmp_path: Path, start: Start) -> None:
 
 def test_a_table_without_a_prompt_names_the_flags(tmp_path: Path, start: Start) -> None:
     (tmp_path / "in.csv").write_text("id,text\n1,a\n")
-    with pytest.raises(JobError, match=r"but id, text; say what to ask with --prompt"):
+    with pytest.raises(JobError, match=r"but id, text; give the prompt with --prompt"):
         run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
 
 
@@ -82,14 +82,14 @@ def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch
     with pytest.raises(JobError, match="exists"):
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", never)
     fsspec.filesystem("memory").rm("/kinds", recursive=True)
-    with pytest.raises(JobError, match="there is no input"):
+    with pytest.raises(JobError, match=r"the input .* does not exist"):
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
 
 
 def test_a_truncated_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
     data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(JobError, match="is cut off"):
+    with pytest.raises(JobError, match="is truncated"):
         run(tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl", start)
 
 
@@ -105,7 +105,7 @@ def test_a_job_stops_when_too_many_lines_are_errors(write_lines: WriteLines, sta
     output = source.parent / "out.jsonl"
     with pytest.raises(JobError, match=r"1,000 of the first 1,000 lines are errors, more than --max-error-rate 0.1"):
         run(source, output, start)
-    found = survey(find_job(str(output)))
+    found = view_job(find_job(str(output)))
     assert (found.state, found.committed.num_done, output.exists()) == ("stopped", 1000, False)
     report = run(source, output, start, max_error_rate=1)
     assert (report.num_before, report.tally.num_failed) == (1000, 2000)

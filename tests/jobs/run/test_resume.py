@@ -19,7 +19,7 @@ from headrace.jobs.spec import JobSpec, job_directory
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.cancel import cancel, undo
 from headrace.jobs.store.clean import clean
-from headrace.jobs.store.survey import find_job, survey
+from headrace.jobs.store.job_view import find_job, view_job
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
 
@@ -74,7 +74,7 @@ def test_the_same_command_computes_the_rest(write_lines: WriteLines, start: Star
     source = write_lines(*prompts(40))
     interrupt(source, start)
     assert not output_of(source).exists()
-    done = survey(job_directory(str(output_of(source)))).committed.num_done
+    done = view_job(job_directory(str(output_of(source)))).committed.num_done
     assert 0 < done < 40
     report = run(source, start)
     assert (report.exit_code, report.num_before, report.tally.num_done) == (0, done, 40 - done)
@@ -158,10 +158,10 @@ def test_the_answers_of_all_runs_share_a_job_id(write_lines: WriteLines, start: 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"defaults": {"max_tokens": 9}}, r"begun with sampling.max_tokens=nothing, now sampling.max_tokens=9"),
-        ({"config": EngineConfig(model="other")}, r"begun with model='smollm2', now model='other'"),
-        ({"config": EngineConfig(seed=4)}, r"begun with seed=0, now seed=4"),
-        ({"config": EngineConfig(dtype="bfloat16")}, r"begun with dtype='auto', now dtype='bfloat16'"),
+        ({"defaults": {"max_tokens": 9}}, r"started with sampling.max_tokens=nothing, now sampling.max_tokens=9"),
+        ({"config": EngineConfig(model="other")}, r"started with model='smollm2', now model='other'"),
+        ({"config": EngineConfig(seed=4)}, r"started with seed=0, now seed=4"),
+        ({"config": EngineConfig(dtype="bfloat16")}, r"started with dtype='auto', now dtype='bfloat16'"),
     ],
 )
 def test_changed_settings_are_refused_by_name_with_both_values(
@@ -186,7 +186,7 @@ def test_another_template_is_refused(
     source = write_lines(*prompts(5))
     run(source, start, limit=2)
     monkeypatch.setattr(tokenizer.chat_template, "templates", {"default": "another"})
-    with pytest.raises(JobError, match=r"begun with template='\w+', now template='\w+'"):
+    with pytest.raises(JobError, match=r"started with template='\w+', now template='\w+'"):
         run(source, start)
 
 
@@ -197,7 +197,7 @@ def test_another_model_under_the_same_name_is_refused(write_lines: WriteLines, s
     source = write_lines(*prompts(3))
     run(source, start, config=EngineConfig(model=str(model)))
     (model / "config.json").write_text('{"changed": 1}')
-    with pytest.raises(JobError, match="begun with model_files="):
+    with pytest.raises(JobError, match="started with model_files="):
         run(source, never, config=EngineConfig(model=str(model)))
 
 
@@ -222,7 +222,7 @@ def test_lines_of_the_input_may_not_change(
     if message is None:
         assert run(path, start).num_before == len(before.split())
     else:
-        with pytest.raises(JobError, match=f"the input is not what it was .*: .*{message}"):
+        with pytest.raises(JobError, match=f"the input has changed since .*: .*{message}"):
             run(path, never)
 
 
@@ -269,7 +269,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_overwritten(write_lines: Write
     source = write_lines(*prompts(3))
     run(source, start)
     (job_directory(str(output_of(source))) / "manifest.json").write_text("{")
-    with pytest.raises(JobError, match=r"is damaged: .* start the job anew with --overwrite"):
+    with pytest.raises(JobError, match=r"is damaged: .* start the job over with --overwrite"):
         run(source, never)
     assert run(source, start, overwrite=True).tally.num_done == 3
 
@@ -333,7 +333,7 @@ def test_an_error_in_a_redo_does_not_replace_an_answer(write_lines: WriteLines, 
     "options, message",
     [
         ({"redo": "finish_raeson=length"}, "no result has a field 'finish_raeson', did you mean 'finish_reason'"),
-        ({"redo": "length"}, "is no condition"),
+        ({"redo": "length"}, "is not a condition"),
     ],
 )
 def test_invalid_conditions_are_refused(
@@ -371,7 +371,7 @@ def test_a_running_job_is_cancelled_and_stays_so_until_undone(
     directory = job_directory(str(output_of(source)))
     report = run(source, functools.partial(start, runner=Breaking(20, cancels=directory)), grace_s=0)
     assert (report.exit_code, report.was_cancelled) == (4, True)
-    assert survey(directory).state == "cancelled"
+    assert view_job(directory).state == "cancelled"
     with pytest.raises(JobError, match="was cancelled; 'headrace cancel --undo"):
         run(source, never)
     undo(directory)
@@ -393,7 +393,7 @@ def test_a_stopped_job_is_marked_and_a_completed_one_is_not(write_lines: WriteLi
     interrupt(source, start)
     directory = find_job(str(output_of(source)))
     cancel(directory)
-    assert survey(directory).state == "cancelled"
+    assert view_job(directory).state == "cancelled"
     with pytest.raises(JobError, match="was cancelled"):
         run(source, never)
     undo(directory)

@@ -17,17 +17,17 @@ import pytest
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError, ResumableJobError
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec, job_directory
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.survey import find_job, survey
+from headrace.jobs.store.job_view import find_job, view_job
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
 
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
-SAY = RowTemplate.of(prompt="Say {text}")
+SAY = LineTemplate.of(prompt="Say {text}")
 
 
 class Breaking(FakeRunner):
@@ -72,13 +72,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     "options, message",
     [
         (
-            {"template": RowTemplate.of(prompt="Tell {text}")},
-            "begun with prompt='Say {text}', now prompt='Tell {text}'",
+            {"template": LineTemplate.of(prompt="Tell {text}")},
+            "started with prompt='Say {text}', now prompt='Tell {text}'",
         ),
-        ({"template": RowTemplate.of(prompt="Say {text}", is_chat=True)}, "begun with chat=False, now chat=True"),
-        ({"template": RowTemplate.of(prompt="Say {text}", system="Now.")}, "begun with chat=False, now chat=True"),
-        ({"input_format": "tsv"}, "begun with input_format='csv', now input_format='tsv'"),
-        ({"template": None}, "begun with prompt='Say {text}', now prompt=nothing"),
+        ({"template": LineTemplate.of(prompt="Say {text}", is_chat=True)}, "started with chat=False, now chat=True"),
+        ({"template": LineTemplate.of(prompt="Say {text}", system="Now.")}, "started with chat=False, now chat=True"),
+        ({"input_format": "tsv"}, "started with input_format='csv', now input_format='tsv'"),
+        ({"template": None}, "started with prompt='Say {text}', now prompt=nothing"),
     ],
 )
 def test_a_changed_prompt_template_is_refused(
@@ -100,7 +100,7 @@ def test_lines_may_be_added_to_csv_and_none_may_be_edited(tmp_path: Path, start:
     with output.open(newline="") as file:
         assert sorted(row["id"] for row in csv.DictReader(file)) == ["1", "2", "3"]
     source.write_text("id,text\n1,a\n2,B\n3,c\n")
-    with pytest.raises(JobError, match=r"the input is not what it was .*in.csv has changed between byte 0"):
+    with pytest.raises(JobError, match=r"the input has changed since .*in.csv has changed between byte 0"):
         run(source, output, never)
 
 
@@ -118,7 +118,7 @@ def test_formats_that_cannot_grow_are_refused_when_they_did(tmp_path: Path, star
     run(tmp_path / name, tmp_path / "out.jsonl", start)
     assert run(tmp_path / name, tmp_path / "out.jsonl", never).num_before == 3
     write(4)
-    with pytest.raises(JobError, match="the input is not what it was"):
+    with pytest.raises(JobError, match="the input has changed since"):
         run(tmp_path / name, tmp_path / "out.jsonl", never)
 
 
@@ -134,7 +134,7 @@ def test_every_output_format_can_keep_the_order_of_the_input(
     rows = [json.loads(line.data) for batch in published.read_batches() for line in batch]
     published.close()
     assert [int(row["index"]) for row in rows] == list(range(20))
-    committed = [record.index for record in survey(find_job(str(tmp_path / name))).records()]
+    committed = [record.index for record in view_job(find_job(str(tmp_path / name))).records()]
     assert committed != list(range(20)), "there was nothing to restore"
 
 
@@ -168,7 +168,7 @@ def test_a_line_refused_for_its_id_does_not_own_it_in_a_later_run(
     source, output = write_lines(line, line), tmp_path / "out.jsonl"
     with pytest.raises(ResumableJobError):
         run(source, output, functools.partial(start, runner=Breaking(10)), template=None)
-    assert [record.index for record in survey(find_job(str(output))).records()] == [1]
+    assert [record.index for record in view_job(find_job(str(output))).records()] == [1]
     report = run(source, output, start, template=None)
     assert (report.tally.num_answered, report.tally.num_failed, report.exit_code) == (1, 0, 3)
 
@@ -185,7 +185,7 @@ def test_a_job_into_an_object_store_continues_and_is_published_whole(
         run(source, output, functools.partial(start, runner=Breaking(24)), template=None, keep_order=True)
     files = fsspec.filesystem("memory")
     assert not files.exists(output)
-    done = survey(job_directory(output)).committed.num_done
+    done = view_job(job_directory(output)).committed.num_done
     assert 0 < done < 20
     report = run(source, output, start, template=None, keep_order=True)
     assert (report.num_before, report.exit_code) == (done, 0)
@@ -212,7 +212,7 @@ def test_a_failed_publication_leaves_no_object(
 
     monkeypatch.chdir(tmp_path)
     source, output = write_lines({"text": "a"}, {"text": "b"}), f"local://{tmp_path}/{name}"
-    monkeypatch.setattr(publish, "_fill", broken)
+    monkeypatch.setattr(publish, "copy_results", broken)
     with pytest.raises(JobError, match="cannot be written: No space left on device; its results are safe in"):
         run(source, output, start, disk_wait_s=0.0)
     assert not (tmp_path / name).exists()

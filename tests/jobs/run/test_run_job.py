@@ -22,7 +22,8 @@ from headrace.errors import ConfigError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import BATCH_LINES, InputLine
 from headrace.jobs.formats.writer import ResultWriter, StreamResults
 from headrace.jobs.input.feed import MAX_BATCHES_AHEAD
-from headrace.jobs.planning.planner import Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import Window
 from headrace.jobs.recovery.job_engine import SPARE_SEQUENCES, JobEngine
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.main_loop import MainLoop
@@ -223,7 +224,7 @@ def test_a_duplicate_far_behind_gets_the_answer_that_was_kept(tmp_path: Path, st
                for k in range(0, 300, 10)]  # fmt: skip
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
     with ResultWriter.open(job.output) as writer:
-        report = run_loop(job, start, batches, writer, Window(num_rows=10))
+        report = run_loop(job, start, batches, writer, Window(num_lines=10))
     assert report.tally.num_answered == 300
     assert (report.saved.duplicate_lines, report.stats.scheduler.num_finished) == (1, 299)
 
@@ -294,12 +295,12 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
             yield [InputLine(batch * BATCH_LINES + place, 0, data) for place in range(BATCH_LINES)]
 
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
-    window = Window(num_rows=100)
+    window = Window(num_lines=100)
     with ResultWriter.open(job.output) as writer:
         report = run_loop(job, start, lines(writer), writer, window)
     assert report.tally.num_answered == num_batches * BATCH_LINES
     in_flight = 2 * 4 + SPARE_SEQUENCES
-    assert max(ahead) <= in_flight + window.num_rows + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
+    assert max(ahead) <= in_flight + window.num_lines + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
 
 
 class WatchedRunner(FakeRunner):
@@ -481,7 +482,7 @@ def test_a_failed_start_leaves_the_output_to_be_overwritten_as_it_was(write_line
         ("in.jsonl", "./in.jsonl", "is the input itself"),
         ("in.jsonl", ".", "is a directory"),
         ("in.jsonl", "missing/out.jsonl", "missing does not exist"),
-        ("nothing.jsonl", "out.jsonl", "there is no input nothing.jsonl"),
+        ("nothing.jsonl", "out.jsonl", "the input nothing.jsonl does not exist"),
         (".", "out.jsonl", "is a directory; name a file of JSON lines"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_status_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text("{}")
-    with pytest.raises(JobError, match="is no status of a job"):
+    with pytest.raises(JobError, match="is not the status of a job"):
         read_status(tmp_path / "status.json")
     with pytest.raises(JobError, match="cannot be read: No such file"):
         read_status(tmp_path / "missing.json")

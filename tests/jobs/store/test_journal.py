@@ -1,4 +1,4 @@
-"""The journal alone: what is committed, what is cut, what counts."""
+"""The journal alone: what is committed, what is cut off, which results count."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_record_with_any_byte_changed_is_not_read() -> None:
         assert decode(damaged) is None, place
 
 
-def test_what_is_committed_is_there_again_in_its_order(tmp_path: Path) -> None:
+def test_committed_results_are_read_back_in_order(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, 7)
     journal = reopen(tmp_path)
     assert list(journal.results()) == [(index, result_of(index)) for index in (3, 0, 7)]
@@ -61,7 +61,7 @@ def test_what_is_committed_is_there_again_in_its_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffer_bytes", [2, 50, 1 << 20])
-def test_the_lines_of_the_output_are_those_results(
+def test_the_output_lines_are_the_committed_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
 ) -> None:
     monkeypatch.setattr("headrace.jobs.store.segments.BUFFER_BYTES", buffer_bytes)
@@ -77,7 +77,7 @@ def test_the_lines_of_the_output_are_those_results(
     journal.close()
 
 
-def test_the_first_result_of_a_row_wins(tmp_path: Path) -> None:
+def test_the_first_result_of_a_line_wins(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path, epoch=1)
     assert journal.append(5, b'"first"')
     assert not journal.append(5, b'"second"')
@@ -109,7 +109,7 @@ def test_junk_at_the_end_is_cut(tmp_path: Path, junk: bytes) -> None:
     assert segment.read_bytes() == whole
 
 
-def test_a_damaged_line_costs_its_own_row_only(tmp_path: Path) -> None:
+def test_a_damaged_record_loses_only_its_own_line(tmp_path: Path) -> None:
     write(tmp_path, 0, 1, 2)
     (segment,) = tmp_path.glob("seg-*")
     segment.write_bytes(segment.read_bytes().replace(b"answer 1", b"answer 9"))
@@ -117,7 +117,7 @@ def test_a_damaged_line_costs_its_own_row_only(tmp_path: Path) -> None:
     assert ([index for index, _ in journal.results()], journal.num_damaged) == ([0, 2], 1)
 
 
-def test_what_an_earlier_epoch_adds_after_it_was_sealed_does_not_count(tmp_path: Path) -> None:
+def test_records_appended_after_an_epoch_was_sealed_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, 0, epoch=1)
     second = Journal.open(tmp_path, epoch=2)
     sealed = second.sealed
@@ -125,14 +125,14 @@ def test_what_an_earlier_epoch_adds_after_it_was_sealed_does_not_count(tmp_path:
     second.commit()
     second.close()
     (first,) = tmp_path.glob("seg-000001-*")
-    with open(first, "ab") as file:  # the process of epoch 1 goes on without knowing
+    with open(first, "ab") as file:  # the process of epoch 1 still runs
         file.write(encode(2, 1, None, result_of(2)))
     (tmp_path / "seg-000001-0002.jsonl").write_bytes(encode(3, 1, None, result_of(3)))
     journal = Journal.open(tmp_path, epoch=3, sealed=sealed)
     assert [index for index, _ in journal.results()] == [0, 1]
 
 
-def test_segments_of_epochs_that_were_given_up_do_not_count(tmp_path: Path) -> None:
+def test_segments_of_discarded_epochs_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, 0, epoch=1)
     assert Journal.open(tmp_path, epoch=2, first_epoch=2).num_done == 0
 
@@ -150,13 +150,13 @@ def test_a_full_segment_is_followed_by_another(tmp_path: Path, monkeypatch: pyte
     assert [record.index for record in reopen(tmp_path).records(in_order=True)] == list(range(10))
 
 
-# Which result of a row counts.
+# Which result of a line counts.
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.booleans())))
 def test_an_answer_beats_an_error_and_then_the_later_attempt_the_earlier(added: list[tuple[int, int, bool]]) -> None:
-    """Against the rule applied to whole histories, in which attempts of a row only go up."""
+    """Compared with the rule applied to whole histories, in which the attempts of a line only increase."""
     committed, best, last = Committed(), dict[int, tuple[bool, int]](), dict[int, int]()
     for index, attempt, is_error in added:
         is_new = attempt > last.get(index, 0)
@@ -186,7 +186,7 @@ def test_replay_finds_the_same_results_as_the_process_that_wrote_them(tmp_path: 
 # When it reaches the disk.
 
 
-def test_results_are_promised_after_a_sync_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_count_as_synced_only_after_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "GROUP_SECONDS", 1e6)
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
@@ -194,11 +194,11 @@ def test_results_are_promised_after_a_sync_and_not_before(tmp_path: Path, monkey
     for index in range(GROUP_RESULTS - 1):
         journal.append(index, result_of(index))
     journal.flush()
-    assert (synced, journal.num_unpromised) == ([], GROUP_RESULTS - 1)
+    assert (synced, journal.num_unsynced) == ([], GROUP_RESULTS - 1)
     journal.append(GROUP_RESULTS, result_of(GROUP_RESULTS))
     journal.commit()
     (segment,) = tmp_path.glob("seg-*")
-    assert (synced[-1], journal.num_unpromised) == (segment.stat().st_size, 0)
+    assert (synced[-1], journal.num_unsynced) == (segment.stat().st_size, 0)
     journal.close()
 
 
@@ -229,7 +229,7 @@ def test_a_failed_sync_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     journal.close()
 
 
-def test_half_a_line_on_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_record_on_a_full_disk_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal.open(tmp_path, epoch=1)
     journal.append(0, result_of(0))
     journal.commit()

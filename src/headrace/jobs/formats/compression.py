@@ -1,4 +1,4 @@
-"""gzip and zstd as streams. A file that was cut off is an error, never a short file."""
+"""gzip and zstd as streams. A truncated file is an error, never a short file."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.locations import ByteReader
 from headrace.jobs.formats.writer import ByteWriter
 
-PACKED_BYTES = 16 * 1024  # read at once: what it unpacks to is held in memory
+READ_BYTES = 16 * 1024  # compressed bytes per read; their contents are held in memory
 GZIP_LEVEL, ZSTD_LEVEL = 6, 3
 
 
-def unpacked(file: ByteReader, compression: Compression | None, name: str) -> ByteReader:
+def decompressed(file: ByteReader, compression: Compression | None, name: str) -> ByteReader:
     if compression == "gz":
         return cast(ByteReader, _GzipReader(file, name))
     return cast(ByteReader, _ZstdReader(file, name)) if compression == "zst" else file
 
 
-def packed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
+def compressed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
     """Closing it ends the stream and closes the file."""
     if compression == "gz":
-        # Without a time of day in it: the same lines give the same bytes.
-        return _PackedWriter(file, zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31))
+        # No timestamp in the header: the same lines give the same bytes.
+        return _CompressedWriter(file, zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31))
     return (
-        _PackedWriter(file, zstandard().ZstdCompressor(level=ZSTD_LEVEL).compressobj())
+        _CompressedWriter(file, zstandard().ZstdCompressor(level=ZSTD_LEVEL).compressobj())
         if compression == "zst"
         else file
     )
@@ -37,43 +37,43 @@ def packed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
 class _GzipReader:
     def __init__(self, file: ByteReader, name: str) -> None:
         self._file = file
-        self._unpacked = gzip.GzipFile(fileobj=cast(Any, file), mode="rb")
+        self._decompressed = gzip.GzipFile(fileobj=cast(Any, file), mode="rb")
         self._name = name
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
         try:
-            data = self._unpacked.read1(size)
+            data = self._decompressed.read1(size)
         except EOFError:
-            raise _cut_off(self._name, self._num_bytes) from None
+            raise _truncated(self._name, self._num_bytes) from None
         except (gzip.BadGzipFile, zlib.error) as error:
             raise _damaged(self._name, self._num_bytes, error) from None
         self._num_bytes += len(data)
         return data
 
     def close(self) -> None:
-        self._unpacked.close()
+        self._decompressed.close()
         self._file.close()
 
 
 class _ZstdReader:
-    """zstandard's own reader takes the end of the file for the end of the data; this one looks."""
+    """Detects truncated files: zstandard's own reader takes the end of the file for the end of the data."""
 
     def __init__(self, file: ByteReader, name: str) -> None:
         self._file = file
         self._name = name
         self._zstandard = zstandard()
-        self._frame: Any = None  # one that has begun and not ended
+        self._frame: Any = None  # one that is not complete yet
         self._ready: deque[bytes] = deque()
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
-        """The next piece, which may be larger than asked for."""
+        """The next piece, which may be larger than `size`."""
         while not self._ready:
-            data = self._file.read(PACKED_BYTES)
+            data = self._file.read(READ_BYTES)
             if not data:
                 if self._frame is not None:
-                    raise _cut_off(self._name, self._num_bytes)
+                    raise _truncated(self._name, self._num_bytes)
                 return b""
             self._take(data)
         return self._ready.popleft()
@@ -97,19 +97,19 @@ class _ZstdReader:
         self._file.close()
 
 
-class _PackedWriter:
-    def __init__(self, file: ByteWriter, packer: Any) -> None:
+class _CompressedWriter:
+    def __init__(self, file: ByteWriter, compressor: Any) -> None:
         self._file = file
-        self._packer = packer
+        self._compressor = compressor
 
     def write(self, data: Any) -> int:
-        if piece := self._packer.compress(data):
+        if piece := self._compressor.compress(data):
             self._file.write(piece)
         return len(data)
 
     def close(self) -> None:
         try:
-            self._file.write(self._packer.flush())
+            self._file.write(self._compressor.flush())
         finally:
             self._file.close()
 
@@ -122,9 +122,9 @@ def zstandard() -> Any:
     return library
 
 
-def _cut_off(name: str, num_bytes: int) -> JobError:
-    return JobError(f"{name} is cut off: it ends in the middle, after {num_bytes:,} unpacked bytes; copy it again")
+def _truncated(name: str, num_bytes: int) -> JobError:
+    return JobError(f"{name} is truncated after {num_bytes:,} decompressed bytes; copy it again")
 
 
 def _damaged(name: str, num_bytes: int, error: Exception) -> JobError:
-    return JobError(f"{name} cannot be unpacked past byte {num_bytes:,}: {error}")
+    return JobError(f"{name} cannot be decompressed past byte {num_bytes:,}: {error}")

@@ -1,4 +1,4 @@
-"""CSV and TSV with a header, read as a stream: a row may go over several lines, each cell is text."""
+"""CSV and TSV with a header, read as a stream. A row may span several lines; each cell is text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 
 from headrace.errors import JobError
 from headrace.jobs.formats import locations
-from headrace.jobs.formats.compression import unpacked
+from headrace.jobs.formats.compression import decompressed
 from headrace.jobs.formats.file_format import Format
 from headrace.jobs.formats.identity import SourceIdentity, identify
-from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine, LineCutter, in_batches
+from headrace.jobs.formats.reader import MAX_LINE_BYTES, InputLine, LineSplitter, in_batches
 from headrace.jobs.formats.source import Skip
 from headrace.jobs.formats.table import check_columns
 
-ROWS = 256  # at once
+BATCH_ROWS = 256
 ESTIMATE_BYTES = 16 * 1024 * 1024
 
 
 class CsvRows:
-    """`json_columns` are read as JSON where they are not empty: a cell of '8' is then a number."""
+    """Cells of `json_columns` that are not empty are read as JSON: '8' becomes a number."""
 
     def __init__(self, name: str, format: Format, *, json_columns: Collection[str] = ()) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class CsvRows:
         return in_batches(self._rows(reading), start=start, limit=limit, skip=skip)
 
     def line_at(self, index: int) -> InputLine | None:
-        raise JobError(f"{self.name} can only be read from its beginning: rows of CSV have no fixed place")
+        raise JobError(f"{self.name} can only be read from the start: rows of CSV have no fixed offset")
 
     def estimate_num_lines(self) -> int | None:
         if self._is_stream:
@@ -68,7 +68,7 @@ class CsvRows:
                     whole = locations.num_bytes(self.name)
                     return None if self._format.compression else max(num_rows, num_rows * whole // reading.offset)
         except JobError:
-            return None  # the job will say why
+            return None  # the job reports the reason
         finally:
             reading.close()
         return num_rows
@@ -88,7 +88,7 @@ class CsvRows:
                 if not isinstance(values, str) and not values:
                     continue
                 lines.append(self._line(index, offset, values, encode))
-                if len(lines) >= ROWS or reading.must_wait:
+                if len(lines) >= BATCH_ROWS or reading.must_wait:
                     yield lines
                     lines = []
             yield lines
@@ -112,15 +112,17 @@ class CsvRows:
 
 
 class _Reading:
-    """One pass over the file, after its header: (index, offset, cells), or a text instead of cells that says what is
-    wrong with a row."""
+    """One pass over the file after its header. Yields (index, offset, cells); for a bad row, a message instead of
+    cells."""
 
     def __init__(self, name: str, format: Format) -> None:
         csv.field_size_limit(MAX_LINE_BYTES)
         self._name = name
         self._stored = locations.open_bytes(name)
         try:
-            self._lines = _TextLines(LineCutter(unpacked(self._stored, format.compression, name), keep_blank=True))
+            self._lines = _TextLines(
+                LineSplitter(decompressed(self._stored, format.compression, name), keep_blank=True)
+            )
             self._rows = csv.reader(self._lines, delimiter="\t" if format.kind == "tsv" else ",", strict=True)
             self.columns = self._header()
         except JobError:
@@ -133,20 +135,20 @@ class _Reading:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next row needs bytes that have not been read: those of a pipe may be long in coming."""
+        """Whether the next row needs bytes that were not read yet, which may block on a pipe."""
         return self._lines.must_wait
 
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | str]]:
         index = 0
         while True:
-            self._lines.begin = None
+            self._lines.row_offset = None
             try:
                 values: list[str] | str = next(self._rows)
             except StopIteration:
                 return
             except csv.Error as error:
                 values = f"invalid CSV: {error}"
-            yield index, self._lines.begin or 0, values
+            yield index, self._lines.row_offset or 0, values
             index += 1
 
     def close(self) -> None:
@@ -165,14 +167,14 @@ class _Reading:
 
 
 class _TextLines:
-    """Lines as the csv module wants them, with their breaks. Goes on after an error, as a generator could not."""
+    """Lines with their line breaks, for the csv module. Can continue after an error, unlike a generator."""
 
-    def __init__(self, cutter: LineCutter) -> None:
-        self._pieces = iter(cutter)
+    def __init__(self, splitter: LineSplitter) -> None:
+        self._pieces = iter(splitter)
         self._piece: list[InputLine] = []
         self._num_taken = 0  # of this piece
-        self.offset = 0  # of the line read last
-        self.begin: int | None = None  # of the first line read since somebody made it None
+        self.offset = 0  # of the last line
+        self.row_offset: int | None = None  # of the first line since the caller reset it to None
 
     @property
     def must_wait(self) -> bool:
@@ -187,11 +189,11 @@ class _TextLines:
         line = self._piece[self._num_taken]
         self._num_taken += 1
         self.offset = line.offset
-        if self.begin is None:
-            self.begin = line.offset
+        if self.row_offset is None:
+            self.row_offset = line.offset
         if line.is_too_long:
             raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
-        # Bytes that are not UTF-8 pass, and are refused with their own row.
+        # Invalid UTF-8 passes here and is refused with its own row.
         return line.data.decode("utf-8", "surrogateescape") + "\n"
 
 

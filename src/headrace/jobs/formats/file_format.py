@@ -1,4 +1,4 @@
-"""Which format a name means: `rows.csv.gz` is CSV, compressed with gzip."""
+"""The format that a file name stands for: `rows.csv.gz` is CSV, compressed with gzip."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Format:
 
 
 def format_of(path: str, given: str | None = None) -> Format:
-    """What was given, else what the name's endings say; JSON lines where they say nothing."""
+    """The given format, else that of the name's suffixes, else JSON lines."""
     if given is not None and given not in FORMATS:
         raise ConfigError(f"unknown format {given!r}{nearest(given, FORMATS) or '; known are ' + ', '.join(FORMATS)}")
     *_, before, last = ["", "", *(given or path.rpartition("/")[2]).lower().split(".")]
     compression = _COMPRESSIONS.get(last)
     kind = _KINDS.get(before if compression else last, "jsonl")
     if kind == "parquet" and compression:
-        raise ConfigError(f"{path}: Parquet is compressed inside; there is no .parquet.{compression}, unpack it first")
+        raise ConfigError(f"{path}: Parquet is compressed inside; decompress the .parquet.{compression} first")
     return Format(kind, compression)

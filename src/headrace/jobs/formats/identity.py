@@ -1,4 +1,4 @@
-"""By what an input is known again: size, and a hash for each chunk. A changed byte shows, and so does where."""
+"""The identity of an input: its size and a hash per chunk. Finds out whether, and where, the input has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 1024 * 1024
 class SourceIdentity:
     size: int  # bytes, as stored
     chunk_bytes: int
-    hashes: tuple[str, ...]  # of each chunk; of an object in a store, the one that the store has
+    hashes: tuple[str, ...]  # one per chunk; for an object, the store's own key of its version
 
 
 def identify(path: str, size: int | None = None) -> SourceIdentity:
@@ -33,7 +33,7 @@ def identify(path: str, size: int | None = None) -> SourceIdentity:
 
 
 def what_changed(source: Source, known: SourceIdentity) -> str | None:
-    """In words, if the lines that were there before are not the same. Lines added at the end are no change."""
+    """A message if the earlier lines are not the same any more. Lines added at the end are no change."""
     now = source.identity(known.size)
     if now is None:
         return f"{source.name} is a stream and cannot be read again"
@@ -60,7 +60,7 @@ def _place(now: SourceIdentity, known: SourceIdentity) -> str:
 
 
 def _ends_a_line(path: str, size: int) -> bool:
-    """Whether what was added at `size` begins a line of its own."""
+    """Whether the bytes added at `size` start a new line."""
     if size == 0:
         return True
     file = open_bytes(path)
@@ -88,7 +88,7 @@ def _hash(file: object, size: int, path: str) -> str:
     while size:
         piece = file.read(min(PIECE_BYTES, size))  # type: ignore[attr-defined]
         if not piece:
-            raise JobError(f"{path} became shorter while it was read")
+            raise JobError(f"{path} was truncated while it was read")
         digest.update(piece)
         size -= len(piece)
     return digest.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""JSON lines: a local file, a store's object or a stream, compressed or not."""
+"""JSON lines: a local file, an object in a store or a stream, compressed or not."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from headrace.errors import JobError
 from headrace.jobs.formats import locations
-from headrace.jobs.formats.compression import unpacked
+from headrace.jobs.formats.compression import decompressed
 from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.identity import SourceIdentity, identify
 from headrace.jobs.formats.line_index import LineOffsets
 from headrace.jobs.formats.locations import ByteReader
-from headrace.jobs.formats.reader import CHUNK_BYTES, MAX_LINE_BYTES, InputLine, LineCutter, read_batches
+from headrace.jobs.formats.reader import CHUNK_BYTES, MAX_LINE_BYTES, InputLine, LineSplitter, read_batches
 from headrace.jobs.formats.source import Skip
 
 ESTIMATE_BYTES = 16 * 1024 * 1024
 
 
 class JsonLines:
-    """Owns one open file: a second reading begins where a pipe stands, and at the beginning of anything else."""
+    """Owns its open files. A second reading starts at the beginning; that of a pipe continues where the first ended."""
 
     def __init__(self, name: str, compression: Compression | None = None) -> None:
         self.name = name
@@ -42,9 +42,9 @@ class JsonLines:
         return read_batches(self._stream(), start=start, limit=limit, skip=skip)
 
     def line_at(self, index: int) -> InputLine | None:
-        """Where lines begin is learnt from one reading, at the first call."""
+        """The first call reads the whole file once, to learn where lines start."""
         if self._is_stream or self._compression:
-            raise JobError(f"{self.name} can only be read from its beginning; give a file that is not compressed")
+            raise JobError(f"{self.name} can only be read from the start; give an uncompressed file")
         offsets = self._learn_offsets()
         span = offsets.span(index)
         if span is None:
@@ -52,25 +52,25 @@ class JsonLines:
         begin, end = span
         file = self._opened[0]
         file.seek(begin)
-        lines = [line for piece in LineCutter(_Part(file, end - begin), keep_blank=True) for line in piece]
+        lines = [line for piece in LineSplitter(_Part(file, end - begin), keep_blank=True) for line in piece]
         (line,) = lines
         data = line.data.removeprefix(b"\xef\xbb\xbf") if begin == 0 else line.data
         return InputLine(index, begin, data, end - begin > MAX_LINE_BYTES + 1)
 
     def estimate_num_lines(self) -> int | None:
-        """How many lines are not blank: exact where all was read, None for a stream."""
+        """How many lines are not blank: exact for a small file, None for a stream."""
         if self._is_stream:
             return None
         file = self._open()
         try:
             num_lines = num_bytes = 0
-            for lines in LineCutter(unpacked(file, self._compression, self.name)):
+            for lines in LineSplitter(decompressed(file, self._compression, self.name)):
                 num_lines += len(lines)
                 num_bytes = lines[-1].offset + len(lines[-1].data) + 1 if lines else num_bytes
                 if num_bytes >= ESTIMATE_BYTES:
                     return self._scaled(num_lines, num_bytes)
         except JobError:
-            return None  # cut off: the job will say so
+            return None  # truncated: the job reports it
         finally:
             file.close()
         return num_lines
@@ -87,7 +87,7 @@ class JsonLines:
         if not self._is_fresh and not self._is_stream:
             self._opened.append(self._open())
         self._is_fresh = False
-        return unpacked(self._opened[-1], self._compression, self.name)
+        return decompressed(self._opened[-1], self._compression, self.name)
 
     def _open(self) -> ByteReader:
         return locations.open_bytes(self.name)
@@ -105,7 +105,7 @@ class JsonLines:
 
 
 class _Part:
-    """The next so many bytes of a file."""
+    """The next `size` bytes of a file."""
 
     def __init__(self, file: ByteReader, size: int) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What a job remembers of every line: eight bytes for where it begins, one bit for whether it is done."""
+"""Compact facts about every line: eight bytes for its offset, one bit for membership in a set."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 LINE_BREAK = 10
-LEAST_BYTES = 4096
+MIN_BYTES = 4096
 
 
 class Bitmap:
     """A set of line indexes that grows as needed: 2.5 MB for 20 million."""
 
     def __init__(self, members: Iterable[int] = ()) -> None:
-        self._bits = bytearray(LEAST_BYTES)
+        self._bits = bytearray(MIN_BYTES)
         self._count = 0
         for index in members:
             self.add(index)
 
     def add(self, index: int) -> bool:
-        """False: it was there already."""
+        """False if it is already in the set."""
         byte, bit = index >> 3, 1 << (index & 7)
         if byte >= len(self._bits):
             self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits) // 2)))
@@ -44,7 +44,7 @@ class Bitmap:
 
 
 class LineOffsets:
-    """Where the lines of a text begin, learnt from its bytes piece by piece."""
+    """Where the lines of a text start, found chunk by chunk."""
 
     def __init__(self) -> None:
         self._pieces: list[npt.NDArray[np.uint64]] = []
@@ -52,7 +52,7 @@ class LineOffsets:
         self._num_bytes = 0
 
     def take(self, chunk: bytes) -> None:
-        """The bytes after those that were taken before."""
+        """Add the next chunk of the text."""
         breaks = np.flatnonzero(np.frombuffer(chunk, np.uint8) == LINE_BREAK)
         self._pieces.append(breaks.astype(np.uint64) + np.uint64(self._num_bytes + 1))
         self._num_bytes += len(chunk)

@@ -1,4 +1,4 @@
-"""Bytes from and to wherever a name points: a local path, '-', or a URL that fsspec knows (s3://, gs://, memory://)."""
+"""Opens what a name points to: a local path, '-', or a URL that fsspec knows (s3://, gs://, memory://)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from io import FileIO
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.spec import STANDARD_STREAM
+
+STANDARD_STREAM = "-"  # as a file name: stdin or stdout
 
 _LIBRARIES = {
     "s3": "s3fs",
@@ -22,7 +23,7 @@ _LIBRARIES = {
 
 
 class ByteReader(Protocol):
-    """A stored file, as it lies there."""
+    """A file as stored, not decompressed."""
 
     def read(self, size: int = -1, /) -> bytes | None: ...
 
@@ -47,7 +48,7 @@ def can_be_read_again(path: str) -> bool:
 
 
 def open_bytes(path: str) -> ByteReader:
-    """Unbuffered where it is local: a read gives what is there, so that the lines of a slow pipe are not held back."""
+    """Unbuffered if local: a read returns what is available, so that lines of a slow pipe are not delayed."""
     try:
         if path == STANDARD_STREAM:
             return FileIO(0, closefd=False)
@@ -75,7 +76,7 @@ def exists(path: str) -> bool:
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """An fsspec filesystem, and the place in it."""
+    """An fsspec filesystem and the path in it."""
     try:
         import fsspec
     except ImportError:
@@ -93,7 +94,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def reason_of(error: Exception) -> str:
-    """In words; fsspec's errors are often a bare path."""
+    """A readable reason; errors of fsspec are often a bare path."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, FileNotFoundError):

@@ -1,10 +1,10 @@
-"""Output to an object store, where nothing can be appended: closed segments, and a manifest that says which count.
+"""Output to an object store, where nothing can be appended: complete parts, and a manifest that lists them.
 
-    answers.jsonl.parts/part-000001-000000.jsonl   written whole, never changed
-    answers.jsonl.parts/manifest.json              replaced after each: the commit
-    answers.jsonl                                  all parts in one, at the end; then the parts go
+    answers.jsonl.parts/part-000001-000000.jsonl   written once, never changed
+    answers.jsonl.parts/manifest.json              replaced after each part: the commit
+    answers.jsonl                                  all parts in one, at the end; then the parts are removed
 
-A part that the manifest does not name was not committed and is written again.
+A part that the manifest does not list was not committed and is written again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import JobError
-from headrace.jobs.formats.compression import packed, unpacked
+from headrace.jobs.formats.compression import compressed, decompressed
 from headrace.jobs.formats.file_format import Compression
 from headrace.jobs.formats.locations import open_store, reason_of
 
@@ -41,7 +41,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class SegmentSink:
-    """Owns the parts of one output. `epoch` is in their names: a process of before cannot overwrite a newer one's."""
+    """Owns the parts of one output. Their names contain `epoch`: an older process cannot overwrite newer parts."""
 
     def __init__(
         self,
@@ -59,29 +59,29 @@ class SegmentSink:
         self._epoch = epoch
         self._segment_bytes = segment_bytes
         self._directory = f"{self._target}.parts"
-        self._gathered: list[bytes] = []
-        self._num_gathered_bytes = 0
+        self._buffered: list[bytes] = []
+        self._num_buffered_bytes = 0
         self._parts = self._begin(overwrite=overwrite, resume=resume)
         self._num_own_parts = 0
         self.num_written = sum(part.num_lines for part in self._parts)
 
     def append(self, line: bytes) -> None:
-        self._gathered.append(line)
-        self._num_gathered_bytes += len(line) + 1
+        self._buffered.append(line)
+        self._num_buffered_bytes += len(line) + 1
 
     def flush(self) -> None:
-        if self._num_gathered_bytes >= self._segment_bytes:
+        if self._num_buffered_bytes >= self._segment_bytes:
             self.commit()
 
     def commit(self) -> None:
         """All lines so far are durable when this returns."""
-        if not self._gathered:
+        if not self._buffered:
             return
-        data = _pack(b"\n".join([*self._gathered, b""]), self._compression)
+        data = _compress(b"\n".join([*self._buffered, b""]), self._compression)
         name = f"part-{self._epoch:06}-{self._num_own_parts:06}.jsonl"
-        part = Part(name, len(self._gathered), len(data), zlib.crc32(data))
+        part = Part(name, len(self._buffered), len(data), zlib.crc32(data))
         try:
-            self._store.makedirs(self._directory, exist_ok=True)  # a store that has directories wants them made
+            self._store.makedirs(self._directory, exist_ok=True)  # a store with directories needs them created
             self._store.pipe_file(f"{self._directory}/{name}", data)
             self._write_manifest([*self._parts, part])
         except OSError as error:
@@ -89,18 +89,18 @@ class SegmentSink:
         self._parts.append(part)
         self._num_own_parts += 1
         self.num_written += part.num_lines
-        self._gathered.clear()
-        self._num_gathered_bytes = 0
+        self._buffered.clear()
+        self._num_buffered_bytes = 0
 
     def lines(self) -> Iterator[bytes]:
-        """What is committed, in the order of commit."""
+        """Committed lines, in the order of commit."""
         for part in self._parts:
-            file = unpacked(io.BytesIO(self._read(part)), self._compression, part.name)
+            file = decompressed(io.BytesIO(self._read(part)), self._compression, part.name)
             text = b"".join(iter(lambda file=file: file.read(COPY_BYTES) or b"", b""))  # type: ignore[misc]
             yield from text.split(b"\n")[:-1]
 
     def publish(self) -> None:
-        """All parts in one object, which is there only when it is whole; then the parts are removed."""
+        """Merge all parts into one object, which appears only when complete; then remove the parts."""
         self.commit()
         try:
             file = self._store.open(self._target, "wb", autocommit=False)
@@ -122,7 +122,7 @@ class SegmentSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After an error the parts stay, and nothing is published."""
+        """After an error the parts are kept and nothing is published."""
         if kind is None:
             self.publish()
         else:
@@ -138,7 +138,7 @@ class SegmentSink:
             if manifest is not None and not overwrite:
                 raise JobError(
                     f"{self._url}.parts has {sum(part.num_lines for part in manifest.parts):,} lines of a job that did "
-                    "not end; give another output, or --overwrite to begin again"
+                    "not end; give another output, or --overwrite to start over"
                 )
             if self._store.exists(self._directory):
                 self._store.rm(self._directory, recursive=True)
@@ -169,18 +169,18 @@ class SegmentSink:
         )
 
 
-def _pack(data: bytes, compression: Compression | None) -> bytes:
+def _compress(data: bytes, compression: Compression | None) -> bytes:
     if compression is None:
         return data
     buffer = _Kept()
-    file: Any = packed(buffer, compression)
+    file: Any = compressed(buffer, compression)
     file.write(data)
     file.close()
     return buffer.kept
 
 
 class _Kept(io.BytesIO):
-    """A buffer whose bytes outlive its closing."""
+    """A buffer whose bytes stay available after `close`."""
 
     kept = b""
 

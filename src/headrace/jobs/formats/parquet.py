@@ -1,4 +1,4 @@
-"""Parquet, a batch of rows at a time. Nested columns become nested JSON; times, decimals and bytes become text."""
+"""Parquet, read in batches of rows. Nested columns become nested JSON; times, decimals and bytes become text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.jobs.formats.reader import InputLine, in_batches
 from headrace.jobs.formats.source import Skip
 from headrace.jobs.formats.table import check_columns
 
-ROWS = 1024  # at once
+BATCH_ROWS = 1024
 
 
 class ParquetRows:
-    """A row's offset is its index: bytes have no meaning here."""
+    """A row's offset is its index, since rows have no byte offset."""
 
-    is_appendable = False  # what describes the file stands at its end
+    is_appendable = False  # the metadata is at the end of the file
 
     def __init__(self, name: str) -> None:
         if not locations.can_be_read_again(name):
@@ -36,7 +36,7 @@ class ParquetRows:
             self._stored.close()
             raise
         self._encode = msgspec.json.Encoder().encode
-        self._group: tuple[int, list[InputLine]] | None = None  # the one that `line_at` looked into last
+        self._group: tuple[int, list[InputLine]] | None = None  # the one that `line_at` read last
 
     def identity(self, size: int | None = None) -> SourceIdentity | None:
         return identify(self.name, size)
@@ -71,7 +71,7 @@ class ParquetRows:
             return
         index = first
         try:
-            for batch in self._file.iter_batches(batch_size=ROWS, row_groups=groups):
+            for batch in self._file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups):
                 rows = batch.to_pylist()
                 yield [self._line(place, row) for place, row in enumerate(rows, index)]
                 index += len(rows)
@@ -82,10 +82,10 @@ class ParquetRows:
         try:
             return InputLine(index, index, self._encode(row))
         except (TypeError, ValueError, UnicodeError) as error:
-            return InputLine(index, index, b"", problem=f"no JSON can be made of the row: {error}")
+            return InputLine(index, index, b"", problem=f"the row cannot be converted to JSON: {error}")
 
     def _group_of(self, index: int) -> tuple[int, int]:
-        """The row group that holds a row and the index of its first row; past the end, the number of groups."""
+        """The row group of a row, and the index of the group's first row; past the end, the number of groups."""
         first = 0
         for group in range(self._file.num_row_groups):
             num_rows = self._file.metadata.row_group(group).num_rows
@@ -109,4 +109,4 @@ def _open(stored: ByteReader, name: str, arrow: Any) -> Any:
     try:
         return parquet.ParquetFile(stored)
     except (OSError, arrow.ArrowInvalid) as error:
-        raise JobError(f"{name} is not a Parquet file that can be read: {error}") from error
+        raise JobError(f"{name} is not a readable Parquet file: {error}") from error

@@ -1,4 +1,4 @@
-"""The input as a stream of lines, each with its place in the file. Holds one chunk, never the file."""
+"""Splits a byte stream into lines, each with its index and offset. Holds one chunk, never the file."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class ByteReader(Protocol):
 
 
 class InputLine(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A Struct because there are millions: a third of a dataclass's time."""
+    """A Struct because there are millions: it takes a third of the time of a dataclass."""
 
     index: int  # from 0, blank lines counted
-    offset: int  # of its first byte in the file, unpacked
+    offset: int  # of its first byte in the decompressed file
     data: bytes  # without the line break
-    is_too_long: bool = False  # then `data` is only its beginning
-    problem: str | None = None  # why it cannot be read, where its source knows; then `data` says nothing
+    is_too_long: bool = False  # then `data` is only its start
+    problem: str | None = None  # why the source could not read it; then `data` is empty
 
     @property
     def number(self) -> int:
-        """As editors count: from 1."""
+        """The line number, from 1."""
         return self.index + 1
 
 
 def read_batches(
     source: ByteReader, *, start: int = 0, limit: int | None = None, skip: Callable[[int], bool] | None = None
 ) -> Iterator[list[InputLine]]:
-    """Lines in lists of up to BATCH_LINES, each as soon as it can be read. Blank lines are left out, and those before
-    `start` or named by `skip`; the limit counts lines from `start` on that are not blank."""
-    return in_batches(LineCutter(source), start=start, limit=limit, skip=skip)
+    """Lists of up to BATCH_LINES lines, each as soon as it is read. Leaves out blank lines, lines before `start`, and
+    lines for which `skip` is true; `limit` counts all lines from `start` that are not blank."""
+    return in_batches(LineSplitter(source), start=start, limit=limit, skip=skip)
 
 
 def in_batches(
@@ -60,17 +60,17 @@ def in_batches(
             return
 
 
-class LineCutter:
-    """Cuts a stream into lines: for each chunk read, the lines that it ends, blank ones counted and left out."""
+class LineSplitter:
+    """Yields, for each chunk, the lines that end in it. Blank lines count for the index and are left out."""
 
     def __init__(self, source: ByteReader, *, keep_blank: bool = False) -> None:
         self._source = source
         self._keep_blank = keep_blank
         self._index = 0
         self._offset = 0
-        self._begun: list[bytes] = []  # pieces of a line whose end has not been read
+        self._begun: list[bytes] = []  # pieces of a line whose end was not read yet
         self._begun_len = 0
-        self._dropped_len = 0  # bytes of an over-long line that were not kept
+        self._dropped_len = 0  # bytes of a too long line that were dropped
 
     def __iter__(self) -> Iterator[list[InputLine]]:
         while chunk := self._read():

@@ -1,4 +1,4 @@
-"""Outputs of every kind. A sink takes output lines as JSON and writes them in its format."""
+"""Opens outputs of every kind. A sink takes output lines as JSON and writes them in its format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.formats.compression import packed, zstandard
+from headrace.jobs.formats.compression import compressed, zstandard
 from headrace.jobs.formats.file_format import Format, format_of
 from headrace.jobs.formats.locations import is_url, local_path, open_store, reason_of
 from headrace.jobs.formats.object_store import SegmentSink
@@ -14,7 +14,7 @@ from headrace.jobs.formats.parquet import pyarrow
 from headrace.jobs.formats.table_sinks import TableSink, csv_table, parquet_table
 from headrace.jobs.formats.writer import ByteWriter, ResultWriter, create, shown_name
 
-PACK_BYTES = 1024 * 1024  # compressed at once
+MIN_COMPRESSED_BYTES = 1024 * 1024  # lines are collected to this size before they are compressed
 
 
 class Sink(Protocol):
@@ -23,7 +23,7 @@ class Sink(Protocol):
     def append(self, line: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Write what can be written; a table or a compressed file may wait until there is more."""
+        """Write what can be written; a table or a compressed file may wait for more lines."""
 
     def close(self) -> None: ...
 
@@ -35,8 +35,8 @@ class Sink(Protocol):
 
 
 def open_sink(path: str, *, format: str | None = None, overwrite: bool = False) -> Sink:
-    """Local files are written in place. In a store, lines go into segments and tables into an object that is there only
-    when it is whole."""
+    """Local files are written in place. In a store, lines go into parts (`object_store`), and a table into an object
+    that appears only when complete."""
     wanted = format_of(path, format)
     require_libraries(wanted)
     if is_url(path):
@@ -50,12 +50,12 @@ def open_sink(path: str, *, format: str | None = None, overwrite: bool = False) 
     name = shown_name(path)
     if wanted.is_table:
         return _table(file, name, wanted)
-    least_bytes = PACK_BYTES if wanted.compression else 0
-    return ResultWriter(packed(file, wanted.compression), name, least_bytes=least_bytes)
+    min_bytes = MIN_COMPRESSED_BYTES if wanted.compression else 0
+    return ResultWriter(compressed(file, wanted.compression), name, min_bytes=min_bytes)
 
 
 def require_libraries(format: Format) -> None:
-    """Before a file is made, or a model loaded."""
+    """Fail early: before a file is created or a model is loaded."""
     if format.kind == "parquet":
         pyarrow()
     if format.compression == "zst":
@@ -65,7 +65,7 @@ def require_libraries(format: Format) -> None:
 def _table(file: ByteWriter, name: str, format: Format) -> TableSink:
     if format.kind == "parquet":
         return parquet_table(file, name)
-    return csv_table(packed(file, format.compression), name, delimiter="\t" if format.kind == "tsv" else ",")
+    return csv_table(compressed(file, format.compression), name, delimiter="\t" if format.kind == "tsv" else ",")
 
 
 class _StoreFile:

@@ -1,4 +1,4 @@
-"""What every input is to a job: lines with an index, wherever they come from."""
+"""The interface of all inputs: lines with an index."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ Skip = Callable[[int], bool]
 
 
 class Source(Protocol):
-    """Rows of tables come as JSON objects, so that whoever takes lines need not know of formats."""
+    """Rows of tables are returned as JSON objects, so that callers need not know formats."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Of a table; None where each line has its own."""
+        """The columns of a table; None for JSON lines."""
 
     @property
     def is_appendable(self) -> bool:
-        """Whether lines can be added at its end without changing those before."""
+        """Whether lines can be added at the end without changing the earlier ones."""
 
     def identity(self, size: int | None = None) -> SourceIdentity | None:
-        """Of its first `size` bytes, or all. None for a stream, which nobody can read again."""
+        """Of the first `size` bytes, or of all. None for a stream, which cannot be read again."""
 
     def read_batches(
         self, *, start: int = 0, limit: int | None = None, skip: Skip | None = None
     ) -> Iterator[list[InputLine]]:
-        """From line `start` on, at most `limit` lines that are not blank, without those that `skip` names (which the
-        limit counts all the same)."""
+        """From line `start`, at most `limit` lines that are not blank, without those for which `skip` is true (which
+        still count for the limit)."""
 
     def line_at(self, index: int) -> InputLine | None:
-        """None past the end. Refused by streams and compressed files."""
+        """None past the end. Not possible for streams, compressed files and CSV."""
 
     def estimate_num_lines(self) -> int | None: ...
 

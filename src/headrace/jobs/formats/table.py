@@ -1,4 +1,4 @@
-"""What CSV and Parquet have in common: columns, and rows that become JSON objects."""
+"""Column names of CSV and Parquet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Output lines as a table. The first rows decide which columns there are; what comes later and does not fit goes, as
-JSON, into the column `extra`, so that nothing is lost and no late row can stop a job."""
+"""Writes output lines as a table. The first rows decide the columns. Later values that do not fit go, as JSON, into
+the column `extra`: nothing is lost, and no late row can stop a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.jobs.formats.locations import reason_of
 from headrace.jobs.formats.parquet import pyarrow
 from headrace.jobs.formats.writer import ByteWriter
 
-ROWS = 8192  # of a group, and by which columns are decided
+GROUP_ROWS = 8192  # rows per write; the first group decides the columns
 EXTRA = "extra"
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 class Table(Protocol):
     def begin(self, rows: Sequence[Row]) -> None:
-        """Decide on columns. Called once, before `write`."""
+        """Decide the columns. Called once, before `write`."""
 
     def write(self, rows: Sequence[Row]) -> None: ...
 
@@ -32,7 +32,7 @@ class Table(Protocol):
 
 
 class TableSink:
-    """Gathers rows and writes them in groups. What has not filled a group is written at the end."""
+    """Collects rows and writes them in groups. The last, partial group is written by `close`."""
 
     def __init__(self, table: Table, name: str) -> None:
         self._table = table
@@ -46,7 +46,7 @@ class TableSink:
         self._rows.append(self._decode(line))
 
     def flush(self) -> None:
-        if len(self._rows) >= ROWS:
+        if len(self._rows) >= GROUP_ROWS:
             self._write()
 
     def close(self) -> None:
@@ -95,12 +95,12 @@ def parquet_table(file: ByteWriter, name: str) -> TableSink:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """In the order in which they appear, then those that only errors have."""
+    """In the order of appearance, then those that only error lines have."""
     columns = dict.fromkeys(name for row in rows for name in row)
     if "custom_id" not in columns:
         columns |= dict.fromkeys(("index", "line"))
     columns |= dict.fromkeys(("error",))
-    columns.pop(EXTRA, None)  # a field of that name goes into the column of that name
+    columns.pop(EXTRA, None)  # a field with this name goes into the column `extra` itself
     return [*columns, EXTRA]
 
 
@@ -140,7 +140,7 @@ class _CsvTable:
             csv.writer(text, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
             for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
         )
-        for row in rows:  # the first one would write a lone carriage return bare, and a reader take it for a row's end
+        for row in rows:  # `writer` leaves a lone carriage return unquoted, which readers take for the end of a row
             (quoting if any("\r" in cell for cell in row) else writer).writerow(row)
         data = memoryview(text.getvalue().encode())
         while data:
@@ -154,8 +154,8 @@ def _cell(value: object) -> str:
 
 
 class _ParquetTable:
-    """Columns have the type of their first values: numbers, text, true and false, or lists of these; objects and
-    mixtures are JSON text. `usage` and `error` are structs."""
+    """A column has the type of its values in the first group: numbers, text, booleans, or lists of these. Objects and
+    mixed types are JSON text. `usage` and `error` are structs."""
 
     def __init__(self, file: ByteWriter) -> None:
         self._arrow = pyarrow()

@@ -1,4 +1,4 @@
-"""The output: whole lines, appended as they come. Knows nothing of engines or requests."""
+"""Writes whole lines to an output file, in the order in which they come."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from headrace.errors import JobError
-from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.formats.locations import STANDARD_STREAM
 
 
 class Results(Protocol):
-    """Where a job's results go: into a stream, or into a job that survives (`JobDirectory`)."""
+    """Where a job's results go: into a stream, or into a job directory (`store.directory.JobDirectory`)."""
 
     def append(self, index: int, result: bytes, *, error: str | None = None) -> bool: ...
 
@@ -21,12 +21,12 @@ class Results(Protocol):
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """When `flush` should be called next, whatever else happens; None: no need."""
+        """When `flush` must be called at the latest; None: no need."""
         ...
 
     @property
-    def num_gathered_bytes(self) -> int:
-        """That `flush` has still to write."""
+    def num_buffered_bytes(self) -> int:
+        """Bytes that `flush` has not written yet."""
         ...
 
 
@@ -43,10 +43,10 @@ class LineSink(Protocol):
 
 
 class StreamResults:
-    """Results go into a sink as they come, and nothing is kept of them."""
+    """Passes results to a sink and keeps nothing of them."""
 
-    seconds_to_flush: float | None = None  # whoever appends flushes before he waits
-    num_gathered_bytes = 0  # a stream without room is an error
+    seconds_to_flush: float | None = None  # the job flushes before it waits
+    num_buffered_bytes = 0  # a stream that cannot be written is an error at once
 
     def __init__(self, sink: LineSink) -> None:
         self._sink = sink
@@ -60,54 +60,53 @@ class StreamResults:
 
 
 class ResultWriter:
-    """Owns the output file. Lines are gathered and go out together, at the end of an engine's step, or from
-    `least_bytes` on."""
+    """Owns the output file. Lines are buffered until `flush`, which writes them if they have `min_bytes` together."""
 
-    def __init__(self, file: ByteWriter, name: str, *, least_bytes: int = 0) -> None:
+    def __init__(self, file: ByteWriter, name: str, *, min_bytes: int = 0) -> None:
         self._file = file
         self._name = name
-        self._least_bytes = least_bytes
-        self._gathered: list[bytes] = []
-        self._num_gathered_bytes = 0
+        self._min_bytes = min_bytes
+        self._buffered: list[bytes] = []
+        self._num_buffered_bytes = 0
         self.num_written = 0
 
     @classmethod
     def open(cls, path: str, *, overwrite: bool = False) -> ResultWriter:
-        """A new file, or with `overwrite` an emptied one; a device or pipe is only opened."""
+        """Creates a file, or with `overwrite` truncates it; a device or pipe is only opened."""
         try:
             return cls(create(path, overwrite=overwrite), shown_name(path))
         except OSError as error:
             raise JobError(f"the output {path} cannot be written: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
-        self._gathered.append(line)
-        self._num_gathered_bytes += len(line)
+        self._buffered.append(line)
+        self._num_buffered_bytes += len(line)
 
     def flush(self) -> None:
-        if self._gathered and self._num_gathered_bytes >= self._least_bytes:
+        if self._buffered and self._num_buffered_bytes >= self._min_bytes:
             self._write()
 
     def _write(self) -> None:
-        data = memoryview(b"\n".join([*self._gathered, b""]))
+        data = memoryview(b"\n".join([*self._buffered, b""]))
         try:
             while data:
                 data = data[self._file.write(data) or 0 :]
         except OSError as error:
             raise self._failure(error) from error
-        self.num_written += len(self._gathered)
-        self._num_gathered_bytes = 0
-        self._gathered.clear()
+        self.num_written += len(self._buffered)
+        self._num_buffered_bytes = 0
+        self._buffered.clear()
 
     def close(self) -> None:
         try:
-            if self._gathered:
+            if self._buffered:
                 self._write()
         finally:
-            self._gathered.clear()
+            self._buffered.clear()
             self._end()
 
     def _end(self) -> None:
-        """Closing may write: a compressed file has an end of its own."""
+        """Closing may write: a compressed file has a trailer."""
         try:
             self._file.close()
         except OSError as error:
@@ -122,8 +121,8 @@ class ResultWriter:
         self.close()
 
     def _failure(self, error: OSError) -> JobError:
-        self._gathered.clear()
-        reason = "its reader has gone" if error.errno == errno.EPIPE else error.strerror
+        self._buffered.clear()
+        reason = "its reader has closed the pipe" if error.errno == errno.EPIPE else error.strerror
         return JobError(f"cannot write to {self._name}: {reason}; {self.num_written:,} lines were written before")
 
 
@@ -132,7 +131,7 @@ def shown_name(path: str) -> str:
 
 
 def create(path: str, *, overwrite: bool) -> FileIO:
-    """A new file, or with `overwrite` an emptied one; a device or pipe is only opened."""
+    """Creates a file, or with `overwrite` truncates it; a device or pipe is only opened."""
     if path == STANDARD_STREAM:
         return FileIO(1, "w", closefd=False)
     try:

@@ -1,4 +1,4 @@
-"""The thread that reads and prepares ahead of the engine, a bounded number of batches and no more."""
+"""The thread that reads and prepares lines ahead of the engine, up to a fixed number of batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.jobs.formats.reader import InputLine
-from headrace.jobs.input.last_checks import LastChecks
+from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.prepare import Items
 
 MAX_BATCHES_AHEAD = 2
@@ -30,7 +30,7 @@ class InputFailed:
 
 
 class Preparer(Protocol):
-    num_ahead: int  # batches that it takes before it gives back the first
+    num_ahead: int  # batches that it takes before it returns the first
 
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
         """A list of items for each batch, in order."""
@@ -41,10 +41,10 @@ Send = Callable[[Prepared | InputEnded | InputFailed], None]
 
 
 class Feed:
-    """Sends each batch as soon as it is prepared, then waits until `take_more` when enough are out."""
+    """Sends each batch as soon as it is prepared. Pauses while the maximum number of batches is unused."""
 
     def __init__(
-        self, batches: Iterable[list[InputLine]], preparer: Preparer, send: Send, *, checks: LastChecks
+        self, batches: Iterable[list[InputLine]], preparer: Preparer, send: Send, *, checks: JobChecks
     ) -> None:
         self._batches = batches
         self._preparer = preparer
@@ -52,14 +52,14 @@ class Feed:
         self._send = send
         self._slots = threading.Semaphore(MAX_BATCHES_AHEAD + preparer.num_ahead)
         self._is_stopped = False
-        # A daemon: it may be waiting for a pipe that never ends.
+        # A daemon: it may be blocked on a pipe that never ends.
         self._thread = threading.Thread(target=self._run, name="headrace-reader", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def take_more(self) -> None:
-        """A batch has been used up."""
+        """A batch was used: one more may be prepared."""
         self._slots.release()
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ class Feed:
     def _run(self) -> None:
         try:
             num_lines = self._send_all()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the input must hear of it
+        except BaseException as error:  # noqa: BLE001 - the job must learn why its input ended
             self._send(InputFailed(error))
         else:
             self._send(InputEnded(num_lines))
@@ -77,7 +77,7 @@ class Feed:
     def _send_all(self) -> int:
         num_lines = 0
         for items in self._preparer.prepare_all(self._batches_until_stopped()):
-            self._send(Prepared(self._checks.take(items)))
+            self._send(Prepared(self._checks.check(items)))
             num_lines += len(items)
         return num_lines
 

@@ -1,8 +1,8 @@
-"""Which ids were seen before, and on which line, in memory that hardly grows: a file may have millions.
+"""Finds ids that were used before, and on which line, in little memory: a file may have millions of them.
 
-recent ids    a dictionary
-full ones     become sorted runs; short runs of like size become one, long ones go to a file that has no name
-a filter      two bits an id: ids that it does not know are looked up in no run
+recent ids       a dictionary; when it is full it becomes a sorted run
+runs             two runs of similar size are merged; a long run moves to an unnamed temporary file
+Bloom filter     two bits per id; an id that it does not contain is looked up in no run
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Hashes = npt.NDArray[np.int64]
 LineNumbers = npt.NDArray[np.int64]
 
 RECENT = 65_536
-MAX_RUN = 1 << 20  # two runs are not joined into a longer one: that would take several times their memory for a moment
-BLOCK_KEYS = 512  # of a run in a file, read at once
-FILTER_BITS = 28  # as a power of two: 32 MB, of which few ids touch little
+MAX_RUN = 1 << 20  # runs are not merged past this length: a merge takes several times their memory
+BLOCK_KEYS = 512  # keys that one read of a file run returns
+FILTER_BITS = 28  # log2 of the filter's bits: 32 MB, of which few ids touch few pages
 
 
-class SeenIds:
-    """Ids are known by 64 bits of hash: among 20 million, two alike by chance are a matter of 1 in 90,000."""
+class IdFilter:
+    """Ids are compared by a 64-bit hash: among 20 million ids, a false match has a chance of 1 in 90,000."""
 
     def __init__(
         self,
@@ -38,18 +38,18 @@ class SeenIds:
         filter_bits: int = FILTER_BITS,
         directory: Path | None = None,
     ) -> None:
-        """Long runs are kept in the directory, or where temporary files are."""
+        """Files of long runs are created in `directory`, or in the default directory for temporary files."""
         self._max_recent = recent
         self._max_run = max_run
         self._filter_bits = filter_bits
         self._directory = directory
         self._recent: dict[int, int] = {}
         self._long_runs: list[_Run | _FileRun] = []
-        self._runs: list[_Run] = []  # larger ones first
-        self._filter: _Filter | None = None  # of the runs
+        self._runs: list[_Run] = []  # longest first
+        self._filter: _BloomFilter | None = None  # over all runs
 
     def add(self, ids: Sequence[str], numbers: Sequence[int]) -> list[int | None]:
-        """For each id the line number it was first seen with, or None: then it is remembered with its own."""
+        """For each id, the line number of its first use; None: this is its first use, which is now recorded."""
         keys = [hash(name) for name in ids]
         earlier = self._find_in_runs(keys)
         recent = self._recent
@@ -61,14 +61,14 @@ class SeenIds:
             self._start_run()
         return found
 
-    def _last_two_are_joined(self) -> bool:
+    def _should_merge(self) -> bool:
         if len(self._runs) < 2:
             return False
         earlier, last = len(self._runs[-2].keys), len(self._runs[-1].keys)
         return earlier < 2 * last and earlier + last <= self._max_run
 
     def _find_in_runs(self, keys: list[int]) -> dict[int, int]:
-        """The line numbers of those that a run has, by their places."""
+        """Line numbers of the keys that are in a run, by their positions in `keys`."""
         if self._filter is None:
             return {}
         hashes = np.array(keys, np.int64)
@@ -88,20 +88,20 @@ class SeenIds:
         keys = np.fromiter(self._recent.keys(), np.int64, len(self._recent))
         numbers = np.fromiter(self._recent.values(), np.int64, len(self._recent))
         self._recent = {}
-        self._filter = self._filter or _Filter(self._filter_bits)
+        self._filter = self._filter or _BloomFilter(self._filter_bits)
         self._filter.add(keys)
         self._runs.append(_Run.sorted(keys, numbers))
-        while self._last_two_are_joined():
+        while self._should_merge():
             *self._runs, one, other = self._runs
             both = _Run.sorted(np.concatenate([one.keys, other.keys]), np.concatenate([one.numbers, other.numbers]))
             self._runs.append(both)
-        if 2 * len(self._runs[-1].keys) > self._max_run:  # no other will be joined to it
+        if 2 * len(self._runs[-1].keys) > self._max_run:  # no other run will be merged with it
             self._long_runs.append(self._runs.pop().in_file(self._directory))
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    keys: Hashes  # in their order, each once
+    keys: Hashes  # sorted, unique
     numbers: LineNumbers
 
     @classmethod
@@ -115,12 +115,12 @@ class _Run:
 
     def in_file(self, directory: Path | None) -> _Run | _FileRun:
         try:
-            file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  it is the run's
+            file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  the run owns it
             file.write(self.keys.tobytes())
             file.write(self.numbers.tobytes())
             file.flush()
         except OSError:
-            return self  # no room: then it stays in memory
+            return self  # no space: it stays in memory
         run = _FileRun(file, len(self.keys), self.keys[::BLOCK_KEYS].copy())
         weakref.finalize(run, file.close)
         return run
@@ -128,11 +128,11 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _FileRun:
-    """One read for a key, whatever the length."""
+    """A run in a file: all keys, then all line numbers. Looking up a key reads one block."""
 
     file: IO[bytes]
     num_keys: int
-    firsts: Hashes  # of each block
+    firsts: Hashes  # the first key of each block
 
     def find(self, key: int) -> int | None:
         block = int(np.searchsorted(self.firsts, key, "right")) - 1
@@ -149,8 +149,8 @@ class _FileRun:
         return np.frombuffer(os.pread(self.file.fileno(), 8 * count, 8 * start), np.int64)
 
 
-class _Filter:
-    """Says of all ids that were added that it may have them, and of few others."""
+class _BloomFilter:
+    """`may_have` is true for every id that was added, and for few others."""
 
     def __init__(self, num_bits: int) -> None:
         self._mask = (1 << num_bits) - 1

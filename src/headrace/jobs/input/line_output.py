@@ -1,6 +1,6 @@
-"""What a line was answered with: as much of an engine's output as its reply tells, and no token ids.
+"""The answers of a line: the parts of an engine's output that its reply writes, without token ids.
 
-There is one for each line, and many are kept for lines that ask for the same, so these are Structs.
+There is one for each line, and many are kept for duplicates, so these are Structs.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def output_of(output: RequestOutput) -> LineOutput:
     )
 
 
-def comes_at_once(params: SamplingParams) -> bool:
-    """Whether one event at the end is all that an unwatched request brings, and `output_at_end` can read it."""
+def ends_with_one_event(params: SamplingParams) -> bool:
+    """Whether an unwatched request produces a single event, at its end, which `output_at_end` can read."""
     return not params.stop and params.detokenize and params.num_sequences == 1 and params.logprobs is None
 
 
 def output_at_end(request: Request, event: SequenceEvent, tokenizer: Tokenizer | None) -> LineOutput:
-    """What `Answers` would make of its only event, in a fraction of the time."""
+    """The same output that `Answers` would make of the single event, in a fraction of the time."""
     prompt, params, tokens = request.prompt_token_ids, request.params, event.token_ids.tolist()
     num_tokens = len(tokens)
     if event.stop_token_id is not None and not params.include_stop_str_in_output:

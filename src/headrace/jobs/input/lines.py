@@ -1,4 +1,4 @@
-"""From a line of the input to a request, or to the error that it becomes. Reads no files and knows no model."""
+"""Parses a line of the input into a request, or into the error that it becomes. Reads no files and needs no model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace.jobs.input.plain_lines import (
     is_plain,
 )
 from headrace.jobs.input.reply import UnknownReply
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
@@ -38,7 +38,7 @@ AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
 
 
 class LineRequest(msgspec.Struct, frozen=True, gc=False):
-    """A good line. Either `prompt` or `messages` is there."""
+    """A valid line. Either `prompt` or `messages` is set."""
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
@@ -46,12 +46,12 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     messages: Messages | None = None
     template_options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     cache_salt: str | None = None
-    seed: int | None = None  # where `params` has none: what the line draws is its own
-    notes: tuple[str, ...] = ()  # what the user should hear of, though it is no error
+    seed: int | None = None  # the line's own, where `params` has none
+    notes: tuple[str, ...] = ()  # warnings for the summary
 
     @property
     def question(self) -> str:
-        """The prompt, or the last message, to show beside an answer."""
+        """The prompt, or the last message: shown beside an answer."""
         if self.messages is not None:
             return str(self.messages[-1].get("content", ""))
         return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt or ()):,} token ids"
@@ -63,8 +63,8 @@ class BadLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class LineParser:
-    """Knows the job's sampling defaults and seed. The same line gives the same request wherever the job is run.
-    With a template, lines are rows of data and the template makes requests of them."""
+    """Applies the job's sampling defaults and seed. The same line gives the same request on every machine.
+    With a template, lines are data and the template makes a request of each."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class LineParser:
         *,
         seed: int,
         model_name: str,
-        template: RowTemplate | None = None,
+        template: LineTemplate | None = None,
         overrides: Mapping[str, Any] | None = None,
         is_redone: Callable[[int], bool] = lambda index: False,
     ) -> None:
-        """`overrides` replace what lines say, on lines that are done again only."""
+        """`overrides` replace the parameters of repeated lines, and of no others."""
         self._template = template
         self._seed = seed
         self._model_name = model_name
@@ -94,10 +94,10 @@ class LineParser:
         try:
             decoded = self._decode(line)
         except RequestError as error:
-            is_row = self._template is not None or line.problem is not None
-            return BadLine(PlainReply(line.index) if is_row else UnknownReply(line.index), error)
+            is_data = self._template is not None or line.problem is not None
+            return BadLine(PlainReply(line.index) if is_data else UnknownReply(line.index), error)
         if self._template is not None:
-            return self._parse_row(line, decoded, self._template)
+            return self._parse_data(line, decoded, self._template)
         if is_plain(decoded):
             return self._parse_plain(line, decoded)
         if is_openai(decoded):
@@ -122,7 +122,7 @@ class LineParser:
             raise RequestError(f"a line must be a JSON object, got {_kind(decoded)}", code="invalid_json")
         return decoded
 
-    def _parse_row(self, line: InputLine, row: dict[str, Any], template: RowTemplate) -> LineRequest | BadLine:
+    def _parse_data(self, line: InputLine, row: dict[str, Any], template: LineTemplate) -> LineRequest | BadLine:
         reply = PlainReply(line.index, as_members(carried_columns(row, template.messages_column)))
         try:
             fields = template.fields(row)
@@ -204,7 +204,7 @@ class LineParser:
         return self._readers[default_max_tokens].read(fields, names)
 
     def _seed_of(self, line: InputLine, params: SamplingParams) -> int | None:
-        """From the line's place, not from a generator: the answer does not depend on what ran before."""
+        """Derived from the line's index, so that the answer does not depend on what ran before."""
         return None if params.seed is not None else sequence_seed(self._seed, line.index + 1)
 
     def _notes_on_model(self, asked: object) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class LineParser:
 
 
 def _plain_messages(fields: Mapping[str, Any]) -> Messages | None:
-    """A plain line's messages; None where it has a prompt."""
+    """The messages of a plain line; None if it has a prompt."""
     if fields.get("messages") is None and "prompt" in fields:
         return None
     if fields.get("prompt") is not None:
@@ -236,7 +236,7 @@ def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
     if prompt is None:
         raise RequestError("prompt is missing", param="prompt", code="missing_prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]  # completions allow a list of prompts; a list of one is the same as one
+        prompt = prompt[0]  # completions allow a list of prompts; a list of one prompt is that prompt
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
@@ -258,7 +258,7 @@ def _template_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_json(data: bytes, error: Exception) -> RequestError:
-    """The standard library's parser says better what is wrong; it is slow, but bad lines are few."""
+    """The standard library's parser has better error messages. It is slow, but bad lines are rare."""
     try:
         json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as invalid:

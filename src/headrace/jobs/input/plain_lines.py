@@ -1,4 +1,4 @@
-"""Plain lines: {"prompt": ...} or {"messages": [...]}, sampling beside it, every other field carried to the output."""
+"""Plain lines: {"prompt": ...} or {"messages": [...]} with sampling fields. Other fields are copied to the output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.jobs.input.logprobs import chat_entries
 from headrace.jobs.input.reply import JobFacts, encode, error_body, usage
 from headrace.types import FinishReason
 
-DEFAULT_PROMPT_TOKENS = 256  # for a bare prompt, which need not come to an end by itself
+DEFAULT_PROMPT_TOKENS = 256  # answer limit for a bare prompt, whose answer may never end by itself
 
 _OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs"})
 _WRITTEN = frozenset({"index", "line", "text", "outputs", "finish_reason", "logprobs", "usage", "error", "input"})
@@ -38,17 +38,17 @@ def check_plain(line: Mapping[str, Any]) -> None:
 
 
 def carried_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes to the output unchanged; a name that the answer needs itself moves under 'input'."""
+    """Fields that are copied to the output; one whose name the output line uses itself moves under 'input'."""
     return _without_clashes({name: value for name, value in line.items() if name not in _NOT_CARRIED})
 
 
 def carried_columns(row: dict[str, Any], messages_column: str | None) -> dict[str, Any]:
-    """The same for a row of data, in which no name is a parameter: all but the messages."""
+    """The same for a line with a template, in which no name is a parameter: all columns but the messages."""
     return _without_clashes({name: value for name, value in row.items() if name != messages_column})
 
 
 def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes on columns that would be a parameter in a line without a template."""
+    """Warnings about columns that would be parameters in a line without a template."""
     if SAMPLING_FIELDS.isdisjoint(row):
         return ()
     return tuple(f"column {name!r} is data and sets nothing" for name in row if name in SAMPLING_FIELDS)
@@ -62,7 +62,7 @@ def _without_clashes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def misspelt_fields(carried: Mapping[str, Any]) -> list[str]:
-    """Notes on carried fields that look like a parameter."""
+    """Warnings about copied fields that look like a misspelt parameter."""
     return [note for name in carried if (note := _misspelt(name))] if carried else []
 
 
@@ -76,7 +76,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def as_members(carried: Mapping[str, Any]) -> bytes:
-    """The members of an object as JSON, each followed by a comma: in this form they are kept and sent."""
+    """The members of a JSON object, each followed by a comma: the form in which they are kept and sent."""
     return encode(carried)[1:-1] + b"," if carried else b""
 
 

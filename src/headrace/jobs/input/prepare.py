@@ -1,7 +1,7 @@
-"""Lines made ready for the engine ahead of it: parsed, templates rendered, tokenized in batches.
+"""Prepares lines for the engine: parses, renders chat templates, tokenizes in batches.
 
-Nothing here depends on other lines, so it can be done in another process (`prepare_process`); what does is in
-`last_checks`.
+Nothing here depends on other lines, so it can run in another process (`prepare_process`). Checks that do are in
+`job_checks`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
 from headrace.types import SamplingParams, TokenIds
 
-NUM_QUESTIONS = 64  # first lines, of which one will be shown beside its answer
+NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
 QUESTION_LEN = 1_000
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A request that can be submitted. Many wait, so that of the line itself only what its reply needs is kept."""
+    """A prepared line, ready to submit. Many are held at once, so it keeps only what its reply needs."""
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
     tokens: bytes  # the prompt, as int32
     cache_salt: str | None = None
-    seed: int | None = None  # where `params` has none: what the line draws is its own
+    seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()
-    question: str | None = None  # to show beside an answer; only first lines have it
-    num_text_bytes: int = 0  # of the prompt, where it was text
+    question: str | None = None  # shown beside an answer; set for the first lines only
+    num_text_bytes: int = 0  # of the prompt, if it was text
 
     @property
     def token_ids(self) -> TokenIds:
-        """An array of its own: torch wants it writable."""
+        """A copy, since torch needs a writable array."""
         return np.frombuffer(bytearray(self.tokens), np.int32)
 
 
 Items = list[Work | BadLine]
-_Rendered = tuple[int, LineRequest, str]  # the place in the batch, and the prompt as text
+_Rendered = tuple[int, LineRequest, str]  # position in the batch, request, prompt as text
 
 
 class LinePreparer:
     """Used by one thread."""
 
-    num_ahead = 0  # batches that are taken before the first is given back
+    num_ahead = 0  # batches taken before the first is returned
 
     def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
         self._parser = parser
@@ -109,7 +109,7 @@ class LinePreparer:
                 ((place, request, _),) = rendered
                 items[place] = BadLine(request.reply, _as_request_error(error))
                 return
-            for one in rendered:  # find out which is bad
+            for one in rendered:  # find the bad one
                 self._tokenize([one], items, add_special_tokens=add_special_tokens)
             return
         for (place, request, text), ids in zip(rendered, encoded, strict=True):

@@ -1,6 +1,6 @@
 """The process that prepares the lines of a job: `python -m headrace.jobs.input.prepare_child SOCKET`.
 
-It ends with its job.
+It ends when the job closes the socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MAX_BACKLOG_BYTES = 1 << 24
 
 
 def main(argv: list[str]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the job decides, and we end with it
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the job handles them and then ends this process
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_OBJECTS)
     channel = Channel(socket.socket(fileno=int(argv[0])), max_backlog_bytes=MAX_BACKLOG_BYTES)
@@ -31,7 +34,7 @@ def main(argv: list[str]) -> None:
 
 
 def _frames(channel: Channel) -> Iterator[bytes]:
-    """Until the job hangs up, however that went."""
+    """Until the job closes the socket or dies."""
     while (frames := channel.receive()) is not None:
         yield from frames
 
@@ -40,5 +43,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (ConnectionError, StopIteration):
-        pass  # the job has gone
+        pass  # the job has ended
     os._exit(0)

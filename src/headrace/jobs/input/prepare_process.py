@@ -1,8 +1,8 @@
-"""The job's end of a process that prepares its lines, so that the job's own has a core for the rest.
+"""Prepares lines in a second process, which leaves the job's own core free for the rest.
 
-    reader's thread   lines ─▶ frames ─▶ the process: parse, render, tokenize ─▶ frames ─▶ items
+    reader thread   lines ─▶ frames ─▶ the process: parse, render, tokenize ─▶ frames ─▶ items
 
-Batches come back in their order. Should the process end, those that it had are prepared here, and all that follow.
+Batches come back in order. If the process ends, this process prepares the batches that it had and all later ones.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.prepare import Items, LinePreparer
 from headrace.jobs.input.prepare_wire import ItemReader, Setup, encode_lines, encode_setup
 
-LEAST_LINES = 50_000  # for fewer it is not worth a process, which takes a second to start
-NUM_AHEAD = 4  # batches that the process has or has done, at most
+MIN_LINES_FOR_PROCESS = 50_000  # for fewer lines the second that a process takes to start does not pay off
+NUM_AHEAD = 4  # most batches that the process holds, prepared or not
 EXIT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class PreparingProcess:
-    """Used by one thread, once: the process ends with the lines. `local` prepares what the process cannot."""
+    """Used by one thread, once: the process ends with the input. `local` prepares what the process cannot."""
 
     num_ahead = NUM_AHEAD
 
@@ -47,7 +47,7 @@ class PreparingProcess:
         yield from map(self._local.prepare, left)
 
     def _prepare_there(self, left: Iterator[list[InputLine]], waiting: deque[list[InputLine]]) -> Iterator[Items]:
-        """As long as the process lives. `waiting` are the batches that it was sent and has not given back."""
+        """While the process lives. `waiting` are the batches that it was sent and has not returned."""
         try:
             frame = encode_setup(self._setup())
         except (TypeError, ValueError, OverflowError) as error:
@@ -57,7 +57,7 @@ class PreparingProcess:
         channel, reader = Channel(ours), ItemReader()
         try:
             with theirs:
-                self.process = _spawn(theirs)
+                self.process = spawn(theirs)
             channel.send(frame)
             frames = _frames(channel)
             for batch in left:
@@ -68,11 +68,11 @@ class PreparingProcess:
             while waiting:
                 yield self._received(next(frames), reader, waiting)
         except (OSError, StopIteration) as error:
-            _log.warning("the process that prepares lines has ended; the job goes on without it (%r)", error)
+            _log.warning("the process that prepares lines has ended; the job continues without it (%r)", error)
         finally:
             channel.close()
             if self.process is not None:
-                _end(self.process)
+                _join(self.process)
 
     def _received(self, frame: bytes, reader: ItemReader, waiting: deque[list[InputLine]]) -> Items:
         items = reader.items(frame)
@@ -80,8 +80,8 @@ class PreparingProcess:
         return items
 
 
-def is_worth_a_process(num_lines: int | None, *, least_lines: int = LEAST_LINES) -> bool:
-    return num_lines is not None and num_lines >= least_lines and num_cores() > 1
+def is_worth_a_process(num_lines: int | None, *, min_lines: int = MIN_LINES_FOR_PROCESS) -> bool:
+    return num_lines is not None and num_lines >= min_lines and num_cores() > 1
 
 
 def num_cores() -> int:
@@ -93,22 +93,22 @@ def _frames(channel: Channel) -> Iterator[bytes]:
         yield from frames
 
 
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    # Tokenizers free thousands of small pieces of memory at once: glibc keeps more of them at hand than its seven.
+def spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    # Tokenizers free thousands of small allocations at once: let glibc cache more of them than its default of seven.
     environment = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=64"} | child_environment()
-    if num_cores() <= 2:  # the job has the other core: threads would only get in each other's way
+    if num_cores() <= 2:  # the job uses the other core: more threads would only compete
         environment = {"TOKENIZERS_PARALLELISM": "false"} | environment
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "headrace.jobs.input.prepare_child", str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # what is written there is for people
+        stdout=2,  # stdout may be the job's output; messages go to stderr
         pass_fds=[theirs.fileno()],
         env=environment,
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """It has been hung up on."""
+def _join(process: subprocess.Popen[bytes]) -> None:
+    """Its socket is closed, so it ends by itself."""
     try:
         process.wait(EXIT_S)
     except subprocess.TimeoutExpired:

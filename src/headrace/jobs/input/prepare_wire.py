@@ -1,9 +1,9 @@
-"""What a job and the process that prepares its lines say to each other, as msgpack of known types.
+"""Messages between a job and the process that prepares its lines: msgpack of known types.
 
     job ─▶ process   a Setup, then batches of lines
     process ─▶ job   a Batch for each
 
-Sampling parameters are sent once a batch for all lines that share them, and are made anew from their fields.
+Sampling parameters are sent once per batch for all lines that share them, and are rebuilt from their fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.errors import RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser
 from headrace.jobs.input.prepare import Items, LinePreparer, Work
-from headrace.jobs.input.template import RowTemplate
+from headrace.jobs.input.template import LineTemplate
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams
 
@@ -56,12 +56,12 @@ class SentTokenizer(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """All that a `LinePreparer` is made of."""
+    """Everything needed to build a `LinePreparer`."""
 
     defaults: Mapping[str, Any]
     seed: int
     model_name: str
-    template: RowTemplate | None
+    template: LineTemplate | None
     vocab_size: int
     tokenizer: SentTokenizer | None
 
@@ -73,7 +73,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     reply: AnyReply
-    params: int  # which of the batch's
+    params: int  # index into the batch's list
     tokens: bytes
     cache_salt: str | None
     seed: int | None
@@ -118,13 +118,13 @@ def decode_lines(frame: bytes) -> list[InputLine]:
 
 
 class ItemWriter:
-    """Packs prepared batches. It may be that the same parameters are sent twice, never two as one."""
+    """Packs prepared batches. Equal parameters may be sent twice; different ones are never merged."""
 
     def __init__(self) -> None:
         self._last: tuple[SamplingParams, msgspec.Raw] | None = None
 
     def frame(self, items: Items) -> bytes:
-        numbers: dict[int, int] = {}  # by the identity of parameters, which the items hold
+        numbers: dict[int, int] = {}  # by id() of the parameters, which the items keep alive
         batch = _Batch([], [])
         for item in items:
             if isinstance(item, BadLine):
@@ -156,7 +156,7 @@ class ItemWriter:
 
 
 class ItemReader:
-    """Unpacks them. Parameters that were seen before are the same object again."""
+    """Unpacks them. Equal parameters of all batches become one object."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, SamplingParams] = {}

@@ -1,6 +1,6 @@
-"""Prompts made of a row's columns: 'Summarise: {text}'. Braces are doubled to be themselves: '{{' and '}}'.
+"""Prompts made of the columns of a row: 'Summarise: {text}'. Literal braces are doubled: '{{' and '}}'.
 
-A name may go into an object: {author.name}. Text is put in as it is, everything else as JSON.
+A dotted name reads a nested object: {author.name}. Text is inserted as it is, everything else as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, JobError, RequestError, nearest
 from headrace.jobs.formats.source import Source
 from headrace.jobs.formats.table import shown
 
-FIRST_ROWS = 100  # of which one must have the columns that a template names
+NUM_CHECKED_ROWS = 100  # each column of a template must be in one of the first rows
 
 _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -24,7 +24,7 @@ _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 @dataclass(frozen=True, slots=True)
 class Template:
     source: str
-    parts: tuple[str, ...]  # text, column, text, column ... text
+    parts: tuple[str, ...]  # text, column, text, column, ..., text
 
     @classmethod
     def parse(cls, source: str) -> Template:
@@ -56,8 +56,8 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class RowTemplate:
-    """How a row becomes a request. A system prompt, or `is_chat`, makes the prompt the user's message."""
+class LineTemplate:
+    """How a line of data becomes a request. With a system prompt or `is_chat`, the prompt is the user message."""
 
     prompt: Template | None = None
     system: Template | None = None
@@ -72,14 +72,14 @@ class RowTemplate:
         system: str | None = None,
         messages_column: str | None = None,
         is_chat: bool = False,
-    ) -> RowTemplate | None:
-        """None when nothing was asked for: then lines are requests themselves."""
+    ) -> LineTemplate | None:
+        """None if nothing is given: then lines are requests themselves."""
         if prompt is None and messages_column is None:
             if system is not None or is_chat:
                 raise ConfigError(f"{'a system prompt' if system is not None else 'chat'} needs a prompt template too")
             return None
         if prompt is not None and messages_column is not None:
-            raise ConfigError("a prompt template and a messages column are two ways to say the same; give one")
+            raise ConfigError("a prompt template and a messages column exclude each other; give one")
         return cls(
             None if prompt is None else Template.parse(prompt),
             None if system is None else Template.parse(system),
@@ -89,12 +89,12 @@ class RowTemplate:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """That it reads."""
+        """The columns that it reads."""
         named = [column for template in (self.prompt, self.system) if template for column in template.columns]
         return tuple(dict.fromkeys([*named, *([self.messages_column] if self.messages_column else [])]))
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A plain line's `prompt` or `messages`."""
+        """The `prompt` or `messages` of a plain line."""
         if self.messages_column is not None:
             return {"messages": self._with_system(_messages(row, self.messages_column), row)}
         assert self.prompt is not None
@@ -104,8 +104,8 @@ class RowTemplate:
         return {"messages": self._with_system([{"role": "user", "content": text}], row)}
 
     def check(self, source: Source) -> None:
-        """Refuse columns that are not there, before anything is loaded: of a table by its header, of JSON lines by the
-        first of them. A stream cannot be looked at."""
+        """Refuse columns that do not exist, before a model is loaded: by the header of a table, or by the first lines
+        of JSON. A stream cannot be checked, since it can be read only once."""
         if source.columns is not None:
             self._check_names(source.columns, source.name, "has")
         elif source.identity(0) is not None:
@@ -113,7 +113,7 @@ class RowTemplate:
 
     def _check_first_rows(self, source: Source) -> None:
         rows = []
-        for line in next(source.read_batches(limit=FIRST_ROWS), []):
+        for line in next(source.read_batches(limit=NUM_CHECKED_ROWS), []):
             try:
                 row = msgspec.json.decode(line.data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -122,7 +122,7 @@ class RowTemplate:
                 rows.append(row)
         if rows:
             names = dict.fromkeys(name for row in rows for name in row)
-            self._check_names(tuple(names), source.name, "begins with rows of")
+            self._check_names(tuple(names), source.name, "starts with rows that have")
 
     def _check_names(self, names: Sequence[str], source: str, verb: str) -> None:
         for column in self.columns:
@@ -143,7 +143,7 @@ def _messages(row: Mapping[str, Any], column: str) -> list[Any]:
         try:
             value = msgspec.json.decode(value.encode())
         except (msgspec.DecodeError, UnicodeError):
-            raise RequestError(f"column {column!r} is text, but no JSON list of messages", param=column) from None
+            raise RequestError(f"column {column!r} is text, but not a JSON list of messages", param=column) from None
     if not isinstance(value, list):
         raise RequestError(f"column {column!r} must be a list of messages", param=column)
     return value

@@ -1,12 +1,12 @@
-"""How long answers become: their limits at first, then what others of the same kind came to in this job."""
+"""Expected lengths of answers: their limits at first, then the mean of similar answers that finished in this job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-LEAST_FINISHED = 16  # answers, before their lengths say anything about others
-PROBE = 2 * LEAST_FINISHED  # answers of a family that are started early, to learn from
+MIN_FINISHED = 16  # answers, before their mean is used for others
+NUM_PROBES = 2 * MIN_FINISHED  # lines of a prefix group that start early, to learn from
 MAX_KINDS = 4096
 
 
@@ -22,18 +22,17 @@ class _Mean:
 
     @property
     def value(self) -> float | None:
-        return self.total / self.num_finished if self.num_finished >= LEAST_FINISHED else None
+        return self.total / self.num_finished if self.num_finished >= MIN_FINISHED else None
 
     @property
     def seems_long(self) -> bool:
-        """Many have started and hardly any has ended. Those that end first are the short ones, so that a mean says
-        nothing yet."""
-        return self.num_started >= PROBE and 4 * self.num_finished < self.num_started
+        """Many have started and few have ended. Short answers end first, so the mean says nothing yet."""
+        return self.num_started >= NUM_PROBES and 4 * self.num_finished < self.num_started
 
 
 class AnswerLengths:
-    """Means by family (a group of prompts that begin alike) and `max_tokens`, by `max_tokens` alone, and as a share of
-    the limit; the first of which enough have finished is taken."""
+    """Three means: by prefix group and `max_tokens`, by `max_tokens` alone, and as a share of the limit. The first one
+    with enough finished answers is used."""
 
     def __init__(self) -> None:
         self._means: dict[Any, _Mean] = {}  # the oldest first
@@ -43,20 +42,20 @@ class AnswerLengths:
     def num_learned(self) -> int:
         return self._share.num_finished
 
-    def has_started(self, *, family: int, max_tokens: int | None) -> bool:
-        return (family, max_tokens) in self._means
+    def has_started(self, *, prefix_group: int, max_tokens: int | None) -> bool:
+        return (prefix_group, max_tokens) in self._means
 
-    def start(self, *, family: int, max_tokens: int | None) -> None:
-        self._mean((family, max_tokens)).num_started += 1
+    def start(self, *, prefix_group: int, max_tokens: int | None) -> None:
+        self._mean((prefix_group, max_tokens)).num_started += 1
 
-    def learn(self, num_tokens: int, *, family: int, max_tokens: int | None, limit: int) -> None:
+    def learn(self, num_tokens: int, *, prefix_group: int, max_tokens: int | None, limit: int) -> None:
         self._share.add(num_tokens / max(1, limit))
-        self._mean((family, max_tokens)).add(num_tokens)
+        self._mean((prefix_group, max_tokens)).add(num_tokens)
         self._mean(max_tokens).add(num_tokens)
 
-    def expected(self, *, family: int, max_tokens: int | None, limit: int) -> float:
-        """Tokens of one answer that cannot become longer than `limit`."""
-        own = self._means.get((family, max_tokens))
+    def expected(self, *, prefix_group: int, max_tokens: int | None, limit: int) -> float:
+        """Tokens of one answer, at most `limit`."""
+        own = self._means.get((prefix_group, max_tokens))
         if own is not None and own.seems_long:
             return limit
         for mean in (own, self._means.get(max_tokens)):

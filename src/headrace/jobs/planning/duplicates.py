@@ -1,7 +1,7 @@
-"""Nothing twice: which requests are the same, which lines wait for another's answer, which answers are kept for later.
+"""Finds lines with the same request: one original is computed, its duplicates reuse the answer.
 
-Two requests are the same when their tokens and all that shapes the answer are, and the answer depends on nothing else:
-at temperature 0, or with a `seed` that the lines give themselves. Memory is bounded: the tokens of each request that is
+Two requests are the same if they have the same tokens and the same parameters, and the answer depends on nothing else:
+at temperature 0, or with a `seed` in the lines themselves. Memory is bounded: the tokens of each request that is
 unfinished or whose answer is kept, and as many answers as `max_kept_tokens` allows.
 """
 
@@ -19,7 +19,7 @@ from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.types import SamplingParams
 
-KEPT_TOKENS = 2_000_000  # prompts included: some 50 MB where both are short
+KEPT_TOKENS = 2_000_000  # prompts included: about 50 MB if prompts and answers are short
 MAX_KINDS = 65_536
 
 _shaping_values = attrgetter(
@@ -28,15 +28,15 @@ _shaping_values = attrgetter(
 
 
 class RequestKeys:
-    """A key is the request's tokens and what else shapes its answer, as bytes: no hash has to be trusted."""
+    """A key is the tokens and the parameters of a request, as bytes: it is compared in full, not by a hash."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Any, int] = {}  # sampling parameters to a number never used twice
+        self._kinds: dict[Any, int] = {}  # sampling parameters to a number that is never reused
         self._num_kinds = 0
         self._last: tuple[SamplingParams, str | None, bytes] | None = None  # most lines are like the one before
 
     def key_of(self, work: Work) -> bytes | None:
-        """Equal for equal requests; None if the answer is a draw of its own."""
+        """Equal for equal requests; None if the line is sampled with a seed of its own."""
         if work.seed is not None:
             return None
         last = self._last
@@ -45,12 +45,12 @@ class RequestKeys:
         return work.tokens + last[2]
 
     def _ending(self, params: SamplingParams, salt: str | None) -> bytes:
-        """It has a fixed length, so that no tokens can be taken for a part of it."""
+        """The parameters as 8 bytes: the length is fixed, so tokens cannot be mistaken for a part of it."""
         seed = None if params.is_greedy else params.seed
         values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt)
         kind = self._kinds.get(values)
         if kind is None:
-            if len(self._kinds) >= MAX_KINDS:  # what comes again is then new, never taken for another
+            if len(self._kinds) >= MAX_KINDS:  # kinds seen again get a new number, never one of another kind
                 self._kinds.clear()
             kind = self._kinds[values] = self._num_kinds
             self._num_kinds += 1
@@ -58,7 +58,7 @@ class RequestKeys:
 
 
 def digest_of(work: Work) -> str | None:
-    """Equal for equal requests in every process; None if the answer is a draw of its own."""
+    """Equal for equal requests in every process; None if the line is sampled with a seed of its own."""
     if work.seed is not None:
         return None
     params = work.params
@@ -69,20 +69,20 @@ def digest_of(work: Work) -> str | None:
 
 
 class Duplicates:
-    """Leaders are lines that are computed, followers those that wait for a leader's answer."""
+    """Originals are computed; duplicates wait for the answer of their original."""
 
     def __init__(self, *, max_kept_tokens: int = KEPT_TOKENS) -> None:
         self._max_kept_tokens = max_kept_tokens
-        self._leaders: dict[bytes, int] = {}  # to their indexes
-        self._keys: dict[int, bytes] = {}  # of leaders
-        self._followers: dict[int, list[Work]] = {}
-        self._kept: OrderedDict[bytes, LineOutput] = OrderedDict()  # the least recently used first
+        self._originals: dict[bytes, int] = {}  # key to index
+        self._keys: dict[int, bytes] = {}  # of originals
+        self._duplicates_of: dict[int, list[Work]] = {}
+        self._kept: OrderedDict[bytes, LineOutput] = OrderedDict()  # least recently used first
         self._num_kept_tokens = 0
-        self.num_waiting = 0  # followers
+        self.num_waiting = 0  # duplicates
 
     @property
     def num_keys(self) -> int:
-        return len(self._leaders) + len(self._kept)
+        return len(self._originals) + len(self._kept)
 
     def kept_answer(self, key: bytes) -> LineOutput | None:
         output = self._kept.get(key)
@@ -90,30 +90,30 @@ class Duplicates:
             self._kept.move_to_end(key)
         return output
 
-    def follow(self, key: bytes, line: Work) -> bool:
-        """Let the line wait for the answer of the same request, if one is unfinished."""
-        leader = self._leaders.get(key)
-        if leader is None:
+    def add_duplicate(self, key: bytes, line: Work) -> bool:
+        """If the same request is unfinished, let the line wait for its answer and return True."""
+        original = self._originals.get(key)
+        if original is None:
             return False
-        self._followers.setdefault(leader, []).append(line)
+        self._duplicates_of.setdefault(original, []).append(line)
         self.num_waiting += 1
         return True
 
-    def lead(self, key: bytes, index: int) -> None:
-        self._leaders[key] = index
+    def add_original(self, key: bytes, index: int) -> None:
+        self._originals[key] = index
         self._keys[index] = key
 
     def finished(self, index: int, output: LineOutput | None) -> list[Work]:
-        """The lines that waited for this one; its answer, if it is one, is kept for later ones."""
+        """The duplicates that waited for this line. Its answer, if there is one, is kept for later lines."""
         key = self._keys.pop(index, None)
         if key is None:
             return []
-        del self._leaders[key]
-        followers = self._followers.pop(index, [])
-        self.num_waiting -= len(followers)
+        del self._originals[key]
+        duplicates = self._duplicates_of.pop(index, [])
+        self.num_waiting -= len(duplicates)
         if output is not None:
             self._keep(key, output)
-        return followers
+        return duplicates
 
     def _keep(self, key: bytes, output: LineOutput) -> None:
         num_tokens = _num_tokens(output)

@@ -1,13 +1,13 @@
-"""The order of a set of prompts by the tree of their beginnings: depth first, the most decoding first.
+"""Orders prompts by the tree of their shared prefixes: depth first, the children with the most decoding first.
 
                   root
-               ╱        ╲            a node is a beginning that prompts have in common, in whole blocks of the KV
-        [system A]    [system B]     cache; it is computed once and needed only while what hangs below it runs
+               ╱        ╲            a node is a prefix that prompts share, in whole blocks of the KV cache;
+        [system A]    [system B]     it is computed once and needed only while the prompts below it run
         ╱    │   ╲        │
      [shots] a    b       c
 
-Prompts in the order of their bytes are the tree's leaves from left to right, so it takes one sort and a comparison of
-neighbours; no hash has to be trusted. What is left to choose is the order of a node's children.
+Prompts sorted by their bytes are the leaves of the tree from left to right, so building it takes one sort and a
+comparison of neighbours, without hashes. The only choice is the order of a node's children.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from operator import attrgetter
 import msgspec
 
 TOKEN_BYTES = 4
-LEAST_FAMILY = 32  # prompts under a node, before their answers are counted apart from others
+MIN_GROUP_PROMPTS = 32  # prompts under a node, for it to be a prefix group with its own answer lengths
 
 
 class Leaf(msgspec.Struct, eq=False, gc=False):
-    """A prompt. Owned by the planner; `arrange` fills in what its place in the tree says."""
+    """A prompt. Owned by the planner; `order_by_prefix` sets the last three fields."""
 
     tokens: bytes  # of int32
     salt: str | None = None
-    is_current: bool = False  # what runs now begins like this; it is not ordered itself
-    family: int = 0
+    is_current: bool = False  # a prompt that runs now: its branch comes first, it is not ordered itself
+    prefix_group: int = 0
     num_new_tokens: float = 0.0  # to compute below its parent
     num_decode_tokens: float = 0.0
 
@@ -41,7 +41,7 @@ class Leaf(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    depth: int  # tokens that all below it begin with
+    depth: int  # tokens of the shared prefix
     children: list[_Node | Leaf] = field(default_factory=list)
     num_leaves: int = 0
     first: Leaf | None = None
@@ -50,7 +50,7 @@ class _Node:
     num_decode_tokens: float = 0.0
 
     def close(self) -> None:
-        """All its children are there."""
+        """Called when all its children were added."""
         first = self.children[0]
         self.first = first if isinstance(first, Leaf) else first.first
         for child in self.children:
@@ -60,25 +60,25 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
-    leaves: list[Leaf]  # in the order of execution
+class PrefixOrder:
+    leaves: list[Leaf]  # in the order in which they should run
     num_prompt_tokens: int
-    num_new_tokens: int  # of them, if each beginning is computed once
+    num_new_tokens: int  # prompt tokens to compute if each prefix is computed once
 
 
-def arrange(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[[Leaf], float]) -> Arrangement:
-    """`decode_tokens` says how much decoding a leaf brings; it is asked when the leaf knows its family."""
+def order_by_prefix(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[[Leaf], float]) -> PrefixOrder:
+    """`decode_tokens` estimates the decoding of a leaf; it is called after the leaf's prefix group is set."""
     if not leaves:
-        return Arrangement([], 0, 0)
+        return PrefixOrder([], 0, 0)
     root = _grow(_side_by_side(leaves), block_size)
-    nodes = _with_families(root)
+    nodes = _with_prefix_groups(root)
     for leaf in leaves:
         leaf.num_decode_tokens = 0.0 if leaf.is_current else decode_tokens(leaf)
     for node in reversed(nodes):
         _sum_up(node)
     ordered = _depth_first(root)
     num_prompt_tokens = sum([len(leaf.tokens) for leaf in ordered]) // TOKEN_BYTES
-    return Arrangement(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
+    return PrefixOrder(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
 
 
 def _side_by_side(leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -89,9 +89,9 @@ def _side_by_side(leaves: Sequence[Leaf]) -> list[Leaf]:
 
 
 def _grow(ordered: list[Leaf], block_size: int) -> _Node:
-    """The tree of sorted prompts, from what neighbours have in common."""
+    """Builds the tree of sorted prompts from the shared prefixes of neighbours."""
     top = _Node(0)
-    path = [top]  # from the root to where the next leaf may hang
+    path = [top]  # from the root to the deepest node that the next leaf may join
     done: _Node | Leaf = ordered[0]
     before = ordered[0]
     for leaf in islice(ordered, 1, None):
@@ -115,43 +115,43 @@ def _grow(ordered: list[Leaf], block_size: int) -> _Node:
 
 
 def shared_len(one: Leaf, other: Leaf, block_size: int) -> int:
-    """Tokens in whole blocks that both begin with."""
+    """Tokens of the shared prefix, in whole blocks."""
     if one.salt != other.salt:
         return 0
     block_bytes = block_size * TOKEN_BYTES
     a, b = one.tokens, other.tokens
-    least, most = 1, min(len(a), len(b)) // block_bytes
-    if not most or a[:block_bytes] != b[:block_bytes]:
-        return 0  # most neighbours, where prompts have no beginning in common
-    while least < most:  # of blocks: `least` are known to be shared, more than `most` cannot be
-        middle = (least + most + 1) // 2
-        start, end = least * block_bytes, middle * block_bytes
+    low, high = 1, min(len(a), len(b)) // block_bytes
+    if not high or a[:block_bytes] != b[:block_bytes]:
+        return 0  # the usual case if prompts share no prefix
+    while low < high:  # blocks: `low` are known to be shared, more than `high` cannot be
+        middle = (low + high + 1) // 2
+        start, end = low * block_bytes, middle * block_bytes
         if a[start:end] == b[start:end]:
-            least = middle
+            low = middle
         else:
-            most = middle - 1
-    return least * block_size
+            high = middle - 1
+    return low * block_size
 
 
-def _with_families(root: _Node) -> list[_Node]:
-    """All nodes, parents first. A leaf's family is the deepest node above it with enough leaves."""
+def _with_prefix_groups(root: _Node) -> list[_Node]:
+    """All nodes, parents first. The prefix group of a leaf is the deepest node above it with enough leaves."""
     nodes: list[_Node] = []
     left = [(root, 0)]
     while left:
-        node, family = left.pop()
+        node, prefix_group = left.pop()
         nodes.append(node)
-        if node.depth and node.num_leaves >= LEAST_FAMILY and node.first is not None:
-            family = hash((node.first.salt, node.first.tokens[: node.depth * TOKEN_BYTES]))
+        if node.depth and node.num_leaves >= MIN_GROUP_PROMPTS and node.first is not None:
+            prefix_group = hash((node.first.salt, node.first.tokens[: node.depth * TOKEN_BYTES]))
         for child in node.children:
             if isinstance(child, Leaf):
-                child.family = family
+                child.prefix_group = prefix_group
             else:
-                left.append((child, family))
+                left.append((child, prefix_group))
     return nodes
 
 
 def _sum_up(node: _Node) -> None:
-    """Its children's sums are there. Until its parent is summed up, its tokens count from the very beginning."""
+    """Called after its children. Until its parent is summed up, its tokens count from the start of the prompt."""
     depth = node.depth
     num_new = float(depth)
     num_decode = 0.0
@@ -167,8 +167,8 @@ def _sum_up(node: _Node) -> None:
 
 
 def _depth_first(root: _Node) -> list[Leaf]:
-    """What runs now goes on; else whoever decodes the most for each prompt token is first, as its answers then run
-    beside the prompts of the others."""
+    """The branch that runs now comes first, then the one with the most decode tokens per prompt token: its answers
+    then decode beside the prefill of the others."""
     ordered: list[Leaf] = []
     left: list[_Node | Leaf] = [root]
     while left:

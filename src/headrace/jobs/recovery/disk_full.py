@@ -74,7 +74,7 @@ class DiskWait:
             self._tell(f"paused, {self.reason}; waiting for space for at most {self._wait_s:,.0f} s")
 
     def _limit_held_bytes(self, results: Results) -> None:
-        self.num_needed_bytes = results.num_gathered_bytes
+        self.num_needed_bytes = results.num_buffered_bytes
         if self.num_needed_bytes > self._max_held_bytes:
             raise NoRoomError(
                 f"the disk is full, and the {self.num_needed_bytes:,} bytes of results that wait for it are more "

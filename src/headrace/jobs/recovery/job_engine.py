@@ -15,7 +15,7 @@ from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
-from headrace.jobs.planning.planner import WorkLeft
+from headrace.jobs.planning.workload import WorkLeft
 from headrace.jobs.recovery.joined_stats import joined_stats
 from headrace.sched import SchedulerStats
 from headrace.types import Request, SequenceEvent

@@ -15,7 +15,7 @@ import msgspec
 from headrace.config import EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import Settings
-from headrace.jobs.store.failure_log import Climbed, Event
+from headrace.jobs.store.failure_log import Event, MemoryStep
 
 SHARE_STEP = 0.1
 MIN_SHARE = 0.2
@@ -71,12 +71,12 @@ class MemoryLadder:
     def __init__(self, config: EngineConfig, events: Iterable[Event] = ()) -> None:
         self._given = {name: getattr(config, name) for name in _CHANGED}
         self.config = config
-        self._last: Climbed | None = None
+        self._last: MemoryStep | None = None
         for event in events:
-            if isinstance(event, Climbed) and event.given == self._given and event.rung in RUNGS:
+            if isinstance(event, MemoryStep) and event.given == self._given and event.rung in RUNGS:
                 self._take(event)
 
-    def climb(self, settings: Settings, *, num_done: int) -> Climbed | None:
+    def climb(self, settings: Settings, *, num_done: int) -> MemoryStep | None:
         """The next rung. At the top, the last one again if lines were done since. None: nothing is left to try."""
         names = list(RUNGS)
         start = 0 if self._last is None else names.index(self._last.rung) + 1
@@ -84,12 +84,12 @@ class MemoryLadder:
             change = RUNGS[name](self.config, settings)
             if change is not None:
                 kept = {} if self._last is None else self._last.settings
-                return self._take(Climbed(name, self._given, {**kept, **change}, num_done))
+                return self._take(MemoryStep(name, self._given, {**kept, **change}, num_done))
         if self._last is not None and num_done > self._last.num_done:
             return self._take(msgspec.structs.replace(self._last, num_done=num_done))
         return None
 
-    def _take(self, event: Climbed) -> Climbed:
+    def _take(self, event: MemoryStep) -> MemoryStep:
         self._last = event
         self.config = replace(self.config, **event.settings)
         return event

@@ -22,7 +22,7 @@ from headrace.jobs.planning.duplicates import digest_of
 from headrace.jobs.recovery.memory_ladder import MemoryLadder, is_out_of_memory
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.recovery.suspects import Suspects
-from headrace.jobs.store.failure_log import Convicted, Died, Loss, Refused, Retried, Suspicion, TroubleLog
+from headrace.jobs.store.failure_log import EngineDeath, FailureLog, Loss, PoisonLine, PoisonRequest, Retry, Suspicion
 
 MAX_POISON_IN_A_ROW = 2  # poison lines with no line answered between them; with more, the lines are not the cause
 
@@ -51,7 +51,7 @@ class RecoveryPolicy:
 
     def __init__(
         self,
-        log: TroubleLog,
+        log: FailureLog,
         config: EngineConfig,
         *,
         rules: RetryRules | None = None,
@@ -67,8 +67,10 @@ class RecoveryPolicy:
         self._num_in_a_row = 0  # deaths in this run without a line done between them
         self._num_done_at_death = -1
         self._reason = "" if last is None else last.reason
-        self._convicted = {event.row for event in log.events if isinstance(event, Convicted) and not is_done(event.row)}
-        self._refused = {event.digest for event in log.events if isinstance(event, Refused)}
+        self._convicted = {
+            event.line for event in log.events if isinstance(event, PoisonLine) and not is_done(event.line)
+        }
+        self._refused = {event.digest for event in log.events if isinstance(event, PoisonRequest)}
 
     @property
     def config(self) -> EngineConfig:
@@ -83,7 +85,7 @@ class RecoveryPolicy:
         num_failures = self.log.num_retries[index] + 1
         if num_failures >= self.rules.max_attempts:
             return None
-        self.log.append(Retried(index, cause))
+        self.log.append(Retry(index, cause))
         return self.rules.delay_s(num_failures, self._random)
 
     def done(self, index: int) -> None:
@@ -103,7 +105,7 @@ class RecoveryPolicy:
         digest = digest_of(work)
         if work.reply.index in self._convicted:
             if digest is not None and digest not in self._refused:
-                self.log.append(Refused(digest))
+                self.log.append(PoisonRequest(digest))
                 self._refused.add(digest)
         elif digest is None or digest not in self._refused:
             return None
@@ -174,7 +176,7 @@ class RecoveryPolicy:
         has_learned = convicted is not None or self.suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
-        self.log.append(Died(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
+        self.log.append(EngineDeath(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
         if num_idle >= self.rules.max_idle_deaths:
             raise ResumableJobError(
                 f"the engine died {num_idle} times in a row without a line done between: {reason}; fix the cause, then "
@@ -186,16 +188,16 @@ class RecoveryPolicy:
     def _convict(self, index: int, progress: Progress) -> None:
         """Mark the line as poison, unless the lines before it were poison too and none was answered since: then the
         lines are not the cause."""
-        earlier = [event for event in self.log.events if isinstance(event, Convicted)][-MAX_POISON_IN_A_ROW:]
+        earlier = [event for event in self.log.events if isinstance(event, PoisonLine)][-MAX_POISON_IN_A_ROW:]
         if len(earlier) == MAX_POISON_IN_A_ROW and earlier[0].num_answered == progress.num_answered:
-            lines = ", ".join(str(event.row + 1) for event in earlier)
+            lines = ", ".join(str(event.line + 1) for event in earlier)
             raise ResumableJobError(
                 f"the engine dies with every line that it runs alone (lines {lines} and {index + 1}) and has answered "
                 "none between: the cause is probably not these lines but the model, the device or a setting; the last "
                 f"error: {self._reason}; fix the cause, then run the same command again to continue; --retry-errors "
                 "runs those lines again"
             )
-        self.log.append(Convicted(index, progress.num_answered))
+        self.log.append(PoisonLine(index, progress.num_answered))
         self._convicted.add(index)
 
     def _delay_s(self, num_done: int) -> float:

@@ -26,7 +26,7 @@ class Suspects:
     def __init__(self, state: Suspicion, is_done: Callable[[int], bool] = lambda index: False) -> None:
         self._last = [index for index in state.last if not is_done(index)]
         self._trials = list(state.trials)
-        self.forget([index for trial in state.trials for index in trial.rows if is_done(index)])
+        self.forget([index for trial in state.trials for index in trial.lines if is_done(index)])
 
     @property
     def state(self) -> Suspicion:
@@ -35,14 +35,14 @@ class Suspects:
     @property
     def trial(self) -> frozenset[int] | None:
         """The lines that may run now. None: there are no suspects, and all lines may run."""
-        return frozenset(self._trials[-1].rows) if self._trials else None
+        return frozenset(self._trials[-1].lines) if self._trials else None
 
     @property
     def num_left(self) -> int:
-        return sum(len(trial.rows) for trial in self._trials)
+        return sum(len(trial.lines) for trial in self._trials)
 
     def __contains__(self, index: int) -> bool:
-        return any(index in trial.rows for trial in self._trials)
+        return any(index in trial.lines for trial in self._trials)
 
     def died(self, indices: Iterable[int], *, loss: Loss) -> int | None:
         """The engine died with these lines in flight. Returns the line that is now proven to be poison, if any."""
@@ -66,37 +66,37 @@ class Suspects:
         """These lines are done, or cannot run. A trial without lines has passed."""
         gone = set(indices)
         self._trials = [_without(trial, gone) for trial in self._trials]
-        while self._trials and not self._trials[-1].rows:
+        while self._trials and not self._trials[-1].lines:
             self._trials.pop()
-            if self._trials and self._trials[-1].is_twin:
-                self._split(self._trials.pop().rows)  # so the poison line is in this half
+            if self._trials and self._trials[-1].is_other_half:
+                self._split(self._trials.pop().lines)  # so the poison line is in this half
 
     def _narrow(self, in_flight: list[int], loss: Loss) -> int | None:
         trial = self._trials.pop()
-        if self._trials and self._trials[-1].is_twin:
-            self._push(self._trials.pop().rows)  # a poison line is in the first half; nothing is known of the other
-        self._push([index for index in trial.rows if index not in in_flight])
+        if self._trials and self._trials[-1].is_other_half:
+            self._push(self._trials.pop().lines)  # a poison line is in the first half; nothing is known of the other
+        self._push([index for index in trial.lines if index not in in_flight])
         if len(in_flight) > 1:
             self._split(in_flight)
             return None
-        was_alone = trial.num_rows == 1 and trial.rows == in_flight
+        was_alone = trial.num_lines == 1 and trial.lines == in_flight
         evidence = trial.evidence + EVIDENCE[loss] if was_alone else 0
         if evidence >= PROOF:
             return in_flight[0]
         self._push(in_flight, evidence=evidence)
         return None
 
-    def _push(self, indices: Sequence[int], *, is_twin: bool = False, evidence: int = 0) -> None:
+    def _push(self, indices: Sequence[int], *, is_other_half: bool = False, evidence: int = 0) -> None:
         if indices:
-            self._trials.append(Trial(list(indices), is_twin, len(indices), evidence))
+            self._trials.append(Trial(list(indices), is_other_half, len(indices), evidence))
 
     def _split(self, indices: Sequence[int]) -> None:
         """One of these lines kills the engine. The list may be empty."""
         middle = (len(indices) + 1) // 2
-        self._push(indices[middle:], is_twin=True)
+        self._push(indices[middle:], is_other_half=True)
         self._push(indices[:middle])
 
 
 def _without(trial: Trial, indices: set[int]) -> Trial:
-    left = [index for index in trial.rows if index not in indices]
-    return Trial(left, trial.is_twin, trial.num_rows, trial.evidence)
+    left = [index for index in trial.lines if index not in indices]
+    return Trial(left, trial.is_other_half, trial.num_lines, trial.evidence)

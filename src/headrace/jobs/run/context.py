@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.jobs.formats.writer import Results
-from headrace.jobs.planning.planner import WINDOW, Planner, Window
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.workload import WINDOW, Window
 from headrace.jobs.recovery.disk_full import DiskWait
 from headrace.jobs.recovery.job_engine import JobEngine
 from headrace.jobs.recovery.policy import RecoveryPolicy
@@ -17,7 +18,7 @@ from headrace.jobs.run.stop_state import StopState
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.console import Console
 from headrace.jobs.store.directory import JobDirectory
-from headrace.jobs.store.failure_log import TroubleLog
+from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, InFlightFile
 
 
@@ -65,7 +66,7 @@ class RunContext:
             planner=Planner(engine.engine.settings.limits, window=window),
             in_flight=LinesInFlight(file),
             retries=RetryQueue(),
-            recovery=recovery or RecoveryPolicy(TroubleLog(None), job.config),
+            recovery=recovery or RecoveryPolicy(FailureLog(None), job.config),
             stop=StopState(job.grace_s, directory=directory, deadline=deadline),
             disk=DiskWait(job.disk_wait_s, directory=path, tell=console.tell),
             console=console,

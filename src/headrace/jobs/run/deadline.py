@@ -71,7 +71,7 @@ def show_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStat
         lines_in_flight=0,
         lines_ready=0,
         errors=dict(tally.errors),
-        **directory.marks(tally.errors),
+        **directory.journal_fields(tally.errors),
     )
     if directory.is_ours():
         StatusFile(path).write(status, now=True)
@@ -95,7 +95,7 @@ def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
         lines_failed=0,
         lines_in_flight=0,
         lines_ready=0,
-        **directory.trouble_log().counts.status_fields,
+        **directory.failure_log().counts.status_fields,
     )
 
 

@@ -16,14 +16,14 @@ from time import monotonic
 from headrace.errors import EngineDeadError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
-from headrace.jobs.input.job_feed import job_feed
 from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import Items
-from headrace.jobs.input.prepare_process import LEAST_LINES
+from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
 from headrace.jobs.recovery.policy import Progress, Restart
 from headrace.jobs.run.collecting import Collector
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.inbox import InboxReader, Message
+from headrace.jobs.run.open_feed import open_feed
 from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.run.status_reporter import StatusReporter
 from headrace.jobs.run.stop_state import StopRequest
@@ -42,7 +42,7 @@ class MainLoop:
         lines: Iterable[list[InputLine]],
         *,
         num_expected: int | None = None,
-        min_lines_for_process: int = LEAST_LINES,
+        min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
         on_status: Callable[[JobStatus], None] = lambda status: None,
     ) -> None:
         """`num_expected` lines are left to do, if that is known."""
@@ -62,14 +62,14 @@ class MainLoop:
         self._collector = Collector(context, self._outcomes)
         self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
         self._num_batches_owed = 0  # that the feed may read once the planner has room
-        self._feed = job_feed(
+        self._feed = open_feed(
             context.job,
             context.engine.engine,
             context.directory,
             lines,
             context.inbox.put,
             num_lines=num_expected,
-            least_lines_apart=min_lines_for_process,
+            min_lines_for_process=min_lines_for_process,
         )
 
     def run(self) -> JobReport:

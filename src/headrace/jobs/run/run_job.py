@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.garbage import looked_for_less
 from headrace.jobs.formats import Source, open_sink
 from headrace.jobs.formats.writer import Results, StreamResults
-from headrace.jobs.input.prepare_process import LEAST_LINES
+from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
 from headrace.jobs.recovery.disk_full import retry_on_full_disk
 from headrace.jobs.recovery.job_engine import JobEngine, Start
 from headrace.jobs.recovery.policy import Progress, RecoveryPolicy
@@ -31,7 +31,7 @@ from headrace.jobs.status.console import Console
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport, Tally
 from headrace.jobs.store.directory import JobDirectory
-from headrace.jobs.store.failure_log import TroubleLog
+from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.fingerprint import digest_of_template
 from headrace.sched import SchedulerStats
 
@@ -43,7 +43,7 @@ def run_job(
     *,
     start: Start | None = None,
     rules: RetryRules | None = None,
-    min_lines_for_process: int = LEAST_LINES,
+    min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
     quiet: bool = False,
     stream: TextIO | None = None,
 ) -> JobReport:
@@ -180,12 +180,12 @@ class _Execution:
 def _recovery_of(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | None) -> RecoveryPolicy:
     """In the state that earlier runs left. If the last run was killed, the lines that it had in flight are suspects."""
     if directory is None:
-        return RecoveryPolicy(TroubleLog(None), job.config, rules=rules)
-    recovery = RecoveryPolicy(directory.trouble_log(), job.config, rules=rules, is_done=directory.has_result)
-    if directory.lost_rows:
+        return RecoveryPolicy(FailureLog(None), job.config, rules=rules)
+    recovery = RecoveryPolicy(directory.failure_log(), job.config, rules=rules, is_done=directory.has_result)
+    if directory.lost_lines:
         journal = directory.journal
         progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
-        recovery.process_was_lost(directory.epoch - 1, directory.lost_rows, progress)
+        recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress)
     return recovery
 
 

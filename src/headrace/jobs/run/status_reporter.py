@@ -62,7 +62,7 @@ class StatusReporter:
         if state == "running" and context.disk.is_full:
             status = replace(status, state="paused", paused_because=context.disk.reason)
         if context.directory is not None:
-            status = replace(status, **context.directory.marks(tally.errors))
+            status = replace(status, **context.directory.journal_fields(tally.errors))
         context.console.update(status)
         self._on_status(status)
         if context.directory is None or context.directory.is_ours():

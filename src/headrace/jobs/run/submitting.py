@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from headrace.engine.answers import Answers
 from headrace.errors import EngineDeadError, RequestError
-from headrace.jobs.input.line_output import comes_at_once
+from headrace.jobs.input.line_output import ends_with_one_event
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.in_flight import InFlight
@@ -99,6 +99,6 @@ class Submitter:
             self._outcomes.fail_all(line, error)
             return
         answers = None
-        if not comes_at_once(params):
+        if not ends_with_one_event(params):
             answers = Answers(request, None, engine.tokenizer, engine.eos_token_ids)
         self._in_flight.add(InFlight(line, request, answers, params.num_sequences))

@@ -148,7 +148,7 @@ class JobMeter:
         """None while the number of lines is unknown, or nothing is known about the length of unread ones."""
         if num_total is None:
             return None
-        num_executed = tally.num_answered - planner.savings.num_rows
+        num_executed = tally.num_answered - planner.savings.num_lines
         num_unread = max(0, num_total - tally.num_done - planner.num_held)
         if num_unread and not num_executed:
             return None
@@ -175,7 +175,7 @@ def saved_by(stats: EngineStats, planner: Planner) -> Saved:
     duplicates = planner.savings
     return Saved(
         prefix_tokens=stats.scheduler.num_prefix_hit_tokens,
-        duplicate_lines=duplicates.num_rows,
+        duplicate_lines=duplicates.num_lines,
         duplicate_prompt_tokens=duplicates.num_prompt_tokens,
         duplicate_completion_tokens=duplicates.num_decode_tokens,
     )

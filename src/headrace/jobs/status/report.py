@@ -12,7 +12,7 @@ from headrace.errors import JobError, RequestError
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
-from headrace.jobs.store.failure_log import TroubleCounts
+from headrace.jobs.store.failure_log import FailureCounts
 from headrace.jobs.store.status_file import Saved
 
 MAX_NOTES = 20
@@ -105,7 +105,7 @@ class JobReport:
     is_resumable: bool = False
     was_cancelled: bool = False
     was_expired: bool = False  # by the deadline: unfinished lines became error lines
-    failures: TroubleCounts = field(default_factory=TroubleCounts)  # of all runs
+    failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
 
     @property
     def gpu_hours(self) -> float | None:

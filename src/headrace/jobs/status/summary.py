@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine.settings import Choice
-from headrace.jobs.spec import STANDARD_STREAM
+from headrace.jobs.formats.locations import STANDARD_STREAM
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.failure_log import TroubleCounts
+from headrace.jobs.store.failure_log import FailureCounts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +61,7 @@ def result_rows(report: JobReport) -> list[Row]:
     return rows
 
 
-def failure_rows(failures: TroubleCounts) -> list[Row]:
+def failure_rows(failures: FailureCounts) -> list[Row]:
     """Failures that the job recovered from, in all its runs. Empty if there were none."""
     rows = []
     if failures.retries:

@@ -1,4 +1,4 @@
-"""Stopping a job from outside: by a file that its process looks for, wherever that runs."""
+"""Stops a job from outside: by a file that its process looks for, on whatever machine it runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headrace.jobs.store.manifest import Manifest, read_manifest, write_manifest
 
 
 def cancel(directory: Path) -> str:
-    """What was done."""
+    """Returns a message about what was done."""
     holder = holder_of(directory / "lock")
     if holder is not None:
         (directory / CANCEL).touch()
-        return f"asked {holder} to stop; 'headrace status {directory}' says when it has"
+        return f"asked {holder} to stop; 'headrace status {directory}' shows when it has stopped"
     with _held(directory) as manifest:
         if manifest.is_done:
             raise JobError(
-                f"the job in {directory} is {manifest.state}; 'headrace clean {directory}' removes what is kept of it"
+                f"the job in {directory} is {manifest.state}; 'headrace clean {directory}' removes its directory"
             )
         write_manifest(directory, manifest.with_state("cancelled", "by 'headrace cancel'"))
         (directory / CANCEL).unlink(missing_ok=True)
@@ -32,9 +32,9 @@ def undo(directory: Path) -> str:
     with _held(directory) as manifest:
         if manifest.state != "cancelled" and not (directory / CANCEL).exists():
             raise JobError(f"the job in {directory} is not cancelled, it is {manifest.state}")
-        write_manifest(directory, manifest.with_state("stopped", "cancelled, and taken back"))
+        write_manifest(directory, manifest.with_state("stopped", "by 'headrace cancel --undo'"))
         (directory / CANCEL).unlink(missing_ok=True)
-    return f"the job in {directory} goes on when its command is run again"
+    return f"the job in {directory} continues when its command is run again"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Removing a job's directory."""
+"""Removes a job directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.jobs.store.manifest import manifest_path, read_manifest
 
 
 def clean(directory: Path, *, force: bool = False) -> int:
-    """How many bytes that freed. The manifest goes first: a directory without one holds no job."""
+    """Returns the number of bytes freed. The manifest is removed first: a directory without one holds no job."""
     lock = JobLock.take(directory / "lock")
     try:
         manifest = read_manifest(directory)

@@ -1,7 +1,7 @@
-"""Which rows have a result, and which of a row's results counts, in one byte a row.
+"""Which lines have a result, and which of a line's results counts, in one byte per line.
 
-An answer replaces an error, a later attempt an earlier one, and an error never an answer; of two results of one
-attempt the first counts.
+An answer replaces an error and a later attempt an earlier one; an error never replaces an answer. Of two results of
+the same attempt, the first counts.
 """
 
 from __future__ import annotations
@@ -15,72 +15,72 @@ from headrace.jobs.formats.line_index import Bitmap
 from headrace.jobs.store.record import Record, decode
 from headrace.jobs.store.segments import Segment
 
-MAX_ATTEMPT = 127  # whoever starts a pass sees to it
+MAX_ATTEMPT = 127  # checked when a pass is started
 
-_IS_ERROR = 0x80  # of a row's byte; the rest is the attempt whose result counts, 0 where there is none
+_IS_ERROR = 0x80  # a bit of the line's byte; the others are the attempt whose result counts, 0 if there is none
 _MISSING = -1
 _OFFSET_BITS = 40
 
 
 class Committed:
-    """Made by replaying segments, then told of each new record."""
+    """Built by replaying segments, then updated with each new record."""
 
     def __init__(self) -> None:
-        self._rows = bytearray()
-        self._failed_later: dict[int, int] = {}  # answered rows whose later attempt ended in an error, and which
-        self.has_several = False  # results of one row
+        self._lines = bytearray()
+        self._failed_later: dict[int, int] = {}  # answered lines with a later attempt that failed: its number
+        self.has_repeats = False  # some line has several results
         self.num_done = 0
         self.num_errors = 0
         self.num_duplicates = 0
 
     def add(self, index: int, attempt: int, *, is_error: bool) -> bool:
-        """False: the row has a result of this attempt or a later one already."""
-        rows = self._rows
-        if index >= len(rows):
-            rows.extend(bytes(max(index + 1 - len(rows), len(rows) // 8, 1024)))
-        row = rows[index]
-        if row == 0:
+        """False if the line already has a result of this attempt or a later one."""
+        lines = self._lines
+        if index >= len(lines):
+            lines.extend(bytes(max(index + 1 - len(lines), len(lines) // 8, 1024)))
+        line = lines[index]
+        if line == 0:
             self.num_done += 1
             self.num_errors += is_error
-            rows[index] = attempt | (_IS_ERROR if is_error else 0)
+            lines[index] = attempt | (_IS_ERROR if is_error else 0)
             return True
-        self.has_several = True
-        if attempt <= max(row & ~_IS_ERROR, self._failed_later.get(index, 0)):
+        self.has_repeats = True
+        if attempt <= max(line & ~_IS_ERROR, self._failed_later.get(index, 0)):
             self.num_duplicates += 1
             return False
-        was_error = bool(row & _IS_ERROR)
+        was_error = bool(line & _IS_ERROR)
         if is_error and not was_error:
             self._failed_later[index] = attempt
         else:
-            self._rows[index] = attempt | (_IS_ERROR if is_error else 0)
+            self._lines[index] = attempt | (_IS_ERROR if is_error else 0)
             self.num_errors += is_error - was_error
         return True
 
     def is_done(self, index: int) -> bool:
-        return index < len(self._rows) and self._rows[index] != 0
+        return index < len(self._lines) and self._lines[index] != 0
 
     def last_attempt(self, index: int) -> int:
-        """0: none yet."""
-        if index >= len(self._rows):
+        """0 if there is none yet."""
+        if index >= len(self._lines):
             return 0
-        return max(self._rows[index] & ~_IS_ERROR, self._failed_later.get(index, 0))
+        return max(self._lines[index] & ~_IS_ERROR, self._failed_later.get(index, 0))
 
     def _counts(self, record: Record) -> bool:
         is_error = _IS_ERROR if record.error is not None else 0
-        return record.index < len(self._rows) and self._rows[record.index] == record.attempt | is_error
+        return record.index < len(self._lines) and self._lines[record.index] == record.attempt | is_error
 
     def records(self, segments: Iterable[Segment]) -> Iterator[Record]:
-        """The results that count, one a row, in the order in which they were committed."""
+        """The results that count, one per line, in the order of commit."""
         seen = Bitmap()
         for segment in segments:
             for record, _ in segment.records():
                 if record is None:
                     continue
-                if not self.has_several or (self._counts(record) and seen.add(record.index)):
+                if not self.has_repeats or (self._counts(record) and seen.add(record.index)):
                     yield record
 
     def records_in_order(self, segments: Iterable[Segment]) -> Iterator[Record]:
-        """The same by their place in the input. Takes eight bytes a row; results stay on the disk."""
+        """The same in the order of the input. Takes eight bytes per line; results stay on disk."""
         filled = [segment for segment in segments if segment.path.stat().st_size]
         places = self._places(filled)
         files = [_mapped(segment.path) for segment in filled]
@@ -96,8 +96,8 @@ class Committed:
                 file.close()
 
     def _places(self, segments: list[Segment]) -> array[int]:
-        """By row: which segment, and where in it."""
-        places = array("q", [_MISSING]) * len(self._rows)
+        """For each line, the segment and the offset of its result, packed into one integer."""
+        places = array("q", [_MISSING]) * len(self._lines)
         for number, segment in enumerate(segments):
             start = 0
             for record, end in segment.records():
@@ -113,7 +113,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def replay(segments: Iterable[Segment]) -> Committed:
-    """Reads and changes nothing."""
+    """Only reads."""
     committed = Committed()
     for segment in segments:
         for record, _ in segment.records():

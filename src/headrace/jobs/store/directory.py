@@ -1,4 +1,4 @@
-"""A job on the disk, `answers.jsonl.job` beside its output: lock, manifest and journal, and what is left to do.
+"""A job on disk, owned by the process that runs it: what is left to do, where results go, how the job ends.
 
 open ──▶ (nothing left: no model is loaded) ──▶ begin: a new epoch ──▶ append, flush ... ──▶ publish ──▶ completed
 """
@@ -16,53 +16,42 @@ from typing import Any
 from headrace.errors import JobError
 from headrace.jobs import crash_points
 from headrace.jobs.files import job_error, sync_directory
-from headrace.jobs.formats import Source, SourceIdentity, what_changed
+from headrace.jobs.formats import Source
 from headrace.jobs.formats.file_format import format_of
-from headrace.jobs.formats.line_index import Bitmap
-from headrace.jobs.formats.locations import exists, is_url, local_path, num_bytes
+from headrace.jobs.formats.locations import exists, is_url, local_path
 from headrace.jobs.input.reply import EXPIRED
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.store.committed import MAX_ATTEMPT
+from headrace.jobs.store.agreement import TEMPLATE, agreed_identity, check_fingerprint
 from headrace.jobs.store.done_ids import DoneIds
-from headrace.jobs.store.failure_log import TROUBLE_NAME, TroubleLog
-from headrace.jobs.store.fingerprint import fingerprint_of, first_difference
-from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, rows_in_flight
+from headrace.jobs.store.failure_log import FAILURE_LOG_NAME, FailureLog
+from headrace.jobs.store.fingerprint import fingerprint_of
+from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, lines_in_flight
 from headrace.jobs.store.journal import Journal
 from headrace.jobs.store.lock import JobLock
-from headrace.jobs.store.manifest import (
-    DeadlineSet,
-    Manifest,
-    Pass,
-    State,
-    manifest_path,
-    read_manifest,
-    write_manifest,
-)
+from headrace.jobs.store.manifest import Manifest, State, manifest_path, read_manifest
+from headrace.jobs.store.manifest_file import ManifestFile
+from headrace.jobs.store.passes import choose_deadline, choose_lines, choose_pass
 from headrace.jobs.store.publish import publish
 from headrace.jobs.store.record import Record
-from headrace.jobs.store.redo import Where
 from headrace.jobs.store.segments import remove_segments
 from headrace.jobs.store.status_file import STATUS_NAME
-from headrace.jobs.times import deadline_at
 
-TEMPLATE = "template"
-CANCEL = "cancel"  # a file: somebody wants the job to stop
+CANCEL = "cancel"  # this file exists after a request to stop the job
 
 
 class JobDirectory:
-    """Owned by the process that runs the job. Nothing is changed before `begin`, but for a torn tail, which is cut."""
+    """Changes nothing before `begin`, except that it cuts a torn tail of the journal."""
 
     def __init__(self, job: JobSpec, source: Source, lock: JobLock, earlier: Manifest | None) -> None:
         self.path = job.directory
         self._job = job
-        self._source = source
         self._lock = lock
         self._earlier = None if job.overwrite else earlier
         self._given_up = earlier if job.overwrite else None
-        self._identity = self._check_identity()
+        self._identity = agreed_identity(job, source, self._earlier)
         self._fingerprint = fingerprint_of(job)
-        self._check_fingerprint()
-        self.current = self._choose_pass()
+        check_fingerprint(job, self._fingerprint, self._earlier)
+        self.current = choose_pass(job, self._earlier)
         last = self._earlier or self._given_up
         self._epoch = last.epoch + 1 if last else 1
         self._first_epoch = self._earlier.first_epoch if self._earlier else self._epoch
@@ -75,15 +64,13 @@ class JobDirectory:
             watch=replayed.add,
         )
         self.seen_ids = replayed.ids.seen()
-        self.redone = self._choose_rows()
-        self._errors_before = None if self.redone or self.journal.has_several else replayed.errors
+        self.redone = choose_lines(job, self.current, self.journal)
+        self._errors_before = None if self.redone or self.journal.has_repeats else replayed.errors
         self.num_before = self.journal.num_done - len(self.redone)
-        self.lost_rows = self._find_lost_rows()
-        self.deadline = self._choose_deadline()
+        self.lost_lines = self._find_lost_lines()
+        self.deadline = choose_deadline(job, self.current, self._earlier)
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
-        self._manifest: Manifest | None = None  # once it has begun
-        self._manifest_name = str(manifest_path(self.path))
-        self._signature: tuple[int, int] | None = None
+        self._manifest = ManifestFile(self.path, epoch=self._epoch)
 
     @classmethod
     def open(cls, job: JobSpec, source: Source) -> JobDirectory:
@@ -92,7 +79,7 @@ class JobDirectory:
             path.mkdir(exist_ok=True)
             lock = JobLock.take(path / "lock")
         except OSError as error:
-            raise job_error(f"the job's directory {path} cannot be written: {error.strerror}", error) from error
+            raise job_error(f"the job directory {path} cannot be written: {error.strerror}", error) from error
         crash_points.reach("lock-taken")
         try:
             return cls(job, source, lock, _read_earlier(path, job))
@@ -108,7 +95,7 @@ class JobDirectory:
 
     @property
     def is_published(self) -> bool:
-        """Completed, its output in place, in the order and the format that are asked for."""
+        """Whether the output exists, in the requested order and format."""
         earlier = self._earlier
         return (
             earlier is not None
@@ -120,35 +107,38 @@ class JobDirectory:
 
     @property
     def state_when_done(self) -> State:
-        """Of a job that has nothing left to do."""
+        """The state of a job that has nothing left to do."""
         has_expired = self.journal.num_errors and any(record.error == EXPIRED for record in self.journal.records())
         return "expired" if has_expired else "completed"
 
     def is_done(self, index: int) -> bool:
-        """Whether the row is to be skipped."""
+        """Whether the line is skipped."""
         return self.journal.is_done(index) and index not in self.redone
 
     def has_result(self, index: int) -> bool:
-        """Whether the row is done, and has been done again if it is to be."""
+        """Whether the line is done, and repeated if this pass repeats it."""
         return self.journal.is_done(index) and (
             index not in self.redone or self.journal.last_attempt(index) >= self.current.number
         )
 
-    def _find_lost_rows(self) -> list[int]:
-        """That were in flight when the process before this one ended without a word."""
+    def _find_lost_lines(self) -> list[int]:
+        """Lines in flight when the previous process was killed."""
         earlier = self._earlier
         if earlier is None or earlier.state != "running":
             return []
-        rows = rows_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
-        return [row for row in rows or () if not self.has_result(row)]
+        lines = lines_in_flight(self.path / IN_FLIGHT_NAME, epoch=earlier.epoch)
+        return [line for line in lines or () if not self.has_result(line)]
 
     @property
     def epoch(self) -> int:
         return self._epoch
 
-    def trouble_log(self) -> TroubleLog:
-        return TroubleLog(
-            self.path / TROUBLE_NAME, epoch=self._epoch, first_epoch=self._first_epoch, turn=self.current.number
+    def failure_log(self) -> FailureLog:
+        return FailureLog(
+            self.path / FAILURE_LOG_NAME,
+            epoch=self._epoch,
+            first_epoch=self._first_epoch,
+            pass_number=self.current.number,
         )
 
     @property
@@ -158,12 +148,12 @@ class JobDirectory:
     # Running.
 
     def begin(self, *, template: str | None = None, num_expected: int | None = None) -> None:
-        """From here on the job is this process's, and the one that had it before can write no more."""
+        """Take the job over: an older process that still runs can write no more."""
         self._check_template(template)
         if self._earlier is None and self._given_up is None:
-            remove_segments(self.path)  # without a manifest they are what an unfinished removal has left
+            remove_segments(self.path)  # left over from a removal that was interrupted
             sync_directory(self.path.parent)
-        self._write(
+        self._manifest.write(
             Manifest(
                 job_id=self.job_id,
                 state="running",
@@ -181,11 +171,18 @@ class JobDirectory:
             )
         )
         remove_segments(self.path, before_epoch=self._first_epoch)
-        for name in (STATUS_NAME, f"{STATUS_NAME}.tmp"):  # what they say is of a process that has gone
+        for name in (STATUS_NAME, f"{STATUS_NAME}.tmp"):  # written by an earlier process
             (self.path / name).unlink(missing_ok=True)
         if self._job.overwrite:
             (self.path / CANCEL).unlink(missing_ok=True)
-        self.journal.guard(self.is_ours)
+        self.journal.guard(self._manifest.is_ours)
+
+    def _check_template(self, template: str | None) -> None:
+        """The template is known only once the model is open; a run without a model keeps the earlier value."""
+        known = self._earlier.fingerprint.get(TEMPLATE) if self._earlier else None
+        self._fingerprint[TEMPLATE] = template or known
+        if known is not None:
+            check_fingerprint(self._job, self._fingerprint, self._earlier)
 
     def append(self, index: int, result: bytes, *, error: str | None = None) -> bool:
         return self.journal.append(index, result, self.current.number, error)
@@ -194,21 +191,21 @@ class JobDirectory:
         self.journal.flush()
 
     @property
-    def num_gathered_bytes(self) -> int:
-        return self.journal.num_gathered_bytes
+    def num_buffered_bytes(self) -> int:
+        return self.journal.num_buffered_bytes
 
     @property
     def seconds_to_flush(self) -> float | None:
         return self.journal.seconds_to_flush
 
-    def marks(self, errors: Counter[str]) -> dict[str, Any]:
-        """What a status says of the journal, so that it can be told later whether it is still right."""
+    def journal_fields(self, errors: Counter[str]) -> dict[str, Any]:
+        """Fields of `JobStatus` by which `job_view` decides later whether the status is still right."""
         journal, before = self.journal, self._errors_before
         return {
             "epoch": self._epoch,
             "journal_bytes": journal.num_bytes,
-            "error_lines": None if before is None else dict(before + errors - journal.gathered_errors()),
-            "lines_held": journal.num_gathered,
+            "error_lines": None if before is None else dict(before + errors - journal.buffered_errors()),
+            "lines_held": journal.num_buffered,
         }
 
     @property
@@ -216,7 +213,7 @@ class JobDirectory:
         return str(format_of(self._job.output, self._job.output_format))
 
     def publish(self, state: State = "completed") -> None:
-        """Everything is done: commit, merge, rename; and then the job is completed, or expired."""
+        """Everything is done: commit, merge into the output, rename, and set the final state."""
         self.journal.commit()
         crash_points.reach("input-ended")
         in_order = self._job.keep_order
@@ -227,18 +224,19 @@ class JobDirectory:
             directory=self.path,
             num_results=self.journal.num_done,
         )
-        assert self._manifest is not None
-        self._write(
-            replace(self._manifest, state=state, published_in_order=in_order, published_format=self._output_format)
+        manifest = self._manifest.written
+        assert manifest is not None
+        self._manifest.write(
+            replace(manifest, state=state, published_in_order=in_order, published_format=self._output_format)
         )
-        (self.path / CANCEL).unlink(missing_ok=True)  # it came too late
+        (self.path / CANCEL).unlink(missing_ok=True)  # too late
         crash_points.reach("completed")
 
     def stop(self, state: State, reason: str) -> None:
-        """Commit what there is and say why it goes no further."""
+        """Commit the results so far and record why the job stops."""
         self.journal.commit()
-        if self._manifest is not None:
-            self._write(self._manifest.with_state(state, reason))
+        if self._manifest.written is not None:
+            self._manifest.write(self._manifest.written.with_state(state, reason))
         if state == "cancelled":
             (self.path / CANCEL).unlink(missing_ok=True)
 
@@ -246,119 +244,17 @@ class JobDirectory:
         self.journal.close()
         _leave(self.path, self._lock)
 
-    # What it must agree with.
-
-    def _check_identity(self) -> SourceIdentity | None:
-        if self._earlier is None:
-            return self._source.identity()
-        earlier = self._earlier.identity
-        if earlier is None:
-            raise JobError(
-                f"the job in {self.path} read its input from a pipe, which cannot be read again: what it committed is "
-                f"had with 'headrace status {self.path} --results'; give another output with -o, or --overwrite"
-            )
-        if self._source.identity(0) is None:
-            raise JobError(
-                f"the job in {self.path} was begun with the input {self._earlier.input}, now it is "
-                f"{self._job.input}, which is no file; name the file, give another output with -o, or --overwrite"
-            )
-        change = what_changed(self._source, earlier)
-        if change is not None:
-            raise JobError(
-                f"the input is not what it was when the job in {self.path} began: {change}; restore it, give another "
-                "output with -o, or --overwrite"
-            )
-        return self._source.identity() if num_bytes(self._job.input) > earlier.size else earlier
-
-    def _check_template(self, template: str | None) -> None:
-        """Known only when the model is there; a run without a model keeps what was known."""
-        known = self._earlier.fingerprint.get(TEMPLATE) if self._earlier else None
-        self._fingerprint[TEMPLATE] = template or known
-        if known is not None:
-            self._check_fingerprint()
-
-    def _check_fingerprint(self) -> None:
-        if self._earlier is None:
-            return
-        known = {
-            name: value
-            for name, value in self._earlier.fingerprint.items()
-            if name in self._fingerprint or name != TEMPLATE
-        }
-        difference = first_difference(known, self._fingerprint)
-        if difference is not None:
-            name, old, new = difference
-            raise JobError(
-                f"the job in {self.path} was begun with {name}={_shown(old)}, now {name}={_shown(new)}: its results "
-                "would not belong together; give the earlier value, another output with -o, or --overwrite"
-            )
-
-    def _choose_pass(self) -> Pass:
-        """The one that was interrupted, or with --redo another one over the same rows."""
-        current = self._earlier.current if self._earlier else Pass()
-        where, overrides = self._job.redo, dict(self._job.overrides)
-        if where is None:
-            return current
-        if self._earlier is None:
-            raise JobError(f"--redo {where!r}: there is no job in {self.path} whose rows could be done again")
-        is_same = (current.where, current.overrides) == (where, overrides)
-        if is_same and not self._earlier.is_done:
-            return current
-        if current.number == MAX_ATTEMPT:
-            raise JobError(f"the job in {self.path} was redone {MAX_ATTEMPT} times, which is the most; --overwrite it")
-        return Pass(number=current.number + 1, where=where, overrides=overrides)
-
-    def _choose_deadline(self) -> DeadlineSet | None:
-        """The moment that was meant when it was first given in this pass."""
-        text, known = self._job.deadline, self._earlier.deadline if self._earlier else None
-        if text is None:
-            return None
-        if known is not None and (known.text, known.turn) == (text, self.current.number):
-            return known
-        return DeadlineSet(text=text, turn=self.current.number, at=deadline_at(text, now=time.time()))
-
-    def _choose_rows(self) -> Bitmap:
-        rows = Bitmap()
-        if self._job.redo is None:
-            return rows
-        where = Where(self._job.redo)
-        for record in self.journal.records():
-            if where.matches(record) and self.journal.last_attempt(record.index) < self.current.number:
-                rows.add(record.index)
-        where.refuse_unseen()
-        return rows
-
-    # The manifest.
-
-    def _write(self, manifest: Manifest) -> None:
-        try:
-            write_manifest(self.path, manifest)
-        except OSError as error:
-            raise job_error(f"the job's directory {self.path} cannot be written: {error.strerror}", error) from error
-        self._manifest = manifest
-        self._signature = self._sign()
-
-    def _sign(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._manifest_name)
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
-
     def is_ours(self) -> bool:
         """Whether no other process has taken the job over."""
-        if self._sign() == self._signature:
-            return True
-        found = read_manifest(self.path)
-        return found is not None and found.epoch == self._epoch
+        return self._manifest.is_ours()
 
 
 class _Replayed:
-    """What is learnt of the records of a journal as it is opened."""
+    """Collects facts from the records of a journal while it is replayed."""
 
     def __init__(self, directory: Path) -> None:
         self.ids = DoneIds(directory)
-        self.errors: Counter[str] = Counter()  # by code; of rows with several results, all
+        self.errors: Counter[str] = Counter()  # by code; counts all results of a line
 
     def add(self, record: Record) -> None:
         self.ids.add(record)
@@ -381,12 +277,13 @@ def _read_earlier(path: Path, job: JobSpec) -> Manifest | None:
 def _refuse_cancelled(path: Path, manifest: Manifest) -> None:
     if manifest.state == "cancelled" or (path / CANCEL).exists():
         raise JobError(
-            f"the job in {path} was cancelled; 'headrace cancel --undo {path}' lets it go on, --overwrite starts anew"
+            f"the job in {path} was cancelled; 'headrace cancel --undo {path}' lets it continue, --overwrite starts "
+            "over"
         )
 
 
 def _leave(path: Path, lock: JobLock) -> None:
-    """A directory in which nothing ever began is removed."""
+    """Removes a directory in which no job was started."""
     if not manifest_path(path).exists():
         (path / "lock").unlink(missing_ok=True)
     lock.release()
@@ -398,7 +295,3 @@ def _leave(path: Path, lock: JobLock) -> None:
 
 def _full_name(path: str) -> str:
     return path if is_url(path) else os.path.realpath(local_path(path))
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)

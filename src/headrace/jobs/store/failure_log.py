@@ -1,6 +1,7 @@
-"""What went wrong in a job and what was done about it: `trouble.jsonl`, appended to on failures and never else.
+"""The failure log of a job, `trouble.jsonl`: what failed and what was done about it. Appended only on failures.
 
-It decides nothing about results: those are in the journal. A record that is torn or cannot be written costs a count.
+It does not affect results, which are in the journal. A record that is torn or cannot be written only loses a count.
+Fields whose names differ from the keys on disk name their key, so that logs of earlier versions stay readable.
 """
 
 from __future__ import annotations
@@ -15,72 +16,73 @@ import msgspec
 
 from headrace.jobs.files import sync_data
 
-TROUBLE_NAME = "trouble.jsonl"
+FAILURE_LOG_NAME = "trouble.jsonl"
 
-# How an engine was lost: by an exception, with its device's context, or with the whole process of the job.
+# How an engine was lost: by an exception, with the context of its device, or with the whole process of the job.
 Loss = Literal["engine", "device", "process"]
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Rows that are to run with no others beside them."""
+    """Lines that run with no others beside them, to find out whether one of them kills the engine. If the first half of
+    a group that killed the engine does not, then the other half does."""
 
-    rows: list[int]
-    is_twin: bool = False  # the other half of a group that killed the engine; if that half does not, this one must
-    num_rows: int = 1  # when it began: those that are done leave it
-    evidence: int = 0  # against a row that was alone from the beginning
+    lines: list[int] = msgspec.field(name="rows")
+    is_other_half: bool = msgspec.field(name="is_twin", default=False)
+    num_lines: int = msgspec.field(name="num_rows", default=1)  # when the trial started; lines that are done leave it
+    evidence: int = 0  # against a line that ran alone from the start of its trial
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    last: list[int] = []  # in flight at the last death, while no trial went on
-    trials: list[Trial] = []  # the last one is the next
+    last: list[int] = []  # lines in flight at the last death, if no trial was running
+    trials: list[Trial] = []  # a stack: the last one runs next
 
 
-class Retried(msgspec.Struct, frozen=True, tag_field="what", tag="retry"):
-    row: int
+class Retry(msgspec.Struct, frozen=True, tag_field="what", tag="retry"):
+    line: int = msgspec.field(name="row")
     cause: str
 
 
-class Died(msgspec.Struct, frozen=True, tag_field="what", tag="death"):
+class EngineDeath(msgspec.Struct, frozen=True, tag_field="what", tag="death"):
     loss: Loss
     reason: str
-    rows: list[int]  # in flight
-    num_done: int  # rows of the job
-    suspicion: Suspicion  # after it
-    num_idle: int = 0  # deaths in a row, this one included, without a row done or a suspicion narrowed
+    lines: list[int] = msgspec.field(name="rows")  # in flight
+    num_done: int  # lines of the job
+    suspicion: Suspicion  # after this death
+    num_idle: int = 0  # consecutive deaths, this one included, without progress: no line done, no suspicion narrowed
     epoch: int | None = None  # of the process that was lost
 
 
-class Convicted(msgspec.Struct, frozen=True, tag_field="what", tag="poison"):
-    row: int
-    num_answered: int  # rows of the job, by then
+class PoisonLine(msgspec.Struct, frozen=True, tag_field="what", tag="poison"):
+    line: int = msgspec.field(name="row")
+    num_answered: int  # lines of the job at that time
 
 
-class Refused(msgspec.Struct, frozen=True, tag_field="what", tag="poison-request"):
-    """What a convicted row asked for: another row that asks for the same is refused without a search."""
+class PoisonRequest(msgspec.Struct, frozen=True, tag_field="what", tag="poison-request"):
+    """The request of a line that kills the engine: later lines with the same request are refused without a search."""
 
     digest: str
 
 
-class Climbed(msgspec.Struct, frozen=True, tag_field="what", tag="memory"):
-    """A rung of the ladder for a device whose memory ran out."""
+class MemoryStep(msgspec.Struct, frozen=True, tag_field="what", tag="memory"):
+    """A step of the memory ladder: the device ran out of memory, and the engine restarts with other settings."""
 
     rung: str
-    given: dict[str, Any]  # the user's settings; with others the ladder begins anew
-    settings: dict[str, Any]  # that take their place
-    num_done: int  # rows of the job, by then
+    given: dict[str, Any]  # the user's settings; if they change, the ladder starts over
+    settings: dict[str, Any]  # that replace them
+    num_done: int  # lines of the job at that time
 
 
-Event = Retried | Died | Convicted | Refused | Climbed
+Event = Retry | EngineDeath | PoisonLine | PoisonRequest | MemoryStep
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True):
     epoch: int
-    turn: int  # the pass over the input
+    pass_number: int = msgspec.field(name="turn")
     event: Event
 
 
 @dataclass(frozen=True)
-class TroubleCounts:
+class FailureCounts:
     retries: dict[str, int] = field(default_factory=dict)  # by cause
     deaths: dict[str, int] = field(default_factory=dict)  # by loss
     poison_rows: int = 0
@@ -97,50 +99,50 @@ class TroubleCounts:
         }
 
 
-class TroubleLog:
-    """Owned by the process that runs the job; `events` are those of this pass over the input, oldest first."""
+class FailureLog:
+    """Owned by the process that runs the job. `events` are those of the current pass, oldest first."""
 
-    def __init__(self, path: Path | None, *, epoch: int = 1, first_epoch: int = 0, turn: int = 1) -> None:
-        """Without a path everything is only remembered."""
+    def __init__(self, path: Path | None, *, epoch: int = 1, first_epoch: int = 0, pass_number: int = 1) -> None:
+        """Without a path, events are kept in memory only."""
         self._path = path
         self._epoch = epoch
-        self._turn = turn
+        self._pass_number = pass_number
         self._encoder = msgspec.json.Encoder()
         self._counter = _Counter()
-        self.events: list[Event] = []  # without retries, of which there may be many
-        self.num_retries: Counter[int] = Counter()  # by row
-        for line in read_lines(path) if path is not None else ():
-            if line.epoch >= first_epoch and line.turn == turn:
-                self._take(line.event)
+        self.events: list[Event] = []  # without retries, which may be many
+        self.num_retries: Counter[int] = Counter()  # by line
+        for entry in read_entries(path) if path is not None else ():
+            if entry.epoch >= first_epoch and entry.pass_number == pass_number:
+                self._take(entry.event)
 
     def append(self, event: Event) -> None:
         self._take(event)
         if self._path is not None:
-            data = self._encoder.encode(_Line(self._epoch, self._turn, event)) + b"\n"
+            data = self._encoder.encode(_Entry(self._epoch, self._pass_number, event)) + b"\n"
             try:
-                _append(self._path, data, is_synced=not isinstance(event, Retried))
+                _append(self._path, data, is_synced=not isinstance(event, Retry))
             except OSError:
-                pass  # a disk that is full or broken is the journal's to tell
+                pass  # the journal reports a disk that is full or broken
 
-    def forget_done(self, row: int) -> None:
-        """Its retries need not be counted any more."""
-        self.num_retries.pop(row, None)
+    def forget_done(self, line: int) -> None:
+        """Its retries are no longer counted."""
+        self.num_retries.pop(line, None)
 
     @property
-    def counts(self) -> TroubleCounts:
+    def counts(self) -> FailureCounts:
         return self._counter.counts
 
     @property
     def has_lost_process(self) -> bool:
-        return any(isinstance(event, Died) and event.loss != "engine" for event in self.events)
+        return any(isinstance(event, EngineDeath) and event.loss != "engine" for event in self.events)
 
-    def last_death(self) -> Died | None:
-        return next((event for event in reversed(self.events) if isinstance(event, Died)), None)
+    def last_death(self) -> EngineDeath | None:
+        return next((event for event in reversed(self.events) if isinstance(event, EngineDeath)), None)
 
     def _take(self, event: Event) -> None:
         self._counter.add(event)
-        if isinstance(event, Retried):
-            self.num_retries[event.row] += 1
+        if isinstance(event, Retry):
+            self.num_retries[event.line] += 1
         else:
             self.events.append(event)
 
@@ -154,42 +156,42 @@ class _Counter:
 
     def add(self, event: Event) -> None:
         match event:
-            case Retried(cause=cause):
+            case Retry(cause=cause):
                 self._retries[cause] += 1
-            case Died(loss=loss):
+            case EngineDeath(loss=loss):
                 self._deaths[loss] += 1
-            case Convicted():
+            case PoisonLine():
                 self._num_poison += 1
-            case Climbed(rung=rung):
+            case MemoryStep(rung=rung):
                 self._rungs.append(rung)
 
     @property
-    def counts(self) -> TroubleCounts:
-        return TroubleCounts(dict(self._retries), dict(self._deaths), self._num_poison, list(self._rungs))
+    def counts(self) -> FailureCounts:
+        return FailureCounts(dict(self._retries), dict(self._deaths), self._num_poison, list(self._rungs))
 
 
-def counts_of(directory: Path, *, first_epoch: int) -> TroubleCounts:
-    """Of all passes, for others to see."""
+def counts_of(directory: Path, *, first_epoch: int) -> FailureCounts:
+    """Counts over all passes, for `job_view`."""
     counter = _Counter()
-    for line in read_lines(directory / TROUBLE_NAME):
-        if line.epoch >= first_epoch:
-            counter.add(line.event)
+    for entry in read_entries(directory / FAILURE_LOG_NAME):
+        if entry.epoch >= first_epoch:
+            counter.add(entry.event)
     return counter.counts
 
 
-def read_lines(path: Path) -> list[_Line]:
-    """Whole ones."""
+def read_entries(path: Path) -> list[_Entry]:
+    """All complete entries of the log."""
     try:
         data = path.read_bytes()
     except OSError:
         return []
-    decoder, lines = msgspec.json.Decoder(_Line), []
+    decoder, entries = msgspec.json.Decoder(_Entry), []
     for text in data.splitlines():
         try:
-            lines.append(decoder.decode(text))
+            entries.append(decoder.decode(text))
         except (msgspec.MsgspecError, UnicodeError):
             pass  # torn
-    return lines
+    return entries
 
 
 def _append(path: Path, data: bytes, *, is_synced: bool) -> None:
@@ -197,7 +199,7 @@ def _append(path: Path, data: bytes, *, is_synced: bool) -> None:
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data  # what a crash has torn stays alone in its line
+            data = b"\n" + data  # a record torn by a crash stays on a line of its own
         os.write(descriptor, data)
         if is_synced:
             sync_data(descriptor)

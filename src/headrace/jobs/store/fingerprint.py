@@ -1,4 +1,4 @@
-"""What a job's results depend on, so that results of two different jobs never end up in one output."""
+"""What a job's results depend on. Compared when a job is resumed, so that one output never mixes two jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.jobs.spec import JobSpec
 
 SMALL_FILE_BYTES = 1 << 20
 
-# Of the engine's settings, those that change answers. The others may be changed when a job is resumed.
+# Engine settings that change answers. The others may differ when a job is resumed.
 _SETTINGS = (
     "model",
     "revision",
@@ -28,26 +28,26 @@ _SETTINGS = (
 
 
 def fingerprint_of(job: JobSpec) -> dict[str, Any]:
-    """Flat, with a name for each thing that may differ."""
+    """A flat dictionary, so that a difference has one name. Stored in the manifest."""
     settings = {name: value for name, value in asdict(job.config).items() if name in _SETTINGS}
     sampling = {f"sampling.{name}": value for name, value in sorted(job.defaults.items())}
     return {**settings, "model_files": _digest_of_model(job.config.model), **_reading(job), **sampling}
 
 
 def _reading(job: JobSpec) -> dict[str, Any]:
-    """How the input becomes requests."""
-    rows = job.template
+    """How input lines become requests."""
+    template = job.template
     return {
         "input_format": f"{format_of(job.input, job.input_format)}",
-        "prompt": rows.prompt.source if rows is not None and rows.prompt is not None else None,
-        "system": rows.system.source if rows is not None and rows.system is not None else None,
-        "messages_column": rows.messages_column if rows is not None else None,
-        "chat": rows is not None and rows.is_chat,
+        "prompt": template.prompt.source if template is not None and template.prompt is not None else None,
+        "system": template.system.source if template is not None and template.system is not None else None,
+        "messages_column": template.messages_column if template is not None else None,
+        "chat": template is not None and template.is_chat,
     }
 
 
 def first_difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Its name and both values; None where a value was not given."""
+    """The name and both values; a value is None if it was not given."""
     for name in sorted({*earlier, *now}):
         if earlier.get(name) != now.get(name):
             return name, earlier.get(name), now.get(name)
@@ -59,7 +59,7 @@ def digest_of_template(templates: Mapping[str, str] | None) -> str | None:
 
 
 def _digest_of_model(model: str) -> str | None:
-    """Names and sizes of a local model's files, and what its small files say; None for one that the hub names."""
+    """Names and sizes of a local model's files, and the contents of small ones; None for a model of the hub."""
     path = Path(model)
     if not path.exists():
         return None

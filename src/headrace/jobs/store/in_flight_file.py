@@ -1,7 +1,7 @@
-"""Which rows were in flight, for the case that the engine takes the whole process with it: `OUTPUT.job/in-flight`.
+"""The lines in flight, for the case that an engine kills the whole process: `OUTPUT.job/in-flight`.
 
-It is overwritten before each round of submissions with one write of a few kilobytes, which is never synced: it has to
-survive the process, not the machine. A machine that was started again since is no engine's fault.
+It is overwritten before each round of submissions with one write of a few kilobytes, never synced: it must survive the
+process, not the machine. After a reboot its contents are ignored, since no line is to blame for that.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from zlib import crc32
 
 IN_FLIGHT_NAME = "in-flight"
 
-_HEAD = struct.Struct("=4sI16sQQ")  # magic, checksum of all that follows, boot, epoch, number of places
+_HEAD = struct.Struct("=4sI16sQQ")  # magic, checksum of everything after it, boot id, epoch, number of places
 _BODY = struct.Struct("=16sQQ")
 _MAGIC = b"HRIF"
-_EMPTY = 0  # a place has a row's number plus one
+_EMPTY = 0  # a place holds the index of a line plus one
 
 
 class InFlightFile:
-    """Owned by the process that runs the job. What cannot be written is not known later, and stops nothing."""
+    """Owned by the process that runs the job. A failed write is ignored: it only loses information."""
 
     def __init__(self, path: Path | None, *, epoch: int = 1) -> None:
         self._epoch = epoch
         self._places = array("Q")
-        self._place_of: dict[int, int] = {}  # by row
+        self._place_of: dict[int, int] = {}  # by line
         self._free: list[int] = []
         self._descriptor: int | None = None
         if path is not None:
@@ -38,25 +38,25 @@ class InFlightFile:
                 pass
         self._write()
 
-    def add(self, rows: Iterable[int]) -> None:
-        """To be called before they are submitted."""
+    def add(self, lines: Iterable[int]) -> None:
+        """Call it before the lines are submitted."""
         if self._descriptor is None:
             return
-        for row in rows:
-            if row in self._place_of:
+        for line in lines:
+            if line in self._place_of:
                 continue
             if self._free:
                 place = self._free.pop()
-                self._places[place] = row + 1
+                self._places[place] = line + 1
             else:
                 place = len(self._places)
-                self._places.append(row + 1)
-            self._place_of[row] = place
+                self._places.append(line + 1)
+            self._place_of[line] = place
         self._write()
 
-    def remove(self, row: int) -> None:
-        """It is in the file until rows are added: by then the journal has its result, which counts."""
-        place = self._place_of.pop(row, None)
+    def remove(self, line: int) -> None:
+        """It stays in the file until lines are added. By then the journal has its result, which takes precedence."""
+        place = self._place_of.pop(line, None)
         if place is not None:
             self._places[place] = _EMPTY
             self._free.append(place)
@@ -73,15 +73,15 @@ class InFlightFile:
     def _write(self) -> None:
         if self._descriptor is None:
             return
-        body = _BODY.pack(_boot(), self._epoch, len(self._places)) + self._places.tobytes()
+        body = _BODY.pack(boot_id(), self._epoch, len(self._places)) + self._places.tobytes()
         try:
             os.pwrite(self._descriptor, _MAGIC + struct.pack("=I", crc32(body)) + body, 0)
         except OSError:
             pass
 
 
-def rows_in_flight(path: Path, *, epoch: int) -> list[int] | None:
-    """When the process of that epoch ended; None: not known, or its machine ended too."""
+def lines_in_flight(path: Path, *, epoch: int) -> list[int] | None:
+    """Lines in flight when the process of that epoch ended; None: unknown, or the machine was rebooted since."""
     try:
         data = path.read_bytes()
         magic, checksum, boot, found, num_places = _HEAD.unpack_from(data)
@@ -89,14 +89,14 @@ def rows_in_flight(path: Path, *, epoch: int) -> list[int] | None:
     except (OSError, struct.error, MemoryError, OverflowError):
         return None
     is_whole = magic == _MAGIC and crc32(data[8 : _HEAD.size + 8 * num_places]) == checksum
-    if not is_whole or (boot, found) != (_boot(), epoch):
+    if not is_whole or (boot, found) != (boot_id(), epoch):
         return None
     return [place - 1 for place in places if place != _EMPTY]
 
 
 @lru_cache(1)
-def _boot() -> bytes:
-    """Tells one start of the machine from another, where the system has a name for it."""
+def boot_id() -> bytes:
+    """Differs between boots of the machine; zeros where the system has no boot id."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):

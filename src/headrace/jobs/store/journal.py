@@ -1,11 +1,11 @@
-"""The journal of a job: its results themselves, appended once each, and nothing beside them that could disagree.
+"""The journal of a job: the results themselves, each appended once. No index or counter beside it can disagree with it.
 
-    append ──▶ gathered ──▶ written: survives the process ──▶ promised: survives the machine
+    append ──▶ buffered ──▶ written: survives the process ──▶ synced: survives the machine
                       flush                         256 results or 50 ms
 
-Opening replays the segments, cuts a torn tail, and starts a segment of a new epoch. When the disk is full, what could
-not be written stays gathered, and what was written and not promised is gathered again: `flush` may be called until it
-works.
+Opening it replays the segments and cuts a torn tail; the first write starts a segment of the new epoch. On a full disk,
+results that could not be written stay buffered, and results that were written but not synced are buffered again:
+`flush` can be called until it succeeds.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from headrace.jobs.store.syncer import Syncer
 
 GROUP_RESULTS = 256
 GROUP_SECONDS = 0.05
-MAX_UNPROMISED = 16 * GROUP_RESULTS  # past this the writer waits for the disk
+MAX_UNSYNCED = 16 * GROUP_RESULTS  # past this, `flush` waits for the disk
 SEGMENT_BYTES = 1 << 30
 
 Watch = Callable[[Record], None]
-Entry = tuple[int, int, str | None, bytes]  # the arguments of `encode`, called for many at once
+Entry = tuple[int, int, str | None, bytes]  # the arguments of `encode`, which runs for a whole batch
 
 
 class Journal:
-    """Owned by the one process that holds the job's lock; used by one thread."""
+    """Owned by the process that holds the job's lock; used by one thread."""
 
     def __init__(
         self, directory: Path, *, epoch: int, committed: Committed, segments: list[Segment], num_damaged: int
     ) -> None:
         self.epoch = epoch
-        self.num_damaged = num_damaged  # lines that were skipped in replay; their rows are done again
+        self.num_damaged = num_damaged  # records that replay skipped; their lines are computed again
         self.num_bytes = sum(segment.end or 0 for segment in segments)
         self._directory = directory
         self._committed = committed
         self._segments = segments
-        self._gathered: list[Entry] = []
-        self._unpromised: deque[tuple[int, list[Entry]]] = deque()  # that were written, and how many with those before
+        self._buffered: list[Entry] = []
+        self._unsynced: deque[tuple[int, list[Entry]]] = deque()  # batches, each with `_num_written` after it
         self._number = 0
         self._descriptor: int | None = None
         self._syncer: Syncer | None = None
         self._size = 0
         self._num_written = 0  # in the current segment
-        self._num_asked = 0
-        self._asked_at = monotonic()
+        self._num_requested = 0
+        self._requested_at = monotonic()
         self._may_write: Callable[[], bool] = lambda: True
 
     @classmethod
@@ -67,7 +67,7 @@ class Journal:
         sealed: Mapping[str, int] | None = None,
         watch: Watch | None = None,
     ) -> Journal:
-        """`sealed` has the sizes that segments had when a later epoch began; `watch` sees each record of them."""
+        """`sealed`: sizes of segments when a later epoch started. `watch` is called with each replayed record."""
         committed, segments, num_damaged = Committed(), [], 0
         for segment in find_segments(directory, epochs=range(first_epoch, epoch), sealed=sealed or {}):
             end, bad = _replay(segment, committed, watch)
@@ -76,12 +76,12 @@ class Journal:
         return cls(directory, epoch=epoch, committed=committed, segments=segments, num_damaged=num_damaged)
 
     def guard(self, may_write: Callable[[], bool]) -> None:
-        """Asked before each write: False once another process has taken the job over."""
+        """`may_write` is called before each write: False once another process has taken the job over."""
         self._may_write = may_write
 
     @property
     def sealed(self) -> dict[str, int]:
-        """The segments of earlier epochs and how much of each counts."""
+        """The segments of earlier epochs, and how many bytes of each count."""
         return {segment.name: segment.end or 0 for segment in self._segments if segment.epoch < self.epoch}
 
     @property
@@ -97,27 +97,27 @@ class Journal:
         return self._committed.num_duplicates
 
     @property
-    def has_several(self) -> bool:
-        """Results of one row."""
-        return self._committed.has_several
+    def has_repeats(self) -> bool:
+        """Whether some line has several results."""
+        return self._committed.has_repeats
 
     @property
-    def num_unpromised(self) -> int:
-        return len(self._gathered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
+    def num_unsynced(self) -> int:
+        return len(self._buffered) + (self._num_written - self._syncer.num_synced if self._syncer else 0)
 
     @property
-    def num_gathered(self) -> int:
-        """Results that wait to be written."""
-        return len(self._gathered)
+    def num_buffered(self) -> int:
+        """Results that are not written yet."""
+        return len(self._buffered)
 
-    def gathered_errors(self) -> Counter[str]:
-        """Those of them that are errors, by code."""
-        return Counter(error for _, _, error, _ in self._gathered if error is not None)
+    def buffered_errors(self) -> Counter[str]:
+        """Errors among the buffered results, by code."""
+        return Counter(error for _, _, error, _ in self._buffered if error is not None)
 
     @property
-    def num_gathered_bytes(self) -> int:
-        """That wait to be written, about."""
-        return sum(len(entry[3]) + 40 for entry in self._gathered)
+    def num_buffered_bytes(self) -> int:
+        """Approximate size of the buffered results."""
+        return sum(len(entry[3]) + 40 for entry in self._buffered)
 
     def is_done(self, index: int) -> bool:
         return self._committed.is_done(index)
@@ -126,45 +126,45 @@ class Journal:
         return self._committed.last_attempt(index)
 
     def append(self, index: int, result: bytes, attempt: int = 1, error: str | None = None) -> bool:
-        """False: the row has a result of this attempt already, which stays; the new one is counted and dropped."""
+        """False if the line already has a result of this attempt: the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
-        self._gathered.append((index, attempt, error, result))
+        self._buffered.append((index, attempt, error, result))
         crash_points.reach("appended")
         return True
 
     def flush(self) -> None:
-        """Write what was gathered; have it synced when the group is large or old enough."""
-        if self._gathered:
-            self._write_gathered()
+        """Write the buffered results. Request a sync once the group is large or old enough."""
+        if self._buffered:
+            self._write_buffered()
         if self._syncer is None:
             return
         self._check(self._syncer)
-        if self._num_written - self._num_asked >= GROUP_RESULTS or self.seconds_to_flush == 0.0:
-            self._ask(self._syncer)
-        if self.num_unpromised >= MAX_UNPROMISED:
+        if self._num_written - self._num_requested >= GROUP_RESULTS or self.seconds_to_flush == 0.0:
+            self._request_sync(self._syncer)
+        if self.num_unsynced >= MAX_UNSYNCED:
             self.commit()
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """When `flush` should be called next; None: nothing waits for it."""
-        if not self._gathered and self._num_written == self._num_asked:
+        """When `flush` must be called at the latest; None: nothing to flush."""
+        if not self._buffered and self._num_written == self._num_requested:
             return None
-        return max(0.0, self._asked_at + GROUP_SECONDS - monotonic())
+        return max(0.0, self._requested_at + GROUP_SECONDS - monotonic())
 
     def commit(self) -> None:
-        """Flush, and wait for the disk: everything appended is promised."""
-        if self._gathered:
-            self._write_gathered()
+        """Flush and wait for the disk: afterwards everything appended is synced."""
+        if self._buffered:
+            self._write_buffered()
         if self._syncer is not None:
-            self._ask(self._syncer)
+            self._request_sync(self._syncer)
             self._syncer.wait()
             self._check(self._syncer)
         crash_points.reach("synced")
 
     def close(self) -> None:
-        """Gathered results that were not flushed are dropped."""
-        self._gathered.clear()
+        """Drops buffered results that were not flushed."""
+        self._buffered.clear()
         if self._syncer is not None:
             self._syncer.close()
             self._syncer = None
@@ -173,7 +173,7 @@ class Journal:
             self._descriptor = None
 
     def results(self) -> Iterator[tuple[int, bytes]]:
-        """What is committed, one result a row, in the order of commitment."""
+        """Committed results, one per line, in the order of commit."""
         return ((record.index, record.result) for record in self.records())
 
     def records(self, *, in_order: bool = False) -> Iterator[Record]:
@@ -181,20 +181,20 @@ class Journal:
         return reading(self._segments)
 
     def output_lines(self, *, in_order: bool) -> Iterator[bytes]:
-        """The same without their indexes, for the output."""
-        if in_order or self.num_damaged or self._committed.has_several:
+        """The same without indexes, for the output."""
+        if in_order or self.num_damaged or self._committed.has_repeats:
             return (record.result for record in self.records(in_order=in_order))
         return chain.from_iterable(segment.results() for segment in self._segments)
 
     # Writing.
 
-    def _write_gathered(self) -> None:
+    def _write_buffered(self) -> None:
         if not self._may_write():
             raise JobError(
                 f"another process has taken over the job in {self._directory}; this one (epoch {self.epoch}) stops "
-                f"without writing {len(self._gathered):,} results, which the other computes itself"
+                f"without writing {len(self._buffered):,} results, which the other computes itself"
             )
-        data = b"".join([encode(*entry) for entry in self._gathered])
+        data = b"".join([encode(*entry) for entry in self._buffered])
         try:
             if self._descriptor is None or self._size >= SEGMENT_BYTES:
                 self._start_segment()
@@ -203,10 +203,10 @@ class Journal:
             raise self._failure(error) from error
         self._size += len(data)
         self.num_bytes += len(data)
-        self._num_written += len(self._gathered)
-        self._unpromised.append((self._num_written, self._gathered))
-        self._gathered = []
-        self._forget_promised()
+        self._num_written += len(self._buffered)
+        self._unsynced.append((self._num_written, self._buffered))
+        self._buffered = []
+        self._forget_synced()
         crash_points.reach("written")
 
     def _write(self, data: bytes) -> None:
@@ -233,15 +233,15 @@ class Journal:
         crash_points.reach("segment-created")
         self._segments.append(Segment(path, self.epoch, self._number, None))
         self._descriptor, self._syncer = descriptor, Syncer(descriptor)
-        self._size = self._num_written = self._num_asked = 0
+        self._size = self._num_written = self._num_requested = 0
 
     def _end_segment(self) -> None:
-        """The current segment is full: on the disk, and closed."""
+        """Sync and close the current segment, which is full."""
         assert self._descriptor is not None and self._syncer is not None
-        self._ask(self._syncer)
+        self._request_sync(self._syncer)
         self._syncer.wait()
         self._check(self._syncer)
-        self._unpromised.clear()
+        self._unsynced.clear()
         self._leave_segment()
 
     def _leave_segment(self) -> None:
@@ -250,43 +250,43 @@ class Journal:
         os.close(self._descriptor)
         self._descriptor = self._syncer = None
 
-    def _forget_promised(self) -> None:
+    def _forget_synced(self) -> None:
         num_synced = self._syncer.num_synced if self._syncer is not None else 0
-        while self._unpromised and self._unpromised[0][0] <= num_synced:
-            self._unpromised.popleft()
+        while self._unsynced and self._unsynced[0][0] <= num_synced:
+            self._unsynced.popleft()
 
-    def _ask(self, syncer: Syncer) -> None:
-        self._num_asked = self._num_written
-        self._asked_at = monotonic()
-        syncer.ask(self._num_written)
+    def _request_sync(self, syncer: Syncer) -> None:
+        self._num_requested = self._num_written
+        self._requested_at = monotonic()
+        syncer.request(self._num_written)
 
     def _check(self, syncer: Syncer) -> None:
         failure = syncer.failure
         if failure is None:
             return
         if is_no_room(failure):
-            self._gather_unpromised()
+            self._rebuffer_unsynced()
         raise self._failure(failure) from failure
 
-    def _gather_unpromised(self) -> None:
-        """Nobody knows what a failed sync has left of it: it is written again, to another segment. Where both copies
-        are there, the first counts."""
-        self._forget_promised()
-        self._gathered = [entry for _, entries in self._unpromised for entry in entries] + self._gathered
-        self._unpromised.clear()
-        self._committed.has_several = True
+    def _rebuffer_unsynced(self) -> None:
+        """After a failed sync the contents on disk are unknown: write these results again, to another segment. If both
+        copies exist, the first counts."""
+        self._forget_synced()
+        self._buffered = [entry for _, entries in self._unsynced for entry in entries] + self._buffered
+        self._unsynced.clear()
+        self._committed.has_repeats = True
         self._leave_segment()
-        self._num_written = self._num_asked = 0
+        self._num_written = self._num_requested = 0
 
     def _failure(self, error: OSError) -> JobError:
-        """Half a line may have been written: it is cut off, so that what is there stays readable."""
+        """Half a record may have been written: cut it off, so that the segment stays readable."""
         if not is_no_room(error):
-            self._gathered.clear()
+            self._buffered.clear()
         if self._descriptor is not None:
             try:
                 os.ftruncate(self._descriptor, self._size)
             except OSError:
-                self._gather_unpromised()  # and the next replay cuts it
+                self._rebuffer_unsynced()  # the next replay cuts it
         return job_error(
             f"the job's journal in {self._directory} cannot be written: {error.strerror}; what was committed is kept",
             error,
@@ -294,7 +294,7 @@ class Journal:
 
 
 def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tuple[int, int]:
-    """Where the last whole record ends, and how many damaged lines stand before it. What follows it is cut off."""
+    """Where the last complete record ends, and how many damaged records are before it. Cuts off what follows."""
     end = num_damaged = num_bad = 0
     for record, offset in segment.records():
         if record is None:
@@ -311,7 +311,7 @@ def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tupl
 
 
 def _cut(path: Path, end: int) -> None:
-    """Also makes the rest durable: it may have been written by a process that died before its sync."""
+    """Also syncs the rest, which may have been written by a process that died before its sync."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size > end:

@@ -1,4 +1,4 @@
-"""One process a job: an flock, gone with its holder, and a note of who that is."""
+"""One process per job: an flock, which the system releases with its holder, and a note of who holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.errors import JobError
 
-# Whoever only looks (`headrace status`) holds a shared lock for a moment; a job that starts just then tries again.
+# `headrace status` holds a shared lock for a moment; a job that starts at that time tries again.
 NUM_TRIES = 5
 TRY_SECONDS = 0.05
 
@@ -34,7 +34,7 @@ class JobLock:
 
     @classmethod
     def take(cls, path: Path) -> JobLock:
-        """Refused with the holder's name."""
+        """Raises an error that names the holder if another process has the lock."""
         for number in range(NUM_TRIES):
             descriptor = _try(path, fcntl.LOCK_EX)
             if descriptor is not None:
@@ -44,7 +44,7 @@ class JobLock:
             if number < NUM_TRIES - 1:
                 time.sleep(TRY_SECONDS)
         raise JobError(
-            f"the job in {path.parent} is running already: {_read(path) or 'by a process that did not say which'}; "
+            f"the job in {path.parent} is running already: {_read(path) or 'by an unknown process'}; "
             f"see 'headrace status {path.parent}', or stop it with 'headrace cancel {path.parent}'"
         )
 
@@ -59,7 +59,7 @@ class JobLock:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who runs the job now; None: nobody."""
+    """The process that runs the job now; None if there is none."""
     if not path.exists():
         return None
     descriptor = _try(path, fcntl.LOCK_SH)
@@ -70,7 +70,7 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _try(path: Path, kind: int) -> int | None:
-    """An open descriptor with the lock, or None where another process has it."""
+    """An open descriptor with the lock, or None if another process has it."""
     mode = os.O_RDWR | os.O_CREAT if kind == fcntl.LOCK_EX else os.O_RDONLY
     descriptor = os.open(path, mode | os.O_CLOEXEC, 0o666)
     try:
@@ -89,7 +89,7 @@ def _try(path: Path, kind: int) -> int | None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """False: the file was removed, or made anew, between its opening and its lock."""
+    """False if the file was removed or replaced between `open` and `flock`."""
     opened, named = os.fstat(descriptor), os.stat(path)
     return (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)
 

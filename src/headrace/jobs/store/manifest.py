@@ -1,4 +1,7 @@
-"""What a job is, beside its results: whose input and settings they belong to, its state and its epoch."""
+"""The manifest of a job: its input, settings, state, epoch and pass. Everything but the results.
+
+The names of fields are the keys of `manifest.json`: jobs of earlier versions must stay readable.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from headrace.jobs.formats.identity import SourceIdentity
 
 FORMAT = 1
 
-# `running` without a holder of the lock: the process was killed.
-# `expired` is `completed` with lines that a deadline has left without an answer.
+# `running` while nobody holds the lock: the process was killed.
+# `expired`: completed, but a deadline left some lines without an answer.
 State = Literal["running", "stopped", "cancelled", "completed", "expired"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A pass over the input; its number is the attempt of the results that it makes. The first one asks for all rows,
-    later ones for those that match `where`."""
+    """A pass over the input. Its number is the attempt of its results. The first pass runs all lines, later ones those
+    that match `where`."""
 
     number: int = 1
     where: str | None = None
@@ -31,11 +34,11 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineSet:
-    """In a pass: the same words in later runs of it mean the same moment."""
+    """A deadline as first given in a pass. The same text in later runs of that pass means the same time."""
 
     text: str
-    turn: int
-    at: float  # seconds of the Unix epoch
+    turn: int  # the number of the pass
+    at: float  # seconds since the Unix epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,13 @@ class Manifest:
     job_id: str
     state: State
     epoch: int
-    first_epoch: int  # segments of earlier ones belong to a job that was started anew
+    first_epoch: int  # segments of earlier epochs were discarded by --overwrite
     created: str
     input: str
     output: str
-    identity: SourceIdentity | None  # None: from stdin or a pipe, which cannot be read again
+    identity: SourceIdentity | None  # None: stdin or a pipe, which cannot be read again
     fingerprint: dict[str, Any]
-    sealed: dict[str, int] = field(default_factory=dict)  # segments of earlier epochs, and how much of them counts
+    sealed: dict[str, int] = field(default_factory=dict)  # segments of earlier epochs, and how many bytes of each count
     current: Pass = field(default_factory=Pass)
     published_in_order: bool | None = None  # how the output was last published
     published_format: str | None = None
@@ -72,7 +75,7 @@ def manifest_path(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """None: there is no job, or one that died before it began."""
+    """None if there is no job, or one that died before it started."""
     path = manifest_path(directory)
     try:
         data = path.read_bytes()
@@ -83,11 +86,11 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         if (found := msgspec.json.decode(data).get("format")) != FORMAT:
             raise JobError(
-                f"the job in {directory} has format {found}, this version reads {FORMAT}; use the one that made it"
+                f"the job in {directory} has format {found}, this version reads {FORMAT}; use the version that wrote it"
             )
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, AttributeError) as error:
-        raise JobError(f"the job's manifest {path} is damaged: {error}; start the job anew with --overwrite") from error
+        raise JobError(f"the job's manifest {path} is damaged: {error}; start the job over with --overwrite") from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

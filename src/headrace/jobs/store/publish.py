@@ -1,6 +1,6 @@
-"""From a journal to the output, in the output's format: a reader never sees a part.
+"""Writes the results of a journal to the output, in the output's format. Readers never see a partial output.
 
-A local file is merged beside its journal, synced, and then renamed; an object appears in its store when it is whole.
+A local file is written in the job directory, synced, and renamed. An object appears in its store when it is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH_RESULTS = 256
 
 
 def publish(results: Iterable[bytes], output: str, *, format: str, directory: Path, num_results: int) -> None:
-    """A crash at any point leaves the old output or the new one; doing it again gives the same."""
+    """A crash at any point leaves the old output or the new one. Publishing again gives the same output."""
     if crash_points.is_armed("merge-half"):
         results = _watched(results, num_results // 2)
     try:
@@ -39,7 +39,7 @@ def publish(results: Iterable[bytes], output: str, *, format: str, directory: Pa
 def _publish_file(results: Iterable[bytes], output: Path, format: str, merged: Path) -> None:
     try:
         with open_sink(str(merged), format=format, overwrite=True) as sink:
-            _fill(sink, results)
+            copy_results(sink, results)
         crash_points.reach("merged")
         _sync(merged)
         crash_points.reach("merge-synced")
@@ -53,13 +53,13 @@ def _publish_file(results: Iterable[bytes], output: Path, format: str, merged: P
 
 
 def _publish_object(results: Iterable[bytes], sink: Sink) -> None:
-    """Closing is the commit, and so after an error it is left open."""
-    _fill(sink, results)
+    """Closing commits the object, so after an error the sink is not closed."""
+    copy_results(sink, results)
     crash_points.reach("merged")
     sink.close()
 
 
-def _fill(sink: Sink, results: Iterable[bytes]) -> None:
+def copy_results(sink: Sink, results: Iterable[bytes]) -> None:
     left = iter(results)
     while batch := list(islice(left, BATCH_RESULTS)):
         for result in batch:

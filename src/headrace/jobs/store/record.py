@@ -1,4 +1,4 @@
-"""One line of a segment: a row's final result, which proves by its checksum that it is whole."""
+"""One record of a segment: the final result of a line, with a checksum that shows whether it is complete."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _find_results = re.compile(
 _encode_text = msgspec.json.Encoder().encode
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):  # made once a row, in less time than a dataclass takes
+class Record(msgspec.Struct, frozen=True, gc=False):  # one per line: cheaper than a dataclass
     index: int  # of the input line
-    attempt: int  # the pass over the input in which it was made, from 1
-    error: str | None  # its code, where the result is an error line
+    attempt: int  # the pass that made it, from 1
+    error: str | None  # its code, if the result is an error line
     result: bytes  # the output line without its line break
 
 
 def encode(index: int, attempt: int, error: str | None, result: bytes) -> bytes:
-    """With its line break. The checksum covers all that stands before it, too."""
+    """With a line break. The checksum covers the fields before it and the result."""
     head = b'{"i":%d,"a":%d,' % (index, attempt)
     if error is not None:
         head += b'"e":%b,' % _encode_text(error)
@@ -31,7 +31,7 @@ def encode(index: int, attempt: int, error: str | None, result: bytes) -> bytes:
 
 
 def decode(line: bytes) -> Record | None:
-    """None: torn or damaged."""
+    """None if the record is torn or damaged."""
     head = _match(line)
     if head is None or line[-2:] != b"}\n":
         return None
@@ -43,5 +43,5 @@ def decode(line: bytes) -> Record | None:
 
 
 def results_of(lines: bytes) -> list[bytes]:
-    """Of many whole lines, which were checked before."""
+    """The results of many complete records, whose checksums were verified before."""
     return _find_results(lines)

@@ -1,4 +1,4 @@
-"""Which rows are to be done again, and with what: `--redo 'finish_reason=length' --set max_tokens=2048`."""
+"""Which lines to repeat, and with which parameters: `--redo 'finish_reason=length' --set max_tokens=2048`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Condition:
 
 
 class Where:
-    """Conditions that all hold. Counts which of their fields it has seen, so that a misspelt one can be told."""
+    """A conjunction of conditions. Notes which of their fields exist, so that a misspelt one can be refused."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -76,7 +76,7 @@ class Where:
 
 
 def read_overrides(given: Sequence[str]) -> dict[str, Any]:
-    """`name=value` of `--set`; values are JSON, and else text."""
+    """`name=value` of `--set`; a value that is not JSON is text."""
     overrides = {}
     for text in given:
         name, separator, value = text.partition("=")
@@ -99,7 +99,7 @@ def _read_condition(text: str) -> Condition:
     name, separator, value = text.partition("=")
     if not separator or not name.strip("! "):
         raise ConfigError(
-            f"--redo: {text!r} is no condition; write 'error', FIELD=VALUE or FIELD!=VALUE, several joined by ' and '"
+            f"--redo: {text!r} is not a condition; write 'error', FIELD=VALUE or FIELD!=VALUE, joined by ' and '"
         )
     return Condition(name.rstrip("! ").strip(), _read_value(value.strip()), is_equal=not name.rstrip().endswith("!"))
 
@@ -112,7 +112,7 @@ def _read_value(text: str) -> Any:
 
 
 def _finish_reasons(line: Mapping[str, Any]) -> Iterator[Any]:
-    """Of a plain line's answers, or of an OpenAI completion's."""
+    """Of the answers of a plain line, or of the choices of an OpenAI completion."""
     if FINISH_REASON in line:
         yield line[FINISH_REASON]
     for answer in line.get("outputs") or ():

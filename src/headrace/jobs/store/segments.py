@@ -1,4 +1,4 @@
-"""The files of a journal: `seg-<epoch>-<n>.jsonl`, one record a line, only ever appended to."""
+"""The files of a journal: `seg-<epoch>-<n>.jsonl`, one record per line, only ever appended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.jobs.store.record import Record, decode, results_of
 
 BUFFER_BYTES = 1 << 20
-RESULTS_BYTES = 1 << 18  # read and cut at once while they are in the processor's cache
+RESULTS_BYTES = 1 << 18  # per read: small enough to stay in the processor's cache
 
 _NAME = re.compile(r"seg-(\d+)-(\d+)\.jsonl")
 
@@ -20,14 +20,14 @@ class Segment:
     path: Path
     epoch: int
     number: int
-    end: int | None  # bytes after this do not count: written by a process that had lost the job; None: to its end
+    end: int | None  # later bytes were written by a process that had lost the job; None: all bytes count
 
     @property
     def name(self) -> str:
         return self.path.name
 
     def records(self) -> Iterator[tuple[Record | None, int]]:
-        """Each line's record, None where it is damaged, and the offset behind it."""
+        """Each record, None if it is damaged, with the offset after it."""
         offset = 0
         with open(self.path, "rb", buffering=BUFFER_BYTES) as file:
             for line in file:
@@ -37,7 +37,7 @@ class Segment:
                 yield decode(line), offset
 
     def results(self) -> Iterator[bytes]:
-        """What the records of a segment without damage hold, several times as fast as `records`."""
+        """The results of an undamaged segment, several times faster than `records`."""
         left = self.path.stat().st_size if self.end is None else self.end
         with open(self.path, "rb") as file:
             while left > 0:
@@ -53,8 +53,8 @@ def segment_path(directory: Path, epoch: int, number: int) -> Path:
 
 
 def find_segments(directory: Path, *, epochs: range, sealed: Mapping[str, int]) -> list[Segment]:
-    """In the order in which they were written. Epochs before the range were given up with --overwrite; of those in it
-    only the last may have segments that are not sealed: others were written by a process that had lost the job."""
+    """In the order of writing. Epochs before the range were discarded by --overwrite. Within it only the last epoch may
+    have segments that are not sealed: others were written by a process that had lost the job."""
     found = [(path, match) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
     segments = [Segment(path, int(match[1]), int(match[2]), sealed.get(path.name)) for path, match in found]
     counted = [s for s in segments if s.epoch in epochs and (s.end is not None or s.epoch == epochs[-1])]
@@ -62,7 +62,7 @@ def find_segments(directory: Path, *, epochs: range, sealed: Mapping[str, int]) 
 
 
 def remove_segments(directory: Path, *, before_epoch: int | None = None) -> None:
-    """Those of a job that was started anew, or all."""
+    """Those of discarded epochs, or all."""
     for path in directory.iterdir():
         match = _NAME.fullmatch(path.name)
         if match and (before_epoch is None or int(match[1]) < before_epoch):

@@ -1,4 +1,7 @@
-"""How a job stands, in a file of its directory that can be read at any moment: it is replaced, never changed."""
+"""The status of a job in `status.json`, readable at any time: the file is replaced, never changed in place.
+
+The names of fields are the keys of the file and must not change.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from headrace.jobs.files import is_no_room
 from headrace.jobs.spec import is_durable, job_directory
 
 STATUS_NAME = "status.json"
-LEAST_SECONDS = 1.0  # between two writes
+MIN_SECONDS = 1.0  # between two writes
 
 JobState = Literal["running", "paused", "finished", "stopped", "expired", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRates:
-    """Tokens a second."""
+    """Tokens per second."""
 
     prompt: float = 0.0
     completion: float = 0.0
@@ -31,7 +34,7 @@ class TokenRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What was not computed, and why."""
+    """What did not have to be computed, and why."""
 
     prefix_tokens: int = 0  # prompt tokens that were in the prefix cache
     duplicate_lines: int = 0
@@ -41,26 +44,26 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """Shares are of 1, times in seconds; None is not known, or not yet."""
+    """Shares are between 0 and 1, times in seconds; None: unknown, or not known yet."""
 
     state: JobState
     output: str
     model: str
     pid: int
-    started_at: float  # of the Unix epoch, like the next
+    started_at: float  # seconds since the Unix epoch, like `updated_at`
     updated_at: float
     seconds: float
     lines_total: int | None
     lines_done: int
-    lines_before: int = 0  # of these, that earlier runs of the job had done; all other counts are of this run
+    lines_before: int = 0  # of `lines_done`, those of earlier runs; all other counts are of this run
     lines_answered: int
     lines_failed: int
     lines_in_flight: int
-    lines_ready: int  # read, and waiting to be submitted
+    lines_ready: int  # prepared, not submitted
     errors: dict[str, int] = field(default_factory=dict)  # by code
-    error_lines: dict[str, int] | None = None  # in the journal, of all runs; None where rows are done again
-    lines_held: int = 0  # of `lines_done`, that wait for room on the disk
-    epoch: int | None = None  # of the journal, and its size when these counts were right
+    error_lines: dict[str, int] | None = None  # in the journal, by code, of all runs; None if lines are repeated
+    lines_held: int = 0  # of `lines_done`, those not written because the disk is full
+    epoch: int | None = None  # this and `journal_bytes`: the state of the journal that the counts belong to
     journal_bytes: int | None = None
     prompt_tokens: int = 0  # of answered lines
     completion_tokens: int = 0
@@ -78,20 +81,20 @@ class JobStatus:
     gpu_seconds: float | None = None
     cost: float | None = None  # in the currency of --gpu-price
     paused_because: str | None = None
-    retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next four are of all runs
+    retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next three are of all runs
     engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
     poison_rows: int = 0
-    memory_rungs: list[str] = field(default_factory=list)  # of the ladder for a device without memory, as climbed
-    suspects: int = 0  # lines that run apart, as one of them may kill the engine
+    memory_rungs: list[str] = field(default_factory=list)  # steps of the memory ladder, in order
+    suspects: int = 0  # lines that run in isolation, since one of them may kill the engine
 
 
 def status_path(output: str) -> Path | None:
-    """Where the status of the job with this output is; None for a stream or a device, which nothing can be beside."""
+    """The status file of the job with this output; None for a stream or a device, which has no job directory."""
     return job_directory(output) / STATUS_NAME if is_durable(output) else None
 
 
 class StatusFile:
-    """A status that cannot be written stops nothing: `failure` says why the file is old."""
+    """A failed write does not stop the job: `failure` says why the file is old."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = monotonic) -> None:
         self._path = path
@@ -100,10 +103,10 @@ class StatusFile:
         self.failure: OSError | None = None
 
     def write(self, status: JobStatus, *, now: bool = False) -> None:
-        """At most once a second, unless it has to be `now`."""
+        """At most once per second, except with `now`."""
         if self._path is None:
             return
-        if not now and self._written_at is not None and self._clock() - self._written_at < LEAST_SECONDS:
+        if not now and self._written_at is not None and self._clock() - self._written_at < MIN_SECONDS:
             return
         self._written_at = self._clock()
         try:
@@ -115,7 +118,7 @@ class StatusFile:
 
 
 def write_status(path: Path, status: JobStatus) -> None:
-    """Readers see the old one or the new one, whole."""
+    """Readers see the old status or the new one, never a part."""
     draft = path.with_name(f"{path.name}.tmp")
     data = msgspec.json.format(msgspec.json.encode(status)) + b"\n"
     try:
@@ -130,7 +133,7 @@ def write_status(path: Path, status: JobStatus) -> None:
 
 
 def _write_over(path: Path, data: bytes) -> None:
-    """On a full disk there is no room for another file, but that of the old one can be used again."""
+    """A full disk has no space for another file, but the space of the old one can be reused."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
@@ -144,4 +147,4 @@ def read_status(path: Path) -> JobStatus:
     except OSError as error:
         raise JobError(f"the status {path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise JobError(f"{path} is no status of a job: {error}") from error
+        raise JobError(f"{path} is not the status of a job: {error}") from error

@@ -1,4 +1,4 @@
-"""fdatasync on a thread of its own: who writes does not wait for the disk unless he asks to."""
+"""fdatasync on a separate thread: the writer waits for the disk only if it calls `wait`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.jobs.files import sync_data
 
 
 class Syncer:
-    """Of one file. `num_synced` is what `ask` was last told before a sync that is over."""
+    """Syncs one file. `num_synced` is the argument of the last `request` that is complete."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -17,17 +17,17 @@ class Syncer:
         self._is_closed = False
         self.num_synced = 0
         self.failure: OSError | None = None
-        # A daemon: a disk that never answers must not keep a process that wants to leave.
+        # A daemon: a disk that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="headrace-sync", daemon=True)
         self._thread.start()
 
-    def ask(self, num_written: int) -> None:
+    def request(self, num_written: int) -> None:
         with self._changed:
             self._wanted = num_written
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until all that was asked for is on the disk, or the disk has failed."""
+        """Until everything requested is on disk, or the sync has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.num_synced >= self._wanted or self.failure is not None)
 
@@ -46,7 +46,7 @@ class Syncer:
                 wanted = self._wanted
             try:
                 sync_data(self._descriptor)
-            except OSError as error:  # what was not written may be gone: it is never asked for again
+            except OSError as error:  # the kernel may have dropped the data: never sync this file again
                 with self._changed:
                     self.failure = error
                     self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How a job stands is told without reading its journal, wherever its last status is still right."""
+"""A job is shown without reading its journal while its last status is still right."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from headrace.engine.start import Engine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.store import survey as module
+from headrace.jobs.store import job_view as module
+from headrace.jobs.store.job_view import FRESH_SECONDS, view_job
 from headrace.jobs.store.lock import JobLock
 from headrace.jobs.store.status_file import STATUS_NAME, JobStatus, read_status, write_status
-from headrace.jobs.store.survey import FRESH_SECONDS, survey
 
 LINES: list[Any] = [{"prompt": f"line {number}", "max_tokens": 2} for number in range(20)] + [
     "no json",
@@ -26,14 +26,14 @@ LINES: list[Any] = [{"prompt": f"line {number}", "max_tokens": 2} for number in 
 
 @pytest.fixture
 def job(start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path: Path) -> JobSpec:
-    """One that is completed."""
+    """A completed job."""
     spec = JobSpec(input=str(write_lines(*LINES)), output=str(tmp_path / "out.jsonl"))
     run_job(spec, start=start, quiet=True)
     return spec
 
 
 def facts(job: JobSpec) -> dict[str, Any]:
-    return survey(job.directory).as_json()
+    return view_job(job.directory).as_json()
 
 
 def changed(job: JobSpec, **fields: Any) -> JobStatus:
@@ -47,19 +47,19 @@ def counts(job: JobSpec) -> tuple[Any, ...]:
     return found["lines"], found["errors"], found["errors_by_code"], found["bytes"]
 
 
-def test_a_job_that_has_ended_is_told_without_its_journal(job: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = counts(job)
+def test_an_ended_job_is_shown_without_reading_its_journal(job: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = counts(job)
     assert facts(job)["counted"] == "status"
-    assert told[:3] == (22, 2, {"invalid_json": 1, "missing_prompt": 1})
+    assert shown[:3] == (22, 2, {"invalid_json": 1, "missing_prompt": 1})
     with monkeypatch.context() as patched:
         patched.setattr(module, "replay", lambda segments: pytest.fail("the journal was read"))
-        assert counts(job) == told
+        assert counts(job) == shown
     (job.directory / STATUS_NAME).unlink()
     assert facts(job)["counted"] == "journal"
-    assert counts(job) == told
+    assert counts(job) == shown
 
 
-def test_counts_of_earlier_runs_are_in_it(
+def test_counts_of_earlier_runs_are_included(
     start: Callable[..., Engine], write_lines: Callable[..., Path], tmp_path: Path
 ) -> None:
     source, output = write_lines(*LINES, *LINES), str(tmp_path / "out.jsonl")
@@ -73,14 +73,14 @@ def test_counts_of_earlier_runs_are_in_it(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"state": "running"},  # and its process has gone: it may have done more
+        {"state": "running"},  # but its process has ended: it may have done more
         {"state": "failed"},
         {"epoch": 7},
         {"journal_bytes": 1},
         {"error_lines": None},
     ],
 )
-def test_a_status_that_may_be_wrong_is_not_believed(job: JobSpec, fields: dict[str, Any]) -> None:
+def test_a_status_that_may_be_wrong_is_not_trusted(job: JobSpec, fields: dict[str, Any]) -> None:
     changed(job, lines_done=5, **fields)
     found = facts(job)
     assert (found["counted"], found["lines"]) == ("journal", 22)
@@ -95,12 +95,12 @@ def test_a_journal_that_has_grown_is_read(job: JobSpec) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"no json"])
-def test_a_status_that_cannot_be_read_is_none(job: JobSpec, content: bytes) -> None:
+def test_a_status_that_cannot_be_read_is_ignored(job: JobSpec, content: bytes) -> None:
     (job.directory / STATUS_NAME).write_bytes(content)
     assert (facts(job)["counted"], facts(job)["lines"]) == ("journal", 22)
 
 
-def test_a_job_that_runs_is_believed_as_long_as_it_goes_on_telling(job: JobSpec) -> None:
+def test_the_status_of_a_running_job_is_trusted_while_it_is_fresh(job: JobSpec) -> None:
     lock = JobLock.take(job.directory / "lock")
     try:
         changed(job, state="running", lines_done=5, updated_at=time())
@@ -111,7 +111,7 @@ def test_a_job_that_runs_is_believed_as_long_as_it_goes_on_telling(job: JobSpec)
         lock.release()
 
 
-def test_after_rows_were_done_again_the_journal_is_read(job: JobSpec, start: Callable[..., Engine]) -> None:
+def test_after_lines_were_repeated_the_journal_is_read(job: JobSpec, start: Callable[..., Engine]) -> None:
     run_job(dataclasses.replace(job, redo="error"), start=start, quiet=True)
     assert facts(job)["counted"] == "journal"
     assert counts(job)[:3] == (22, 2, {"invalid_json": 1, "missing_prompt": 1})

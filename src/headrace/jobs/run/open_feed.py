@@ -1,4 +1,4 @@
-"""The feed of a job: its lines, prepared here or in a process of their own."""
+"""Builds the feed of a job: chooses whether lines are prepared in this process or in another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.feed import Feed, Preparer, Send
-from headrace.jobs.input.last_checks import LastChecks
+from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.lines import LineParser
 from headrace.jobs.input.prepare import LinePreparer
 from headrace.jobs.input.prepare_process import PreparingProcess, is_worth_a_process
@@ -17,7 +17,7 @@ from headrace.jobs.spec import JobSpec
 from headrace.jobs.store.directory import JobDirectory
 
 
-def job_feed(
+def open_feed(
     job: JobSpec,
     engine: Engine,
     directory: JobDirectory | None,
@@ -25,16 +25,16 @@ def job_feed(
     send: Send,
     *,
     num_lines: int | None,
-    least_lines_apart: int,
+    min_lines_for_process: int,
 ) -> Feed:
-    """Nothing of it holds the engine, which may die before the input ends."""
+    """The feed keeps no reference to the engine, which may die and be replaced before the input ends."""
     prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
-    checks = LastChecks(prompts, seen=None if directory is None else directory.seen_ids)
+    checks = JobChecks(prompts, seen_ids=None if directory is None else directory.seen_ids)
     local = LinePreparer(_parser(job, engine.model_name, directory), prompts)
     preparer: Preparer = local
-    # Rows that are done again with other values are known here only.
-    if not job.overrides and is_worth_a_process(num_lines, least_lines=least_lines_apart):
-        preparer = _apart(job, engine, local)
+    # Only this process knows which lines are repeated with other parameters.
+    if not job.overrides and is_worth_a_process(num_lines, min_lines=min_lines_for_process):
+        preparer = _process(job, engine, local)
     return Feed(lines, preparer, send, checks=checks)
 
 
@@ -49,7 +49,7 @@ def _parser(job: JobSpec, model_name: str, directory: JobDirectory | None) -> Li
     )
 
 
-def _apart(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProcess:
+def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProcess:
     model_name, vocab_size, tokenizer = engine.model_name, engine.spec.vocab_size, engine.tokenizer
 
     def setup() -> Setup:

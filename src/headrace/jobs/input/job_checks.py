@@ -1,4 +1,4 @@
-"""What of a line's preparation needs the job's own process: the ids of all lines before, and the engine's grammars."""
+"""Checks of a line that need the whole job: the ids of all earlier lines, and the engine's grammars."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import msgspec
 
 from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
-from headrace.jobs.input.id_filter import SeenIds
+from headrace.jobs.input.id_filter import IdFilter
 from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.openai_lines import DUPLICATE_ID, OpenAIReply
 from headrace.jobs.input.prepare import Items, Work
 
 
-class LastChecks:
-    """Used by one thread. Remembers the ids it has seen, and nothing else of a line."""
+class JobChecks:
+    """Used by one thread. Keeps the ids of lines and nothing else."""
 
-    def __init__(self, prompts: PromptReader, *, seen: SeenIds | None = None) -> None:
-        """`seen` are the ids of lines that were done before."""
+    def __init__(self, prompts: PromptReader, *, seen_ids: IdFilter | None = None) -> None:
+        """`seen_ids` holds the ids of lines that earlier runs have done."""
         self._prompts = prompts
-        self._seen = SeenIds() if seen is None else seen
+        self._seen_ids = IdFilter() if seen_ids is None else seen_ids
 
-    def take(self, items: Items) -> Items:
-        """The same items, in place; lines that must be refused have become errors."""
-        self._refuse_duplicates(items)
+    def check(self, items: Items) -> Items:
+        """Returns the list itself, changed in place: refused lines become errors."""
+        self._refuse_repeated_ids(items)
         for place, item in enumerate(items):
             if type(item) is Work and (item.params.structured_outputs is not None or item.params.bad_words):
                 items[place] = self._with_tokens(item)
         return items
 
-    def _refuse_duplicates(self, items: Items) -> None:
+    def _refuse_repeated_ids(self, items: Items) -> None:
         places, ids, numbers = [], [], []
         for place, item in enumerate(items):
             reply = item.reply
@@ -38,9 +38,9 @@ class LastChecks:
                 numbers.append(reply.index + 1)
         if not ids:
             return
-        for found, first in enumerate(self._seen.add(ids, numbers)):
+        for found, first in enumerate(self._seen_ids.add(ids, numbers)):
             if first is not None:
-                items[places[found]] = _duplicate(numbers[found] - 1, ids[found], first)
+                items[places[found]] = _repeated_id(numbers[found] - 1, ids[found], first)
 
     def _with_tokens(self, work: Work) -> Work | BadLine:
         try:
@@ -52,9 +52,9 @@ class LastChecks:
         return work if params is work.params else msgspec.structs.replace(work, params=params)
 
 
-def _duplicate(index: int, custom_id: str, first: int) -> BadLine:
+def _repeated_id(index: int, custom_id: str, first: int) -> BadLine:
     error = RequestError(
-        f"custom_id {custom_id!r} is already that of line {first}; ids must be unique in a file",
+        f"custom_id {custom_id!r} is already used by line {first}; ids must be unique in a file",
         param="custom_id",
         code=DUPLICATE_ID,
     )

@@ -11,7 +11,10 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
 from headrace.errors import JobError
-from headrace.jobs.input.preflight import CheckReport, Front, Problem, Rate, check_job
+from headrace.jobs.preflight.check import check_job
+from headrace.jobs.preflight.front import Front
+from headrace.jobs.preflight.rate import Rate
+from headrace.jobs.preflight.report import CheckReport, Problem
 from headrace.jobs.spec import JobSpec
 from headrace.text import Tokenizer
 from tests.jobs.conftest import EOS_TOKEN_ID, VOCAB_SIZE, settings_of
@@ -28,7 +31,7 @@ def front(tokenizer: Tokenizer) -> Front:
 def check(source: Path, front: Front, rate: Rate | None = None, **options: Any) -> tuple[CheckReport, list[Problem]]:
     problems: list[Problem] = []
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), **options)
-    return check_job(job, front, tell=problems.append, rate=rate), problems
+    return check_job(job, front, report_problem=problems.append, rate=rate), problems
 
 
 def chat(custom_id: str, **body: Any) -> dict[str, Any]:
@@ -40,7 +43,7 @@ DEEP = '{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
 
 CASES: list[tuple[Any, str | None]] = [
     (b'{"prompt": "\xff"}', "invalid_utf8"),
-    (b"\xef\xbb\xbf" + b'{"prompt": "a"}', "invalid_json"),  # a mark is only accepted at the beginning of the file
+    (b"\xef\xbb\xbf" + b'{"prompt": "a"}', "invalid_json"),  # a mark is only accepted at the start of the file
     (DEEP, "invalid_json"),
     ('{"prompt": "a", "temperature": NaN}', "invalid_json"),
     ('{"prompt": "a", "score": 1e999}', "invalid_json"),
@@ -90,19 +93,19 @@ def test_tokens_disk_and_time_are_estimated(write_lines: WriteLines, front: Fron
     chat_len = len("[user]a[reply]")
     assert problems == [] and report.exit_code == 0
     assert report.num_prompt_tokens == 4 + chat_len and report.longest_prompt == chat_len
-    assert report.most_completion_tokens == 20 + 512 - chat_len
-    assert report.seconds == pytest.approx(report.most_completion_tokens / 100)
-    assert report.most_completion_tokens < report.most_bytes < report.most_completion_tokens + 1000
+    assert report.max_completion_tokens == 20 + 512 - chat_len
+    assert report.seconds == pytest.approx(report.max_completion_tokens / 100)
+    assert report.max_completion_tokens < report.max_output_bytes < report.max_completion_tokens + 1000
     assert "at most 5 s at 100 tokens/s, as given" in report.text()
     assert json.loads(json.dumps(report.as_json()))["rate"]["source"] == "as given"
 
 
-def test_without_a_rate_the_time_is_not_made_up(write_lines: WriteLines, front: Front) -> None:
+def test_without_a_rate_no_time_is_estimated(write_lines: WriteLines, front: Front) -> None:
     report, _ = check(write_lines({"prompt": "a"}), front)
     assert report.seconds is None and "not known; give --rate" in report.text()
 
 
-def test_an_earlier_run_tells_the_rate_and_the_length_of_answers(
+def test_the_summary_of_an_earlier_run_gives_rate_and_answer_length(
     tmp_path: Path, write_lines: WriteLines, front: Front
 ) -> None:
     summary = {"completion_tokens_per_second": 50.0, "answered": 10, "completion_tokens": 300, "model": "m"}
@@ -115,7 +118,7 @@ def test_an_earlier_run_tells_the_rate_and_the_length_of_answers(
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "no-such-file", "{}"])
-def test_what_is_no_rate_is_refused(tmp_path: Path, given: str) -> None:
+def test_an_invalid_rate_is_refused(tmp_path: Path, given: str) -> None:
     if given == "{}":
         given = str(tmp_path / "s.json")
         Path(given).write_text("{}")
@@ -130,18 +133,18 @@ def test_a_file_without_lines_is_no_problem(tmp_path: Path, front: Front, text: 
     assert (report.num_lines, report.exit_code) == (0, 0)
 
 
-def test_an_input_that_is_cut_off_is_told_beside_the_lines_that_were_read(tmp_path: Path, front: Front) -> None:
+def test_a_truncated_input_is_reported_after_the_lines_that_were_read(tmp_path: Path, front: Front) -> None:
     data = gzip.compress(b"".join(b'{"prompt": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
     report, _ = check(tmp_path / "in.jsonl.gz", front)
-    assert report.exit_code == 3 and "is cut off" in report.text()
+    assert report.exit_code == 3 and "is truncated" in report.text()
 
 
 def test_the_limit_and_a_template_apply(tmp_path: Path, front: Front) -> None:
-    from headrace.jobs.input.template import RowTemplate
+    from headrace.jobs.input.template import LineTemplate
 
     (tmp_path / "in.csv").write_text("a,b\n1,2\n3\n4,5\n")
-    template = RowTemplate.of(prompt="{a}+{b}")
+    template = LineTemplate.of(prompt="{a}+{b}")
     report, problems = check(tmp_path / "in.csv", front, template=template, limit=2)
     assert report.num_lines == 2
     assert [str(problem) for problem in problems] == ["line 2, byte 8: invalid_row: 1 cell, the header has 2"]

@@ -1,4 +1,8 @@
-"""A job as others see it: read from its directory, running or not, without touching it."""
+"""A job seen from outside, for `headrace status`: read from its directory, running or not, without changing it.
+
+Replaying the journal of millions of lines takes minutes. So the counts of the last status are used while they are
+known to be right: it names the epoch and the size of the journal that it counted.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +27,33 @@ from headrace.jobs.store.record import Record
 from headrace.jobs.store.segments import Segment, find_segments
 from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, read_status
 
-FRESH_SECONDS = 10.0  # a job that runs says every second how it stands
-ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped", "expired")  # all that it had counted was written
+FRESH_SECONDS = 10.0  # a running job writes its status every second
+ENDED_WELL: tuple[JobState, ...] = ("finished", "stopped", "expired")  # everything counted was written
 
 
 @dataclass(frozen=True)
-class Survey:
+class JobView:
     directory: Path
     manifest: Manifest
     holder: Holder | None
     segments: list[Segment]
-    last_status: JobStatus | None = None  # what its process said last, if it said anything
+    last_status: JobStatus | None = None  # the last one that a process of the job wrote
 
     @cached_property
     def committed(self) -> Committed:
-        """Replays the whole journal, which of millions of rows takes minutes."""
+        """Replays the whole journal."""
         return replay(self.segments)
 
     @property
     def status(self) -> JobStatus | None:
-        """Where a process runs the job and has said how it stands; that of an earlier one says nothing of it."""
+        """The status of the process that runs the job now; None if there is none, or it has not written one."""
         status = self.last_status
         return status if status is not None and self.holder is not None and status.pid == self.holder.pid else None
 
     @property
-    def told(self) -> JobStatus | None:
-        """The last status, if its counts are right: the job runs and has told them just now, or its journal is as long
-        as it was then."""
+    def trusted_status(self) -> JobStatus | None:
+        """The last status if its counts are right: the job runs and wrote it just now, or the journal still has the
+        size that the status counted."""
         status = self.last_status
         if status is None or status.epoch != self.manifest.epoch or status.error_lines is None:
             return None
@@ -59,12 +63,12 @@ class Survey:
 
     @property
     def num_bytes(self) -> int:
-        """Of the journal, as far as it counts."""
+        """Bytes of the journal that count."""
         return sum(s.path.stat().st_size if s.end is None else s.end for s in self.segments)
 
     @property
     def state(self) -> str:
-        """As the manifest says, but a job whose process has gone without a word is interrupted."""
+        """The state of the manifest, but 'interrupted' for a job whose process was killed."""
         if self.holder is not None:
             return "paused" if self.status is not None and self.status.state == "paused" else "running"
         return "interrupted" if self.manifest.state == "running" else self.manifest.state
@@ -74,9 +78,9 @@ class Survey:
         return reading(self.segments)
 
     def as_json(self) -> dict[str, Any]:
-        manifest, told = self.manifest, self.told
-        if told is not None and told.error_lines is not None:
-            num_lines, errors = told.lines_done - told.lines_held, Counter(told.error_lines)
+        manifest, status = self.manifest, self.trusted_status
+        if status is not None and status.error_lines is not None:
+            num_lines, errors = status.lines_done - status.lines_held, Counter(status.error_lines)
         else:
             num_lines = self.committed.num_done
             errors = Counter(record.error for record in self.records() if record.error is not None)
@@ -94,7 +98,7 @@ class Survey:
             "errors_by_code": dict(errors.most_common()),
             "trouble": asdict(counts_of(self.directory, first_epoch=manifest.first_epoch)),
             "bytes": sum(os.stat(segment.path).st_size for segment in self.segments),
-            "counted": "journal" if told is None else "status",
+            "counted": "journal" if status is None else "status",
             "epoch": manifest.epoch,
             "pass": manifest.current.number,
             "redo": manifest.current.where,
@@ -104,25 +108,25 @@ class Survey:
 
 
 def find_job(name: str) -> Path:
-    """A job's directory, by its own name or by its output's."""
+    """The directory of a job, given its own name or that of the output."""
     for path in (Path(name), job_directory(name)):
         if path.is_dir() and manifest_path(path).exists():
             return path
     raise JobError(f"there is no job {name}; name the output of 'headrace run', or the .job directory beside it")
 
 
-def survey(directory: Path) -> Survey:
+def view_job(directory: Path) -> JobView:
     manifest = read_manifest(directory)
     if manifest is None:
         raise JobError(f"there is no job in {directory}")
     holder = holder_of(directory / "lock")
     epochs = range(manifest.first_epoch, manifest.epoch + 1)
     segments = find_segments(directory, epochs=epochs, sealed=manifest.sealed)
-    return Survey(directory, manifest, holder, segments, _last_status(directory / STATUS_NAME))
+    return JobView(directory, manifest, holder, segments, _last_status(directory / STATUS_NAME))
 
 
 def _last_status(path: Path) -> JobStatus | None:
     try:
         return read_status(path)
-    except JobError:  # there is none, or one of another version
+    except JobError:  # missing, or written by another version
         return None

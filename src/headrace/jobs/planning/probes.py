@@ -1,0 +1,29 @@
+"""Starts a few lines of each large prefix group early, so that a group of long answers is not discovered last."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headrace.jobs.planning.answer_lengths import NUM_PROBES
+from headrace.jobs.planning.pending import Kind, Pending, kind_of
+
+MIN_PROBED = 4 * NUM_PROBES  # lines of a group; for smaller ones an early start does not pay off
+
+
+def probes_first(items: list[Pending], unstarted: set[Kind]) -> list[Pending]:
+    """The same items, with the first ones of each large unstarted kind moved to the front."""
+    if not unstarted:
+        return items
+    sizes = Counter(kind for item in items if (kind := kind_of(item)) in unstarted and not item.is_exact)
+    wanted = {kind: NUM_PROBES for kind, size in sizes.items() if size >= MIN_PROBED}
+    if not wanted:
+        return items
+    probes: list[Pending] = []
+    rest: list[Pending] = []
+    for item in items:
+        kind = kind_of(item)
+        is_probe = not item.is_exact and wanted.get(kind, 0) > 0
+        if is_probe:
+            wanted[kind] -= 1
+        (probes if is_probe else rest).append(item)
+    return probes + rest
