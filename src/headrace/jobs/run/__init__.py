@@ -8,7 +8,8 @@
     signal handler  StopRequest ───────┘
 
 - `run_job.py`: the entry. Opens input and job directory, starts the engine, runs the loop, publishes the output.
-- `options.py`: `RunOptions`, how a job is run. `context.py`: `RunContext`, what the parts below share.
+- `options.py`: `RunOptions`, how a job is run. `context.py`: `RunContext`, what the parts below share. `open_feed.py`:
+  the reader thread, and whether another process prepares the lines.
 - `main_loop.py`: takes a message and gives it to a part: `submitting.py` chooses lines and submits them,
   `in_flight.py` holds what the engine has, `collecting.py` turns events into answers, retries or error lines,
   `outcomes.py` writes and counts each line once, `status_reporter.py` shows progress and writes `status.json`.
