@@ -43,7 +43,7 @@ class Order:
     input: str
     output: str
     options: dict[str, Any] = field(default_factory=dict)  # of JobSpec
-    template: dict[str, str] | None = None  # of RowTemplate
+    template: dict[str, str] | None = None  # of LineTemplate
     crash_at: str = ""  # a step of `crash_points`
     kill_at_call: int | None = None  # function calls of the job's thread, Python and C functions
     kill_at_step: int | None = None  # of the engine

@@ -40,19 +40,19 @@ CANCEL = "cancel"  # this file exists after a request to stop the job
 
 
 class JobDirectory:
-    """Changes nothing before `begin`, except that it cuts a torn tail of the journal."""
+    """Owned by the process that runs the job. Changes nothing before `begin`, except that it cuts a torn tail."""
 
     def __init__(self, job: JobSpec, source: Source, lock: JobLock, earlier: Manifest | None) -> None:
         self.path = job.directory
         self._job = job
         self._lock = lock
         self._earlier = None if job.overwrite else earlier
-        self._given_up = earlier if job.overwrite else None
+        self._discarded = earlier if job.overwrite else None
         self._identity = agreed_identity(job, source, self._earlier)
         self._fingerprint = fingerprint_of(job)
         check_fingerprint(job, self._fingerprint, self._earlier)
-        self.current = choose_pass(job, self._earlier)
-        last = self._earlier or self._given_up
+        self.current = choose_pass(job, self._earlier)  # the pass of this run
+        last = self._earlier or self._discarded
         self._epoch = last.epoch + 1 if last else 1
         self._first_epoch = self._earlier.first_epoch if self._earlier else self._epoch
         replayed = _Replayed(self.path)
@@ -150,7 +150,7 @@ class JobDirectory:
     def begin(self, *, template: str | None = None, num_expected: int | None = None) -> None:
         """Take the job over: an older process that still runs can write no more."""
         self._check_template(template)
-        if self._earlier is None and self._given_up is None:
+        if self._earlier is None and self._discarded is None:
             remove_segments(self.path)  # left over from a removal that was interrupted
             sync_directory(self.path.parent)
         self._manifest.write(

@@ -85,7 +85,7 @@ class _Entry(msgspec.Struct, frozen=True):
 class FailureCounts:
     retries: dict[str, int] = field(default_factory=dict)  # by cause
     deaths: dict[str, int] = field(default_factory=dict)  # by loss
-    poison_rows: int = 0
+    poison_rows: int = 0  # lines that kill the engine; the name is a key of JSON outputs
     memory_rungs: list[str] = field(default_factory=list)
 
     @property

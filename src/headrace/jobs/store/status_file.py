@@ -83,7 +83,7 @@ class JobStatus:
     paused_because: str | None = None
     retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next three are of all runs
     engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
-    poison_rows: int = 0
+    poison_rows: int = 0  # lines that kill the engine; the name is a key of JSON outputs
     memory_rungs: list[str] = field(default_factory=list)  # steps of the memory ladder, in order
     suspects: int = 0  # lines that run in isolation, since one of them may kill the engine
 
