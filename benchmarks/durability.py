@@ -1,14 +1,14 @@
-"""What it costs a batch job to survive: the same job with its journal, and with results plainly written to a file.
+"""Measures what crash safety costs a batch job: the same job with its journal, and with results in a plain file.
 
-The engine is fake and takes no time, so that everything measured is the host's; with `--step-ms 10` a step of 512 rows
-takes as long as one of a 1B model on an H200, and what is lost is what such a job loses.
-Both ways have the same settings of threads and garbage, prepare lines in the same way and know how many there are. They
-take turns, and which of them comes first, until the time is up. `loss` is of throughput: `medians` compares the median
-of all rounds, `pairs` each round with its neighbour; by wall time, which says something on a machine with nothing else
-to do, and by CPU time, with children. Whole jobs differ by more than this from round to round on a busy machine, so the
-calls that take, write, sync and publish results are timed as well, in both ways: `share_of_cpu` is what the journal's
-calls take beyond the plain writer's, of the plain job's CPU time (`share_of_sync` that of the thread that syncs, which
-holds nobody up), and `share_alone` the time in which nothing else goes on: opening and publishing.
+The engine is fake and takes no time, so everything measured is host work; with `--step-ms 10` a step of 512 sequences
+takes as long as one of a 1B model on an H200, and the loss is that of such a job.
+Both variants have the same settings of threads and garbage collection, prepare lines in the same way and know their
+number. They alternate until the time is up, and so does which of them runs first. `loss` is of throughput: `medians`
+compares the medians of all rounds, `pairs` each round with its neighbour; by wall time, which is meaningful on an idle
+machine, and by CPU time, with children. On a busy machine whole jobs vary by more than the loss, so the calls that
+accept, write, sync and publish results are timed as well: `share_of_cpu` is the CPU time of the journal's calls beyond
+that of the plain writer's, as a share of the plain job's CPU time (`share_of_sync`: that of the sync thread, which
+blocks nobody), and `share_alone` is the time in which nothing else runs: opening and publishing.
 
     python benchmarks/durability.py --json benchmarks/results/durability.json        # four minutes
     python benchmarks/durability.py --step-ms 10 --rows 4096 --json benchmarks/results/durability-paced.json
@@ -46,11 +46,12 @@ from headrace.engine.core import EngineCore
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.start import Engine
 from headrace.jobs.formats.writer import ResultWriter, StreamResults
-from headrace.jobs.recovery.engine_keeper import Start
-from headrace.jobs.run.job_run import JobRun
-from headrace.jobs.run.run_job import run_job, taking_turns
+from headrace.jobs.recovery.job_engine import JobEngine, Start
+from headrace.jobs.run.context import RunContext
+from headrace.jobs.run.main_loop import MainLoop
+from headrace.jobs.run.run_job import fast_thread_switching, run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.progress import JobProgress
+from headrace.jobs.status.console import Console
 from headrace.jobs.store import syncer
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.journal import Journal
@@ -63,7 +64,7 @@ from headrace.text.pieces import BYTE_OF_CHARACTER
 from headrace.version import __version__
 
 ASCII = 128
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 SETTINGS = fake_settings(max_model_len=4096, max_num_seqs=512, max_num_batched_tokens=8192, num_blocks=100_000)
 
 
@@ -71,14 +72,14 @@ SETTINGS = fake_settings(max_model_len=4096, max_num_seqs=512, max_num_batched_t
 class Cost:
     wall_s: float
     cpu_s: float
-    results_cpu_s: float  # of the calls that results go through
+    results_cpu_s: float  # of the calls that handle results
     sync_cpu_s: float  # on a thread of its own
-    alone_s: float  # wall time of those during which the engine has nothing to do
+    alone_s: float  # wall time of those calls during which the engine is idle
     output_bytes: int
 
 
 class Meter:
-    """Time spent in the calls that it was put around, less what it takes itself."""
+    """Time spent in the calls that it wraps, without its own overhead."""
 
     def __init__(self) -> None:
         self.cpu_s = self.alone_s = 0.0
@@ -143,7 +144,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class PacedRunner(FakeRunner):
-    """Its steps take a time, one after the other, as a device's do."""
+    """Its steps take a fixed time, one after the other, like those of a device."""
 
     def __init__(self, step_s: float) -> None:
         super().__init__(max_num_seqs=SETTINGS.max_num_seqs, vocab_size=ASCII)
@@ -171,23 +172,16 @@ def start(config: EngineConfig, deliver: Deliver, *, step_s: float = 0.0) -> Eng
 
 def run_plainly(job: JobSpec, start: Start) -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = start(job.config, inbox.put)
+    engine = JobEngine(start, inbox.put, job.config)
     try:
         with (
-            taking_turns(),
+            fast_thread_switching(),
             closing(job.open_input()) as source,
             ResultWriter.open(job.output) as writer,
-            JobProgress(enabled=False) as progress,
         ):
-            JobRun(
-                job,
-                engine,
-                inbox,
-                lines=source.read_batches(),
-                results=StreamResults(writer),
-                progress=progress,
-                num_expected=source.estimate_num_lines(),
-            ).run()
+            console, results = Console(enabled=False), StreamResults(writer)
+            context = RunContext.build(job, results, inbox=inbox, engine=engine, console=console)
+            MainLoop(context, source.read_batches(), num_expected=source.estimate_num_lines()).run()
     finally:
         engine.close()
 
@@ -200,7 +194,7 @@ def measure(run: Callable[[JobSpec, Start], None], start: Start, source: Path) -
     directory = Path(tempfile.mkdtemp(dir=source.parent))
     job = JobSpec(input=str(source), output=str(directory / "out.jsonl"))
     meter, sync_meter, own = Meter(), Meter(), own_seconds_a_call()
-    os.sync()  # what earlier rounds left to be written is not this one's
+    os.sync()  # pending writes of earlier rounds must not count
     with metered(meter, sync_meter):
         wall, cpu = perf_counter(), cpu_seconds()
         run(job, start)
@@ -219,29 +213,31 @@ def measure(run: Callable[[JobSpec, Start], None], start: Start, source: Path) -
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has started and that have ended."""
+    """Of this process and its children that have ended."""
     times = os.times()
     return process_time() + times.children_user + times.children_system
 
 
-def append_rate(directory: Path, num_rows: int, row_bytes: int) -> float:
-    """Rows a second that the journal alone takes, synced in groups."""
-    result = b'{"text":"%b"}' % (b"x" * (row_bytes - 11))
+def append_rate(directory: Path, num_lines: int, line_bytes: int) -> float:
+    """Lines per second of the journal alone, with group syncs."""
+    result = b'{"text":"%b"}' % (b"x" * (line_bytes - 11))
     journal = Journal.open(directory, epoch=1)
     started = perf_counter()
-    for index in range(num_rows):
+    for index in range(num_lines):
         journal.append(index, result)
         if index % 16 == 15:
             journal.flush()
     journal.commit()
-    rate = num_rows / (perf_counter() - started)
+    rate = num_lines / (perf_counter() - started)
     journal.close()
     return rate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000, help="fewer than are worth a process to prepare them")
+    parser.add_argument(
+        "--rows", type=int, default=20_000, help="lines of the job; few enough that no process prepares them"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--step-ms", type=float, default=0.0, help="that a step of the engine takes")
     parser.add_argument("--minutes", type=float, default=4.0, help="no round begins after these, but for the first")
@@ -257,14 +253,16 @@ def main() -> None:
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     load, end = os.getloadavg(), perf_counter() + 60 * args.minutes
     for number in count():
-        if number > LEAST_ROUNDS and perf_counter() >= end:
+        if number > MIN_ROUNDS and perf_counter() >= end:
             break
         for name in list(ways)[:: 1 if number % 2 else -1]:
             cost = measure(ways[name], partial(start, step_s=args.step_ms / 1e3), source)
             if number:  # the first round warms up
                 costs[name].append(cost)
                 cpu, results = (1e6 * seconds / args.rows for seconds in (cost.cpu_s, cost.results_cpu_s))
-                print(f"{name:<8} {args.rows / cost.wall_s:>9,.0f} rows/s, {cpu:.1f} us CPU/row, results {results:.2f}")
+                print(
+                    f"{name:<8} {args.rows / cost.wall_s:>9,.0f} lines/s, {cpu:.1f} us CPU/line, results {results:.2f}"
+                )
     alone = root / "alone"
     alone.mkdir()
     rate = append_rate(alone, 200_000, 1_400)
@@ -277,14 +275,14 @@ def main() -> None:
     losses["share_of_cpu"] = spread([(b.results_cpu_s - a.results_cpu_s) / a.cpu_s for a, b in pairs])
     losses["share_of_sync"] = spread([b.sync_cpu_s / a.cpu_s for a, b in pairs])
     losses["share_alone"] = spread([b.alone_s / b.wall_s for b in costs["journal"]])
-    print(json.dumps(losses, indent=2), f"\nthe journal alone: {rate:,.0f} rows/s of 1.4 kB")
+    print(json.dumps(losses, indent=2), f"\nthe journal alone: {rate:,.0f} lines/s of 1.4 kB")
     if args.json is not None:
         record = {
             "date": datetime.now(UTC).date().isoformat(),
             "command": " ".join(["python", *sys.argv]),
             "versions": {"headrace": __version__, "python": platform.python_version()},
             "cpu": cpu_name(),
-            "load": {"before": load, "after": os.getloadavg()},  # more than one: others ran beside it
+            "load": {"before": load, "after": os.getloadavg()},  # more than one: other work ran too
             "rows": args.rows,
             "tokens_per_answer": args.tokens,
             "step_ms": args.step_ms,
@@ -302,7 +300,7 @@ def loss_of_medians(costs: dict[str, list[Cost]], kind: str) -> float:
 
 
 def loss(costs: dict[str, list[Cost]], kind: str) -> dict[str, float]:
-    """Of throughput, pair by pair: what else the machine does changes from minute to minute."""
+    """Of throughput, by pairs, since the load of the machine changes over minutes."""
     pairs = zip(costs["plain"], costs["journal"], strict=True)
     return spread([1 - getattr(plain, kind) / getattr(durable, kind) for plain, durable in pairs])
 

@@ -1,8 +1,8 @@
-"""What it costs to have the engine in a process of its own: the same fake runner beside the caller and behind a socket.
+"""Measures the cost of an engine in a process of its own: the same fake runner on a thread and behind a socket.
 
-512 sequences stream, so that each step is 512 events. Tokens/s, the CPU time of both sides, and what packing and
-unpacking a step takes. The front only counts tokens here. On a busy machine look at the CPU time: it leaves out the
-time others ran.
+512 sequences stream, so that each step is 512 events. Tokens/s, the CPU time of both sides, and the time to pack and
+unpack a step. The front only counts tokens. On a busy machine the CPU time is the better number: it does not include
+other processes.
 
     python benchmarks/engine_process.py --json benchmarks/results/engine-process.json
 """
@@ -51,7 +51,7 @@ class Run:
     num_steps: int
     tokens_per_s: float
     front_cpu_us_per_token: float
-    engine_cpu_us_per_token: float | None  # None: it is in the front's, in one process
+    engine_cpu_us_per_token: float | None  # None: with one process, it is part of the front's
     tokens_per_delivery: float
 
 
@@ -72,7 +72,7 @@ def load_fake_core(config: EngineConfig, report: Callable[[str], None]) -> Loade
 
 
 class Counter:
-    """A front that counts what it gets."""
+    """A front that counts the tokens it receives."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -181,7 +181,7 @@ def write_record(path: Path, date: str, runs: list[Run], packings: list[Packing]
         "versions": versions | {"numpy": np.__version__, "msgspec": msgspec.__version__},
         "cpu": cpu_name(),
         "num_cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],  # of other work too
+        "load_average": os.getloadavg()[0],  # includes other work
         "peak_rss_mib_of_the_front": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "runs": [asdict(run) for run in runs],
         "packing": [asdict(packing) for packing in packings],

@@ -1,8 +1,8 @@
-"""What a job's order of execution is worth: the real scheduler over a runner that computes nothing, and a clock that
-counts what a GPU would need for each step. No model, no GPU: the steps and tokens are real, the seconds are modelled.
+"""Compares orders of execution of a job: the real scheduler over a runner that computes nothing, and a clock that adds
+what a GPU would need for each step. No model, no GPU: the steps and tokens are real, the seconds are modelled.
 
 Each workload is executed in the order of the input, sorted as `LLM.generate` sorts (which has to know all prompts), and
-as `headrace run` plans, with lines that arrive as they are read. Answers end by themselves, at lengths nobody knows.
+as `headrace run` plans, with lines that arrive as they are read. The lengths of answers are not known in advance.
 
     python benchmarks/job_order.py --json benchmarks/results/job-order.json
 """
@@ -33,7 +33,7 @@ from headrace.types import Request, SamplingParams
 from headrace.version import __version__
 
 LIMITS = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=8192, num_blocks=12_288)
-MAX_IN_FLIGHT = 2 * LIMITS.max_num_seqs + 8  # as a job has
+MAX_IN_FLIGHT = 2 * LIMITS.max_num_seqs + 8  # like a job
 LINES_PER_SECOND = 10_000  # that are read and tokenized
 
 # A model of 8 billion parameters in 16 bits on a GPU of 600 TFLOP/s and 4.8 TB/s.
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class AnswerRunner(FakeRunner):
-    """Ends each row at its own length; a request's seed is its line's index."""
+    """Ends each sequence at its own length; a request's seed is its line's index."""
 
     def __init__(self, lines: list[Line]) -> None:
         super().__init__(max_num_seqs=LIMITS.max_num_seqs)
@@ -89,7 +89,7 @@ class Simulation:
         self.seconds = 0.0
         self._lines = lines
         self._runner = AnswerRunner(lines)
-        self._rows_by_step: list[int] = []
+        self._num_running_by_step: list[int] = []
         self.num_in_flight = 0
 
     @property
@@ -103,7 +103,7 @@ class Simulation:
         self.num_in_flight += 1
 
     def step(self) -> list[int]:
-        """The lines that it finished."""
+        """Returns the lines that finished."""
         plan = self.scheduler.plan()
         if plan is None:
             return []
@@ -111,14 +111,14 @@ class Simulation:
         self.seconds += (
             STEP_SECONDS + max(WEIGHTS_SECONDS, plan.num_batched_tokens * TOKEN_SECONDS) + num_context * CONTEXT_SECONDS
         )
-        self._rows_by_step.append(len(plan.slots))
+        self._num_running_by_step.append(len(plan.slots))
         events = self.scheduler.apply(self._runner.collect(self._runner.submit(plan)))
         self.num_in_flight -= len(events)
         return [int(event.request_id) for event in events]
 
     def outcome(self, order: str, *, num_duplicate_tokens: int = 0, planning_seconds: float = 0.0) -> Outcome:
         stats = self.scheduler.stats
-        tail = self._rows_by_step[-max(1, len(self._rows_by_step) // 10) :]
+        tail = self._num_running_by_step[-max(1, len(self._num_running_by_step) // 10) :]
         return Outcome(
             order=order,
             modelled_seconds=round(self.seconds, 3),
@@ -182,7 +182,7 @@ def params_of(line: Line, index: int) -> SamplingParams:
 
 
 def work_of(line: Line, index: int) -> Work:
-    # The planner takes a seed of the parameters for the line's own, and all of these differ.
+    # The planner treats a seed in the parameters as the line's own, and all seeds differ.
     return Work(PlainReply(index), params_of(line, index), line.tokens.tobytes())
 
 
@@ -237,7 +237,7 @@ def few_shot_tables(num_lines: int) -> list[Line]:
 
 
 def long_tail(num_lines: int) -> list[Line]:
-    """Unlike prompts; one line in thirty may have, and mostly uses, a far longer answer."""
+    """Different prompts; one line in thirty may have, and mostly has, a far longer answer."""
     texts = Texts(3)
 
     def line() -> Line:
@@ -249,7 +249,7 @@ def long_tail(num_lines: int) -> list[Line]:
 
 
 def unknown_lengths(num_lines: int) -> list[Line]:
-    """Four instructions without a limit; answers to one are thirty times as long, which is to be learned."""
+    """Four instructions without a limit; answers to one are thirty times as long, which the planner has to learn."""
     texts = Texts(4)
     instructions = [texts.tokens(200, 200) for _ in range(4)]
 
@@ -313,7 +313,7 @@ def show(name: str, outcomes: list[Outcome]) -> None:
             f"  {outcome.order:<8} {outcome.modelled_seconds:>8.1f} s "
             f"{outcomes[0].modelled_seconds / outcome.modelled_seconds:>6.2f}× {outcome.num_steps:>7,} steps"
             f" {outcome.num_computed_tokens:>11,} tokens computed, {outcome.num_prefix_hit_tokens:>10,} by prefix,"
-            f" {outcome.num_duplicate_tokens:>8,} by duplicates, {outcome.num_rows_at_end:>5} rows in the last tenth,"
+            f" {outcome.num_duplicate_tokens:>8,} by duplicates, {outcome.num_rows_at_end:>5} running at the end,"
             f" {outcome.num_preemptions:,} preempted, {outcome.planning_cpu_us_per_line:.0f} µs a line"
         )
 

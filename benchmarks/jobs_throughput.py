@@ -1,10 +1,10 @@
-"""What a whole job costs without a model: lines read, parsed, rendered, tokenized, planned, submitted, answered,
-journaled with group syncs, published. Lines a second, CPU time, memory and disk.
+"""Measures a whole job without a model: lines are read, parsed, rendered, tokenized, planned, submitted, answered,
+journaled with group syncs and published. Lines per second, CPU time, memory and disk.
 
-The fake engine takes requests as the real one does and refuses what that would; a step takes five milliseconds and
-answers all that was submitted with a few tokens. The tokenizer knows whole words, all prompts differ. The input is
-written to a temporary file first, which is not measured; each kind of line is measured in a process of its own, with
-all that it starts. The room on the disk is looked at before anything is written, and given back at the end.
+The fake engine accepts and refuses requests like the real one; a step takes five milliseconds and answers all submitted
+requests with a few tokens. The tokenizer knows whole words, and all prompts differ. The input is written to a temporary
+file first, which is not measured; each kind of line is measured in a process of its own, with its children. The free
+disk space is checked before anything is written.
 
     python benchmarks/jobs_throughput.py --lines 1000000 --json benchmarks/results/jobs-throughput.json
     python benchmarks/jobs_throughput.py --lines 20000000 --json ... --plot docs/jobs-memory.svg
@@ -89,12 +89,12 @@ class Record:
 
 
 class FakeClient:
-    """Answers on a thread of its own, in each step all that has been submitted."""
+    """Answers all submitted requests in each step, on a thread of its own."""
 
     def __init__(self, deliver: Deliver, checks: RequestChecks) -> None:
         self._deliver = deliver
         self._checks = checks
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._submitted: list[Request] = []
         self._is_closed = False
         self.num_answered = 0
@@ -109,10 +109,10 @@ class FakeClient:
 
     def submit(self, request: Request) -> None:
         self._checks.check(request)
-        with self._news:
+        with self._changed:
             self._submitted.append(request)
             if len(self._submitted) == 1:
-                self._news.notify()
+                self._changed.notify()
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         pass
@@ -124,18 +124,18 @@ class FakeClient:
         pass
 
     def close(self) -> None:
-        with self._news:
+        with self._changed:
             self._is_closed = True
-            self._news.notify()
+            self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 while not self._submitted and not self._is_closed:
-                    self._news.wait()
+                    self._changed.wait()
             sleep(STEP_SECONDS)
-            with self._news:
+            with self._changed:
                 requests, self._submitted = self._submitted, []
             if self._is_closed:
                 return
@@ -144,8 +144,7 @@ class FakeClient:
 
 
 def word_tokenizer() -> Tokenizer:
-    """Whole words, numbers of three digits and single bytes, as cheap as a tokenizer can be: it is not what is
-    measured."""
+    """Whole words, numbers of three digits and single bytes: as cheap as possible, since it is not measured."""
     spelled = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     tokens = {spelled[byte]: byte for byte in range(256)}
     for word in [*WORDS, *(f"{number:03}" for number in range(1000))]:
@@ -173,25 +172,25 @@ def start(config: EngineConfig, deliver: Deliver) -> Engine:
 
 
 def lines(kind: str, num_lines: int) -> Iterator[bytes]:
-    """In pieces of a thousand."""
+    """In blocks of a thousand lines."""
     texts = [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(24)) for i in range(len(WORDS))]
     for begin in range(0, num_lines, 1000):
         numbers = range(begin, min(begin + 1000, num_lines))
         prompts = [f"{texts[i % len(texts)]} {i // 1_000_000:03} {i // 1000 % 1000:03} {i % 1000:03}" for i in numbers]
         if kind == "plain":
-            rows = [f'{{"prompt": "{prompts[i - begin]}", "max_tokens": 8, "id": {i}}}\n' for i in numbers]
+            lines = [f'{{"prompt": "{prompts[i - begin]}", "max_tokens": 8, "id": {i}}}\n' for i in numbers]
         else:
-            rows = [
+            lines = [
                 f'{{"custom_id": "row-{i}", "method": "POST", "url": "/v1/chat/completions", "body": {{"model": "fake",'
                 f' "messages": [{{"role": "system", "content": "Answer in one word."}}, {{"role": "user", "content": '
                 f'"{prompts[i - begin]}"}}], "max_tokens": 8, "temperature": 0}}}}\n'
                 for i in numbers
             ]
-        yield "".join(rows).encode()
+        yield "".join(lines).encode()
 
 
 class Sampler:
-    """Looks at memory and disk on a thread of its own; with too many samples, every second one goes."""
+    """Samples memory and disk on a thread of its own. With too many samples, every second one is dropped."""
 
     def __init__(self, output: Path, every: float) -> None:
         self._output = output
@@ -280,7 +279,7 @@ def _children_seconds() -> float:
 
 
 def measure_apart(kind: str, num_lines: int, every: float, where: str | None) -> dict[str, Any]:
-    """In a process of its own: what another kind has left in memory is not this one's."""
+    """In a process of its own, so that memory left by another kind does not count."""
     check_room(kind, num_lines, where)
     with tempfile.TemporaryDirectory(dir=where) as directory:
         source = Path(directory) / "in.jsonl"
@@ -296,7 +295,7 @@ def measure_apart(kind: str, num_lines: int, every: float, where: str | None) ->
 
 
 def check_room(kind: str, num_lines: int, where: str | None) -> None:
-    """Input, journal and output lie on the disk at once."""
+    """Input, journal and output are on the disk at the same time."""
     input_bytes = sum(map(len, lines(kind, 1000))) // 1000
     needed = num_lines * (input_bytes + 2 * BYTES_OF_RESULT[kind])
     free = shutil.disk_usage(where or tempfile.gettempdir()).free
@@ -306,7 +305,7 @@ def check_room(kind: str, num_lines: int, where: str | None) -> None:
 
 
 def plot(records: list[dict[str, Any]]) -> str:
-    """Memory against lines, as SVG."""
+    """A plot of memory over lines, as SVG."""
     width, height, left, top, right, bottom = 720, 320, 64, 24, 16, 48
     most_lines = max(record["num_lines"] for record in records)
     most_mb = max(100, 50 * -(-max(record["rss_mb_peak"] for record in records) // 50))
@@ -345,7 +344,7 @@ def plot(records: list[dict[str, Any]]) -> str:
 
 
 def measure_skipping(num_lines: int) -> dict[str, float]:
-    """How fast lines that are done are passed over: a local file, and a bitmap that has them all."""
+    """How fast done lines are skipped: a local file, and a bitmap in which all lines are set."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         for piece in lines("plain", num_lines):
             file.write(piece)
@@ -407,7 +406,7 @@ def main() -> None:
             "headrace": __version__,
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
-            "load": {"before": load, "after": os.getloadavg()},  # more than the cores: others ran beside it
+            "load": {"before": load, "after": os.getloadavg()},  # more than the number of cores: other work ran too
             "skipping": skipping,
             "records": records,
         }

@@ -1,4 +1,4 @@
-"""`headrace status`, `cancel` and `clean` over a job made by hand, and the options of `run` that lead to them."""
+"""`headrace status`, `cancel` and `clean` over a job that the test writes, and the related options of `run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.jobs.store.status_file import JobStatus, write_status
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a job that was killed with two of its three lines done, one of them an error."""
+    """The output of a job that was killed with two of its three lines done, one of them an error."""
     monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n' * 3)
@@ -53,7 +53,7 @@ def status(pid: int) -> JobStatus:
     )
 
 
-def test_status_says_how_far_a_job_is(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_progress_of_a_job(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(output)]) == 0
     shown = capsys.readouterr().out
     assert "interrupted" in shown and "2 of 3" in shown and "empty_prompt 1" in shown
@@ -69,11 +69,11 @@ def test_status_prints_the_results_so_far(output: Path, capfdbinary: pytest.Capt
     assert [json.loads(line)["index"] for line in capfdbinary.readouterr().out.splitlines()] == [1, 2]
 
 
-def test_a_running_job_shows_its_process_and_is_asked_to_stop(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_job_shows_its_process_and_can_be_cancelled(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = JobLock.take(Path(f"{output}.job") / "lock")
     assert main(["status", str(output)]) == 0
     assert "running: process " in capsys.readouterr().out
-    for pid, is_shown in ((os.getpid(), True), (os.getpid() + 1, False)):  # of this process, and of one before
+    for pid, is_shown in ((os.getpid(), True), (os.getpid() + 1, False)):  # of this process, and of an earlier one
         write_status(Path(f"{output}.job") / "status.json", status(pid))
         assert main(["status", str(output)]) == 0
         assert ("2/3 lines, 7 s left · in" in capsys.readouterr().out) == is_shown
@@ -87,7 +87,7 @@ def test_a_running_job_shows_its_process_and_is_asked_to_stop(output: Path, caps
     lock.release()
 
 
-def test_a_stopped_job_is_cancelled_taken_back_and_removed(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_job_can_be_cancelled_undone_and_removed(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel", str(output)]) == 0
     main(["status", str(output)])
     assert "cancelled: by 'headrace cancel'" in capsys.readouterr().out
@@ -128,7 +128,7 @@ def test_the_options_of_run_become_a_job(output: Path, monkeypatch: pytest.Monke
         (["--redo", "sometimes"], "is not a condition"),
     ],
 )
-def test_a_redo_that_cannot_be_meant_is_refused(
+def test_an_invalid_redo_is_refused(
     output: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert main(["run", str(output.parent / "in.jsonl"), "-o", str(output), *options]) == 1

@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
-    """The jobs that would have been run; one line of each fails when its input says so."""
+    """The jobs that would have run. A line of the input may ask to fail."""
     seen: list[JobSpec] = []
 
     def run_job(job: JobSpec, **options: Any) -> JobReport:
@@ -59,7 +59,7 @@ def test_the_command_line_becomes_a_job(source: Path, jobs: list[JobSpec], tmp_p
 
 
 @pytest.mark.parametrize("text, code", [("fine", 0), ("bad", 3), ("stop", 130)])
-def test_the_exit_code_says_how_it_went(
+def test_the_exit_code_follows_the_outcome(
     source: Path, jobs: list[JobSpec], tmp_path: Path, text: str, code: int
 ) -> None:
     source.write_text(text)
@@ -75,7 +75,7 @@ def test_the_summary_goes_to_stderr(
     assert "1 of 1 line answered" in err and "the only one" in err
 
 
-def test_quiet_says_only_what_went_wrong(
+def test_quiet_prints_only_errors(
     source: Path, jobs: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--quiet"])
@@ -85,7 +85,7 @@ def test_quiet_says_only_what_went_wrong(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_the_summary_can_be_had_as_json(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
+def test_the_summary_can_be_written_as_json(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--json-summary", str(summary)])
     assert json.loads(summary.read_text())["answered"] == 1
@@ -116,13 +116,13 @@ def test_an_existing_output_is_refused_before_anything_is_fetched(
         ["in.jsonl", "-o", "x", "--gpu-price", "nan"],
     ],
 )
-def test_commands_that_cannot_work_are_wrong_usage(arguments: list[str]) -> None:
+def test_invalid_commands_are_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["run", *arguments])
     assert stopped.value.code == 2
 
 
-def test_rows_of_data_get_their_flags(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
+def test_flags_for_tables_reach_the_job(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
     output = str(tmp_path / "out.csv")
     flags = ["--prompt", "Say {text}", "--system", "In {lang}", "--input-format", "jsonl", "--max-error-rate", "0.5"]
     assert main(["run", str(source), "-o", output, *flags]) == 0
@@ -143,7 +143,7 @@ def test_rows_of_data_get_their_flags(source: Path, jobs: list[JobSpec], tmp_pat
         ["--rate", "5"],
     ],
 )
-def test_flags_that_mean_nothing_are_refused(
+def test_invalid_flags_are_refused(
     source: Path, jobs: list[JobSpec], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""A job's engine without a model: the real loop over a fake runner, and a tokenizer of bytes."""
+"""A job's engine without a model: the real loop over a fake runner, and a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEMPLATE = (
 )
 VOCAB_SIZE = 258
 EOS_TOKEN_ID = 256
-ASCII = 128  # the fake runner draws from these, so that every answer is text
+ASCII = 128  # the fake runner samples from these, so that every answer is text
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def start(tokenizer: Tokenizer) -> Callable[..., Engine]:
 
 
 def starter(tokenizer: Tokenizer) -> Callable[..., Engine]:
-    """Like `start_engine`, for a model that says what hashes say."""
+    """Like `start_engine`, for a fake model whose next token is a hash."""
 
     def start(config: EngineConfig, deliver: Deliver, *, runner: FakeRunner | None = None) -> Engine:
         settings = settings_of(config)

@@ -1,20 +1,24 @@
-"""An engine that fails as it was told: which rows kill it, at which steps, and with what."""
+"""An engine that fails on purpose: which lines kill it, at which steps, and with which error."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
+from headrace.engine.restart_policy import JOB_RESTARTS
 from headrace.engine.start import Engine
+from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.runner.fake import FakeRunner
 from headrace.steps import Masks, StepPlan, StepResult
 from headrace.types import Request, SequenceEvent
 from tests.jobs.conftest import ASCII
 
 MARK = ord("!")  # a prompt with it kills the engine
+AT_ONCE = RetryRules(restarts=replace(JOB_RESTARTS, first_delay_s=0.0))
 
 
 class OutOfMemoryError(RuntimeError):
@@ -22,7 +26,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 class FaultyRunner(FakeRunner):
-    """Dies at steps (counted over all engines that share it), and whenever a prompt with the mark is in a row."""
+    """Dies at some steps (counted over all its engines), and whenever a prompt with the mark enters a slot."""
 
     def __init__(
         self,
@@ -54,10 +58,10 @@ class FaultyRunner(FakeRunner):
 
 
 class FaultyStart:
-    """Starts engines one after the other, on one runner or on what `make` gives for each. Knows what was submitted."""
+    """Starts engines one after the other on one runner. Records what was submitted."""
 
     def __init__(self, start: Callable[..., Engine], runner: FaultyRunner, *, fails: Iterable[str] = ()) -> None:
-        """`fails` are rows whose first attempts end in an error, once for each time that they are named."""
+        """`fails` are ids of lines whose first attempts end in an error, once for each time that they are named."""
         self._start = start
         self._runner = runner
         self._fails = list(fails)
@@ -66,16 +70,16 @@ class FaultyStart:
 
     def __call__(self, config: EngineConfig, deliver: Deliver) -> Engine:
         self.configs.append(config)
-        rows: list[str] = []
-        self.submitted.append(rows)
+        ids: list[str] = []
+        self.submitted.append(ids)
         engine = self._start(config, lambda events: deliver(self._spoil(events)), runner=self._runner)
         submit = engine.client.submit
 
-        def noted(request: Request) -> None:
-            rows.append(request.request_id)
+        def record(request: Request) -> None:
+            ids.append(request.request_id)
             submit(request)
 
-        engine.client.submit = noted  # type: ignore[method-assign]
+        engine.client.submit = record  # type: ignore[method-assign]
         return engine
 
     def _spoil(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
@@ -85,4 +89,4 @@ class FaultyStart:
         if event.finish_reason is None or event.request_id not in self._fails:
             return event
         self._fails.remove(event.request_id)
-        return SequenceEvent(event.request_id, event.index, event.token_ids, "abort", error="the draw is broken")
+        return SequenceEvent(event.request_id, event.index, event.token_ids, "abort", error="sampling is broken")

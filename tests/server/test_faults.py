@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from benchmarks.bad_clients import KINDS, misbehave
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
+from headrace.engine.restart_policy import SUPERVISOR_RESTARTS
 from headrace.engine.start import start_engine_process
 from headrace.server.http.gate import Receive, Scope, Send
 from headrace.server.options import ServerOptions
@@ -78,7 +80,8 @@ def test_a_thousand_misbehaving_connections_leak_nothing() -> None:
 def killable(tiny_directory: Path) -> Iterator[AsyncEngine]:
     """An engine in its own process, restarted at once when it dies."""
     config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=64)
-    rules = Supervision(step_timeout_s=TEST_TIMEOUT_S, first_delay_s=0.01, look_s=0.01)
+    restarts = replace(SUPERVISOR_RESTARTS, first_delay_s=0.01)
+    rules = Supervision(step_timeout_s=TEST_TIMEOUT_S, restarts=restarts, check_s=0.01)
     made = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
     yield made
     asyncio.run(made.close())

@@ -1,4 +1,4 @@
-"""`headrace cancel`: a running job is asked to stop; one that stands is marked, so that it does not go on by itself."""
+"""`headrace cancel`: stops a running job; marks one that does not run, so that its command does not continue it."""
 
 from __future__ import annotations
 
@@ -25,5 +25,7 @@ def build_parser() -> CommandParser:
         description="Stop a job for good. What it has committed is kept: 'headrace status JOB --results' prints it.",
     )
     parser.add_argument("job", metavar="JOB", help="the output of 'headrace run', or the .job directory beside it")
-    parser.add_argument("--undo", action="store_true", help="let a cancelled job go on when its command is run again")
+    parser.add_argument(
+        "--undo", action="store_true", help="let a cancelled job continue when its command is run again"
+    )
     return parser

@@ -1,4 +1,4 @@
-"""`headrace clean`: remove what is kept of finished jobs."""
+"""`headrace clean`: removes the journals of finished jobs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace clean",
         usage="headrace clean JOB ... [--force]",
-        description="Remove the journal of completed jobs. Their outputs stay; rows can no longer be done again.",
+        description="Remove the journal of completed jobs. Their outputs stay; lines can no longer be computed again.",
     )
     parser.add_argument("jobs", metavar="JOB", nargs="+", help="an output of 'headrace run', or its .job directory")
-    parser.add_argument("--force", action="store_true", help="also of jobs that are not completed: their work is lost")
+    parser.add_argument(
+        "--force", action="store_true", help="also for jobs that are not completed: their results are lost"
+    )
     return parser

@@ -1,4 +1,4 @@
-"""`headrace run`: a batch job from a file of prompts to a file of answers."""
+"""`headrace run`: runs a batch job, from a file of prompts to a file of answers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 input lines:
-  {"prompt": "...", "max_tokens": 64, "any": "field"}        other fields are carried to the output
+  {"prompt": "...", "max_tokens": 64, "any": "field"}        other fields are copied to the output
   {"messages": [{"role": "user", "content": "..."}]}
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    OpenAI's batch format
 
 exit codes:
   0    every line was answered
-  1    the job could not start or go on
+  1    the job could not start or continue
   2    wrong usage
   3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
   4    cancelled by 'headrace cancel'
-  75   stopped by Ctrl-C, SIGTERM, a full disk or an engine that keeps dying: the same command goes on from there
-  130  stopped by Ctrl-C, and cannot go on: the input or the output is a stream"""
+  75   stopped by Ctrl-C, SIGTERM, a full disk or an engine that keeps dying: run the same command again to continue
+  130  stopped by Ctrl-C, and cannot be continued: the input or the output is a stream"""
 
 RESUMABLE = 75
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     redo = "error" if given.retry_errors else given.redo
     if redo is not None:
-        Where(redo)  # refuses what cannot be read
+        Where(redo)  # refuses a condition that cannot be parsed
     job = JobSpec(
         input=given.input,
         output=given.output or STANDARD_STREAM,
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     except ResumableJobError as error:
         print(f"headrace: error: {error}", file=sys.stderr)
         return RESUMABLE
-    _tell(report, given)
+    _print_report(report, given)
     return report.exit_code
 
 
@@ -96,42 +96,54 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace run",
         usage="headrace run INPUT -o OUTPUT [options]",
-        description="Answer every line of a file of prompts. A job that was interrupted goes on when the same command "
-        "is run again.",
+        description="Answer every line of a file of prompts. A job that was interrupted continues when the same "
+        "command is run again.",
         epilog=EPILOG,
     )
     parser.add_argument("input", metavar="INPUT", help="a file (JSONL, CSV, TSV, Parquet), a URL, or - for stdin")
     parser.add_argument("-o", "--output", metavar="OUTPUT", help="the file of answers, or - for stdout")
     parser.add_argument(
-        "--check", action="store_true", help="only look for lines that cannot be answered, without loading the model"
+        "--check", action="store_true", help="only check for lines that cannot be answered, without loading the model"
     )
     parser.add_argument(
-        "--rate", metavar="X", help="with --check: tokens a second, or an earlier --json-summary, to tell the time from"
+        "--rate",
+        metavar="X",
+        help="with --check: tokens per second, or an earlier --json-summary, to estimate the time from",
     )
-    parser.add_argument("--overwrite", action="store_true", help="start anew, whatever OUTPUT and its job hold")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="start from the beginning and replace OUTPUT and its job"
+    )
     parser.add_argument("--keep-order", action="store_true", help="answers in the order of INPUT, not as they finished")
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--retry-errors", action="store_true", help="do the lines again that became error lines")
+    again.add_argument("--retry-errors", action="store_true", help="compute the lines again that became error lines")
     again.add_argument(
-        "--redo", metavar="WHERE", help="do lines again by their answers, such as 'finish_reason=length'"
+        "--redo", metavar="WHERE", help="compute lines again by their answers, such as 'finish_reason=length'"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the lines that are done again"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the lines that are computed again",
     )
     parser.add_argument(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to finish what runs when stopped (default: 10)"
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds for lines in flight to finish after a stop (default: 10)",
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
-        help="lines that are unfinished then become error lines: 2h30m after the job began, or 2026-12-01T06:00",
+        help="lines that are unfinished then become error lines: 2h30m after the job started, or 2026-12-01T06:00",
     )
     parser.add_argument(
         "--disk-wait",
         type=_duration,
         default=3600.0,
         metavar="TIME",
-        help="how long to wait for room when the disk is full, such as 30m (default: 1h)",
+        help="how long to wait for space on a full disk, such as 30m (default: 1h)",
     )
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(
@@ -139,10 +151,10 @@ def build_parser() -> CommandParser:
         type=_share,
         default=0.1,
         metavar="X",
-        help="stop when more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
+        help="stop if more than this share of at least 1,000 lines are errors; 1 never stops (default: 0.1)",
     )
     parser.add_argument(
-        "--gpu-price", type=_price, metavar="X", help="price of an hour of the GPU: the summary then has the job's cost"
+        "--gpu-price", type=_price, metavar="X", help="price of the GPU per hour, for the cost in the summary"
     )
     parser.add_argument(
         "--metrics-port",
@@ -152,10 +164,10 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
-    _add_row_flags(parser)
+    _add_table_flags(parser)
     add_sampling_flags(
         parser,
-        "for lines that do not say otherwise",
+        "for lines that do not set them",
         max_tokens="longest answer, in tokens (default: messages, to the end of the context; a prompt, 256; "
         "/v1/completions, 16)",
     )
@@ -163,16 +175,20 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def _add_row_flags(parser: CommandParser) -> None:
+def _add_table_flags(parser: CommandParser) -> None:
     from headrace.jobs.formats.file_format import FORMATS
 
-    group = parser.add_argument_group("rows of data", "when INPUT holds columns, not requests; all are carried along")
+    group = parser.add_argument_group(
+        "tables", "when INPUT has columns instead of requests; all columns are copied to the output"
+    )
     group.add_argument("--prompt", metavar="TEXT", help="the prompt, with {column} for a column and {{ for a brace")
-    group.add_argument("--system", metavar="TEXT", help="a system prompt, the same way; the prompt is then a message")
-    group.add_argument("--chat", action="store_true", help="the prompt is a user's message, also without --system")
+    group.add_argument(
+        "--system", metavar="TEXT", help="a system prompt, in the same form; the prompt is then a message"
+    )
+    group.add_argument("--chat", action="store_true", help="the prompt is a user message, also without --system")
     group.add_argument("--messages-column", metavar="NAME", help="a column that holds lists of messages")
     formats = ", ".join(FORMATS)
-    group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not say: {formats}")
+    group.add_argument("--input-format", choices=FORMATS, metavar="F", help=f"if the name does not show it: {formats}")
     group.add_argument("--output-format", choices=FORMATS, metavar="F", help="the same for OUTPUT")
 
 
@@ -214,7 +230,7 @@ def _in_a_directory(path: str) -> str:
 
 
 def _check(job: JobSpec, given: argparse.Namespace) -> int:
-    """Problems and the report are what was asked for, so they go to stdout."""
+    """Problems and the report are the output of this command, so they go to stdout."""
     from headrace.jobs.preflight.check import check_job
     from headrace.jobs.preflight.front import open_front
     from headrace.jobs.preflight.rate import Rate
@@ -228,13 +244,13 @@ def _check(job: JobSpec, given: argparse.Namespace) -> int:
     return report.exit_code
 
 
-def _tell(report: JobReport, given: argparse.Namespace) -> None:
-    from headrace.jobs.status.summary import headline, print_summary, whereabouts
+def _print_report(report: JobReport, given: argparse.Namespace) -> None:
+    from headrace.jobs.status.summary import headline, location, print_summary
 
     if not given.quiet:
         print_summary(report, sys.stderr)
     elif report.exit_code:
-        print(f"headrace: {headline(report)}; {whereabouts(report)}", file=sys.stderr)
+        print(f"headrace: {headline(report)}; {location(report)}", file=sys.stderr)
     if given.json_summary is not None:
         _write_json(report.as_json(), given.json_summary)
 

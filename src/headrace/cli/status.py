@@ -1,4 +1,4 @@
-"""`headrace status`: how far a job is, and its results so far."""
+"""`headrace status`: shows a job's progress, and its results so far."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace status",
         usage="headrace status JOB [--results [--keep-order] | --json]",
-        description="How far a job is. It may be running; nothing is changed.",
+        description="Show the progress of a job, which may be running. Nothing is changed.",
     )
     parser.add_argument("job", metavar="JOB", help="the output of 'headrace run', or the .job directory beside it")
-    parser.add_argument("--results", action="store_true", help="print the results that are committed, one a line")
+    parser.add_argument("--results", action="store_true", help="print the committed results, one per line")
     parser.add_argument("--keep-order", action="store_true", help="with --results: in the order of the input")
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
 def _print(found: JobView) -> None:
-    from headrace.jobs.status.summary import trouble_rows
+    from headrace.jobs.status.summary import failure_rows
     from headrace.jobs.store.failure_log import FailureCounts
 
     facts = found.as_json()
@@ -62,14 +62,14 @@ def _print(found: JobView) -> None:
         ("input", facts["input"]),
         ("output", facts["output"]),
         ("model", facts["fingerprint"].get("model")),
-        ("begun", f"{facts['created']}; run {facts['epoch']:,} times" if facts["epoch"] > 1 else facts["created"]),
+        ("started", f"{facts['created']}; run {facts['epoch']:,} times" if facts["epoch"] > 1 else facts["created"]),
         ("journal", f"{facts['bytes']:,} bytes in {facts['directory']}"),
     ]
-    rows += trouble_rows(FailureCounts(**facts["trouble"]))
+    rows += failure_rows(FailureCounts(**facts["trouble"]))
     if facts["redo"] is not None:
         rows.append(("redo", f"{facts['redo']} (pass {facts['pass']})"))
     if found.status is not None:
-        from headrace.jobs.status.progress import plain_line
+        from headrace.jobs.status.console import plain_line
 
         rows.insert(1, ("now", plain_line(found.status)))
     for name, value in rows:

@@ -1,4 +1,4 @@
-"""A progress line for work in the terminal: requests, tokens a second, cache hits, time left."""
+"""A progress line on the terminal for `LLM.generate`: requests, tokens per second, cache hits, time left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NARROW_COLUMNS = 120
 
 
 class GenerateProgress:
-    """A live bar on a terminal, a plain line now and then elsewhere, nothing when disabled. Writes to stderr."""
+    """A live bar on a terminal, a plain line every ten seconds elsewhere, nothing when disabled. Writes to stderr."""
 
     def __init__(self, num_requests: int | None, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self._num_requests = num_requests
@@ -43,7 +43,7 @@ class GenerateProgress:
             self._bar.stop()
 
     def expect(self, num_requests: int) -> None:
-        """The total has become known."""
+        """Set the total, once it is known."""
         self._num_requests = num_requests
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_requests)
@@ -93,7 +93,7 @@ def _live_bar(num_requests: int | None, stream: TextIO) -> tuple[Progress, TaskI
     console = Console(file=stream)
     details = TextColumn("{task.fields[details]}")
     columns = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    if console.width < NARROW_COLUMNS:  # the numbers say more than a bar does
+    if console.width < NARROW_COLUMNS:  # leave out the bar: the numbers matter more
         columns = [MofNCompleteColumn(), TimeRemainingColumn()]
     bar = Progress(TextColumn("[bold]headrace"), *columns, details, console=console, refresh_per_second=4)
     return bar, bar.add_task("requests", total=num_requests, details="starting")

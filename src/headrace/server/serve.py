@@ -37,7 +37,7 @@ def serve(config: EngineConfig, options: ServerOptions, *, print_line: PrintLine
     check_tls(options)
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
-        rules = Supervision(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
+        rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
         return run_on_uvloop(_run(engine, config, options, keys, listener, print_line))
 

@@ -1,4 +1,4 @@
-"""What the tests of processes share."""
+"""Helpers of the tests of engine processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from headrace.types import Request, SamplingParams, SequenceEvent
 
-PATIENCE_S = 120.0  # a test that waits longer for anything has failed
+MAX_WAIT_S = 120.0  # a test that waits longer for anything has failed
 
 
 class Inbox:
-    """Takes what an engine delivers."""
+    """Receives what an engine delivers."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[list[SequenceEvent]] = queue.Queue()
@@ -24,10 +24,10 @@ class Inbox:
         self._queue.put(events)
 
     def next(self) -> list[SequenceEvent]:
-        return self._queue.get(timeout=PATIENCE_S)
+        return self._queue.get(timeout=MAX_WAIT_S)
 
     def until_finished(self, *request_ids: str) -> list[SequenceEvent]:
-        """All events up to the last one's of these requests, of one sequence each."""
+        """All events until these requests, of one sequence each, have finished."""
         events: list[SequenceEvent] = []
         while {event.request_id for event in events if event.finish_reason} < set(request_ids):
             batch = self.next()
@@ -42,7 +42,7 @@ def make_request(request_id: str, first_token: int = 10, **params: Any) -> Reque
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + MAX_WAIT_S
     while not is_so():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.002)

@@ -32,7 +32,7 @@ def take(channel: Channel, num_frames: int) -> list[bytes]:
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.lists(st.integers(1, 50), min_size=1))
 @settings(max_examples=50)
-def test_frames_are_the_same_however_the_bytes_are_cut(frames: list[bytes], cuts: list[int]) -> None:
+def test_frames_are_the_same_however_the_bytes_are_split(frames: list[bytes], sizes: list[int]) -> None:
     left, right = socket.socketpair()
     with left, right:
         sender, receiver = socket.socketpair()
@@ -45,9 +45,9 @@ def test_frames_are_the_same_however_the_bytes_are_cut(frames: list[bytes], cuts
         receiving = Channel(right)
         received: list[bytes] = []
         while data:
-            cut = cuts[len(received) % len(cuts)]
-            left.sendall(data[:cut])
-            data = data[cut:]
+            size = sizes[len(received) % len(sizes)]
+            left.sendall(data[:size])
+            data = data[size:]
             received += receiving.receive(0.0) or []
         received += receiving.receive(0.0) or []
         assert received == frames
@@ -61,7 +61,7 @@ def test_a_sender_does_not_wait_for_a_peer_that_reads_nothing(pair: Pair) -> Non
     assert take(theirs, len(frames)) == frames
 
 
-def test_frames_of_many_threads_stay_whole_and_each_ones_in_order(pair: Pair) -> None:
+def test_frames_of_several_threads_stay_whole_and_in_order(pair: Pair) -> None:
     ours, theirs = pair
 
     def send(name: int) -> None:
@@ -100,23 +100,23 @@ def test_with_a_full_backlog_the_sender_waits_until_the_peer_reads() -> None:
 
 def test_what_was_sent_before_the_end_arrives_and_then_the_end(pair: Pair) -> None:
     ours, theirs = pair
-    ours.send(b"last words")
+    ours.send(b"last frame")
     ours.hang_up()
-    assert theirs.receive() == [b"last words"]
+    assert theirs.receive() == [b"last frame"]
     assert theirs.receive() is None
 
 
-def test_hanging_up_wakes_whoever_receives_on_the_same_end(pair: Pair) -> None:
+def test_hanging_up_wakes_the_receiver_on_the_same_end(pair: Pair) -> None:
     ours, _ = pair
-    heard: list[object] = []
-    thread = threading.Thread(target=lambda: heard.append(ours.receive()))
+    received: list[object] = []
+    thread = threading.Thread(target=lambda: received.append(ours.receive()))
     thread.start()
     ours.hang_up()
     thread.join()
-    assert heard == [None]
+    assert received == [None]
 
 
-def test_sending_to_nobody_is_an_error(pair: Pair) -> None:
+def test_sending_without_a_peer_is_an_error(pair: Pair) -> None:
     ours, theirs = pair
     theirs.close()
     with pytest.raises(ConnectionError):
@@ -126,7 +126,7 @@ def test_sending_to_nobody_is_an_error(pair: Pair) -> None:
         ours.send(b"hello")
 
 
-def test_receiving_with_a_time_limit_gives_nothing_when_it_is_over(pair: Pair) -> None:
+def test_receiving_with_a_timeout_returns_no_frames_after_it(pair: Pair) -> None:
     ours, theirs = pair
     assert theirs.receive(0.0) == []
     ours.send(b"now")

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,11 +17,12 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.process import wire
-from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.process.channel import Channel
+from headrace.engine.process.engine_process import EngineProcess, child_environment
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent
 from tests.engine import cores
-from tests.engine.process.process_tools import Inbox, make_request, wait_until
+from tests.engine.process.process_tools import MAX_WAIT_S, Inbox, make_request, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -106,7 +110,7 @@ def test_readouts_arrive(process: EngineProcess, inbox: Inbox) -> None:
     assert event.readout is not None and event.readout.tolist() == [-35.0, -39.0]
 
 
-def test_what_could_never_run_is_refused_at_once(process: EngineProcess) -> None:
+def test_a_request_that_could_never_run_is_refused_at_once(process: EngineProcess) -> None:
     long = Request("long", np.arange(300, dtype=np.int32), SamplingParams())
     with pytest.raises(RequestError, match="300 tokens") as caught:
         process.submit(long)
@@ -117,7 +121,7 @@ def test_what_could_never_run_is_refused_at_once(process: EngineProcess) -> None
         process.submit(make_request("stops", stop_token_ids=list(range(16))))
 
 
-def test_what_cannot_be_sent_is_refused_at_once(process: EngineProcess) -> None:
+def test_a_request_that_cannot_be_encoded_is_refused_at_once(process: EngineProcess) -> None:
     with pytest.raises(RequestError, match="cannot be sent"):
         process.submit(make_request("\ud800"))
     with pytest.raises(RequestError, match="cannot be sent"):
@@ -131,19 +135,45 @@ def test_an_exception_over_one_request_ends_that_one_only(process: EngineProcess
     assert errors == {"breaks": "the engine could not take the request (KeyError); its log says more", "well": None}
 
 
-def test_what_only_the_engine_can_refuse_ends_with_an_event(process: EngineProcess, inbox: Inbox) -> None:
+def test_a_refusal_by_the_engine_arrives_as_an_event(process: EngineProcess, inbox: Inbox) -> None:
     process.submit(make_request("odd", cores.SECRETLY_REFUSED))
     (event,) = inbox.until_finished("odd")
     assert (event.finish_reason, event.error) == ("abort", "only the engine knows why not")
 
 
-def test_a_request_that_cannot_be_read_is_answered_too(process: EngineProcess, inbox: Inbox) -> None:
-    process._send(wire.Submit("garbled", msgspec.Raw(msgspec.msgpack.encode({"request_id": 5}))))
-    (event,) = inbox.until_finished("garbled")
+@contextmanager
+def bare_child() -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
+    """The child without `EngineProcess`: the test itself is at the other end of the channel."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-P", "-m", "headrace.engine.process.child", str(theirs.fileno()), str(os.getpid())]
+        child = subprocess.Popen(
+            [*command, "1.0", "tests.engine.cores:faulty"], pass_fds=[theirs.fileno()], env=child_environment()
+        )
+    channel = Channel(ours)
+    channel.send(wire.encode(wire.Start(CONFIG)))
+    try:
+        next(message for message in messages(channel) if isinstance(message, wire.Ready))
+        yield channel, child
+    finally:
+        channel.close()
+        assert child.wait(MAX_WAIT_S) == 0
+
+
+def messages(channel: Channel) -> Iterator[wire.EngineMessage]:
+    while frames := channel.receive():
+        yield from map(wire.decode_message, frames)
+
+
+def test_a_request_that_cannot_be_decoded_is_answered_too() -> None:
+    with bare_child() as (channel, _):
+        channel.send(wire.encode(wire.Submit("garbled", msgspec.Raw(msgspec.msgpack.encode({"request_id": 5})))))
+        steps = (message for message in messages(channel) if isinstance(message, wire.Step))
+        (event,) = next(events for events in map(wire.StepReader().events, steps) if events)
     assert event.error is not None and event.error.startswith("the engine could not take the request (ValidationError)")
 
 
-def test_stats_come_by_themselves(process: EngineProcess, inbox: Inbox) -> None:
+def test_stats_arrive_without_a_request(process: EngineProcess, inbox: Inbox) -> None:
     before = process.stats.scheduler.num_finished
     process.submit(make_request("counted"))
     inbox.until_finished("counted")
@@ -166,7 +196,7 @@ def test_abort_and_the_other_commands_reach_it(process: EngineProcess, inbox: In
     process.limit_running(None)
 
 
-def test_a_failing_engine_says_why_and_what_comes_after_is_refused(
+def test_a_failed_engine_gives_the_reason_and_refuses_later_requests(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     inbox = Inbox()
@@ -200,9 +230,10 @@ def test_a_start_that_fails_raises_what_failed(core: str, error: type[Exception]
     process.close()
 
 
-def test_nothing_is_left_after_closing_even_in_the_middle_of_the_start() -> None:
+def test_closing_during_the_start_leaves_nothing_behind() -> None:
     stages: list[str] = []
     before = len(os.listdir("/dev/fd"))
+    threads = threading.active_count()
     process = start(Inbox(), "never_ready", report=stages.append)
     pid = process.pid
     assert pid is not None
@@ -213,38 +244,35 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_the_start() -> None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert len(os.listdir("/dev/fd")) == before
-    assert not process._thread.is_alive()
+    assert threading.active_count() == threads
     with pytest.raises(EngineDeadError, match="the engine has stopped: it was closed"):
         process.abort("anything")
     process.close()
 
 
-def test_one_that_hangs_says_where_when_it_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    process = start(Inbox(), pulse_s=0.001)
+def test_a_hung_process_writes_its_stacks_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    process = start(Inbox(), heartbeat_s=0.001)
     process.wait_until_ready()
     process.submit(make_request("stuck", cores.HANG))
-    wait_until(lambda: process.signs.has_work)
+    wait_until(lambda: process.health.has_work)
     pid, log = process.pid, []
     assert pid is not None
 
-    def has_said_where() -> bool:
+    def has_written_stacks() -> bool:
         os.kill(pid, signal.SIGUSR1)
         log.append(capfd.readouterr().err)
         return "cores.py" in "".join(log) and "in submit" in "".join(log)
 
-    wait_until(has_said_where)
+    wait_until(has_written_stacks)
     process.kill("it has said enough")
     assert str(process.failure) == "it has said enough"
 
 
-def test_it_ends_when_its_front_hangs_up() -> None:
-    inbox = Inbox()
-    process = start(inbox)
-    process.wait_until_ready()
-    process.submit(make_request("stuck", cores.HANG))
-    process._channel.hang_up()
-    assert inbox.next() == []
-    assert "exited with status 0" in str(process.failure)
+def test_it_ends_when_its_front_closes_the_socket() -> None:
+    with bare_child() as (channel, child):
+        channel.send(wire.encode(wire.submission(make_request("stuck", cores.HANG))))
+        channel.hang_up()
+        assert child.wait(MAX_WAIT_S) == 0
 
 
 @pytest.mark.parametrize("core", ["faulty", "never_ready"])
@@ -265,7 +293,7 @@ def test_it_ends_when_its_front_is_killed(core: str) -> None:
     parent.communicate(timeout=60)  # the engine has stderr too, which is at its end only when both are gone
 
 
-def test_signals_to_the_whole_group_are_left_to_the_front(process: EngineProcess, inbox: Inbox) -> None:
+def test_stop_signals_to_the_process_group_are_ignored(process: EngineProcess, inbox: Inbox) -> None:
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The same answers from an engine in a process of its own as from one beside the caller, and what its end means."""
+"""An engine in a process of its own gives the same answers as one on a thread; what happens when it ends."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_abort_and_leaving_free_the_blocks(engines: tuple[AsyncEngine, AsyncEngi
     async def ask() -> list[str | None]:
         reasons = []
         async for output in own.generate("abc", LONG, request_id="mine"):
-            if not reasons:  # at the first news, of however many tokens it is
+            if not reasons:  # at the first output, of any number of tokens
                 await own.abort("mine")
             reasons.append(output.outputs[0].finish_reason)
         async for _ in (stream := own.generate("abc", LONG)):

@@ -4,12 +4,14 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
+from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartPolicy
 from headrace.errors import ConfigError, EngineDeadError
 from headrace.types import SequenceEvent
 from tests.engine import cores
@@ -18,11 +20,13 @@ from tests.engine.process.process_tools import Inbox, make_request, wait_until
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
-AT_ONCE = Supervision(first_delay_s=0.0)
+NO_DELAY = replace(SUPERVISOR_RESTARTS, first_delay_s=0.0)
+LONG_DELAY = replace(SUPERVISOR_RESTARTS, first_delay_s=1e6)
+AT_ONCE = Supervision(restarts=NO_DELAY)
 
 
 class Clock:
-    """Stands still, or goes on by a second whenever it is looked at."""
+    """Stands still, or advances by a second with each call."""
 
     now = 0.0
     runs = False
@@ -47,7 +51,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 def failures() -> list[str]:
-    """Why engines have ended, as it was when those who wait were told."""
+    """Why engines have ended, as known when `deliver` was called without events."""
     return []
 
 
@@ -73,6 +77,10 @@ def start(inbox: Inbox, failures: list[str]) -> Iterator[Start]:
         supervisor.close()
 
 
+def quick_checks(restarts: RestartPolicy, clock: Clock) -> Supervision:
+    return Supervision(step_timeout_s=8.0, restarts=restarts, check_s=0.001, heartbeat_s=0.001, clock=clock)
+
+
 def check_answers(supervisor: EngineSupervisor, inbox: Inbox) -> None:
     wait_until(lambda: supervisor.phase == "ready")
     assert supervisor.failure is None
@@ -80,14 +88,14 @@ def check_answers(supervisor: EngineSupervisor, inbox: Inbox) -> None:
     inbox.until_finished("after")
 
 
-def test_a_killed_engine_fails_what_it_had_and_comes_back(start: Start, inbox: Inbox, failures: list[str]) -> None:
+def test_a_killed_engine_fails_its_requests_and_is_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
     supervisor = start()
     first, num_files = supervisor.pid, len(os.listdir("/dev/fd"))
     assert first is not None
     supervisor.submit(make_request("stuck", cores.HANG))
     os.kill(first, signal.SIGKILL)
     assert inbox.next() == []
-    assert failures == ["its process was killed (SIGKILL), by someone or because the system's memory ran out"]
+    assert failures == ["its process was killed (SIGKILL), by a user or because the system's memory ran out"]
     check_answers(supervisor, inbox)
     assert supervisor.num_restarts == 1
     assert supervisor.pid != first
@@ -97,7 +105,7 @@ def test_a_killed_engine_fails_what_it_had_and_comes_back(start: Start, inbox: I
 
 
 def test_during_a_restart_requests_are_refused_and_closing_does_not_wait(start: Start, inbox: Inbox) -> None:
-    supervisor = start(Supervision(first_delay_s=1e6))
+    supervisor = start(Supervision(restarts=LONG_DELAY))
     supervisor.submit(make_request("fatal", cores.EXIT))
     assert inbox.next() == []
     assert supervisor.phase == "restarting"
@@ -110,7 +118,7 @@ def test_during_a_restart_requests_are_refused_and_closing_does_not_wait(start: 
 
 
 def test_after_too_many_restarts_it_stays_dead(start: Start, inbox: Inbox) -> None:
-    supervisor = start(Supervision(first_delay_s=0.0, max_restarts=1))
+    supervisor = start(Supervision(restarts=RestartPolicy(max_starts=1, first_delay_s=0.0)))
     supervisor.submit(make_request("fatal", cores.RAISE))
     assert inbox.next() == []
     wait_until(lambda: supervisor.phase == "ready")
@@ -125,7 +133,7 @@ def test_after_too_many_restarts_it_stays_dead(start: Start, inbox: Inbox) -> No
 
 
 def test_restarts_that_fail_count_too(start: Start, inbox: Inbox, tmp_path: Path) -> None:
-    rules = Supervision(first_delay_s=0.0, max_restarts=2)
+    rules = Supervision(restarts=RestartPolicy(max_starts=2, first_delay_s=0.0))
     supervisor = start(rules, "breaks_the_second_time", str(tmp_path / "started"))
     supervisor.submit(make_request("fatal", cores.EXIT))
     assert inbox.next() == []
@@ -134,16 +142,16 @@ def test_restarts_that_fail_count_too(start: Start, inbox: Inbox, tmp_path: Path
     assert "the device is still on fire" in str(supervisor.failure)
 
 
-def test_a_hung_step_is_noticed_and_the_engine_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
+def test_a_hung_step_is_detected_and_the_engine_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
     clock = Clock()
-    supervisor = start(Supervision(step_timeout_s=8.0, first_delay_s=0.0, look_s=0.001, pulse_s=0.001, clock=clock))
+    supervisor = start(quick_checks(NO_DELAY, clock))
     supervisor.submit(make_request("well"))
     inbox.until_finished("well")
     supervisor.submit(make_request("stuck", cores.HANG))
-    wait_until(lambda: supervisor.signs.has_work)
-    while not failures:  # a second after each pulse: it lives, but does not move
-        num_pulses = supervisor.signs.num_pulses
-        wait_until(lambda number=num_pulses: bool(failures) or supervisor.signs.num_pulses != number)  # type: ignore[misc]
+    wait_until(lambda: supervisor.health.has_work)
+    while not failures:  # a second after each heartbeat: the process lives, but finishes no step
+        number = supervisor.health.num_heartbeats
+        wait_until(lambda seen=number: bool(failures) or supervisor.health.num_heartbeats != seen)  # type: ignore[misc]
         clock.now += 1.0
     assert inbox.next() == []
     (failure,) = failures
@@ -152,17 +160,17 @@ def test_a_hung_step_is_noticed_and_the_engine_restarted(start: Start, inbox: In
     assert supervisor.num_restarts == 1
 
 
-def test_a_stopped_process_is_noticed_though_it_has_no_work(start: Start, inbox: Inbox, failures: list[str]) -> None:
+def test_a_stopped_process_is_detected_even_without_work(start: Start, inbox: Inbox, failures: list[str]) -> None:
     clock = Clock()
-    supervisor = start(Supervision(step_timeout_s=8.0, first_delay_s=1e6, look_s=0.001, pulse_s=0.001, clock=clock))
+    supervisor = start(quick_checks(LONG_DELAY, clock))
     assert supervisor.pid is not None
     os.kill(supervisor.pid, signal.SIGSTOP)
     clock.runs = True
     assert inbox.next() == []
-    assert failures == ["its process gave no sign of life for 9 s"]
+    assert failures == ["its process sent no heartbeat for 9 s"]
 
 
-def test_a_limit_on_what_runs_outlives_the_engine(start: Start, inbox: Inbox) -> None:
+def test_a_limit_on_running_sequences_survives_a_restart(start: Start, inbox: Inbox) -> None:
     supervisor = start()
     supervisor.limit_running(1)
     supervisor.submit(make_request("fatal", cores.EXIT))
@@ -174,7 +182,7 @@ def test_a_limit_on_what_runs_outlives_the_engine(start: Start, inbox: Inbox) ->
     assert order == sorted(order)  # one after the other
 
 
-def test_a_start_that_fails_is_not_tried_again(inbox: Inbox) -> None:
+def test_a_first_start_that_fails_is_not_repeated(inbox: Inbox) -> None:
     supervisor = EngineSupervisor(inbox.deliver, AT_ONCE, core="tests.engine.cores:refuses_config")
     supervisor.start(EngineConfig(model="pretend"))
     with pytest.raises(ConfigError, match="an odd number; try 8"):

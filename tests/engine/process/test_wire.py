@@ -149,12 +149,12 @@ messages = st.one_of(
     st.builds(wire.Stage, texts),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
-    st.builds(wire.Pulse, counts, st.booleans()),
+    st.builds(wire.Heartbeat, counts, st.booleans()),
 )
 
 
 def assert_same(left: object, right: object) -> None:
-    """Equal in value and in type, arrays included, as far down as there is anything."""
+    """Equal in value and in type, recursively, arrays included."""
     if isinstance(left, np.ndarray):
         assert isinstance(right, np.ndarray) and left.dtype == right.dtype
         assert left.tolist() == right.tolist()
@@ -210,13 +210,13 @@ def test_infinite_log_probabilities_arrive() -> None:
     assert arrived.logprobs == event.logprobs
 
 
-def test_tokens_that_arrived_can_be_written_to() -> None:
+def test_received_tokens_are_writable() -> None:
     sent = wire.submission(Request("a", np.arange(3), SamplingParams()))
     request = wire.request_of(sent)
     assert request.prompt_token_ids.flags.writeable
 
 
 @pytest.mark.parametrize("value", [np.zeros((2, 2)), np.array(["text"]), object()])
-def test_what_has_no_form_on_the_wire_is_refused(value: object) -> None:
+def test_a_value_that_cannot_be_encoded_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="not sent"):
         wire.encode(wire.Failed("a", value))  # type: ignore[arg-type]

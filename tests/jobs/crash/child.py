@@ -21,15 +21,15 @@ from headrace.jobs import crash_points
 from headrace.jobs.input import prepare_process
 from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.recovery import disk_full
-from headrace.jobs.recovery.retries import RetryRules
+from headrace.jobs.recovery.job_engine import SPARE_SEQUENCES
 from headrace.jobs.run import deadline
-from headrace.jobs.run.current_engine import SPARE_SEQUENCES
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.runner.fake import FakeRunner
 from headrace.steps import SlotEntry, StepPlan, StepResult
 from headrace.text import Tokenizer
 from tests.jobs.conftest import ASCII, starter
+from tests.jobs.faults import AT_ONCE
 
 MAX_NUM_SEQS = 4
 MAX_IN_FLIGHT = 2 * MAX_NUM_SEQS + SPARE_SEQUENCES
@@ -130,8 +130,7 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
     try:
         start = _recording(starter(tokenizer), runner, order)
         min_lines = 1 if order.prepares_in_process else prepare_process.MIN_LINES_FOR_PROCESS
-        rules = RetryRules(first_delay_s=0.0)
-        code = run_job(job, start=start, rules=rules, min_lines_for_process=min_lines, quiet=True).exit_code
+        code = run_job(job, start=start, rules=AT_ONCE, min_lines_for_process=min_lines, quiet=True).exit_code
     except HeadraceError as error:
         code = 75 if isinstance(error, ResumableJobError) else 1
         _note(order, "error", f"{error}")

@@ -1,4 +1,4 @@
-"""Disks without room: the journal that keeps what it could not write, and the job that waits."""
+"""Full disks: the journal keeps what it could not write, and the job waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.engine.start import Engine
 from headrace.errors import NoRoomError
 from headrace.jobs import files
 from headrace.jobs.recovery import disk_full
-from headrace.jobs.recovery.disk_full import DiskWait, wait_for_room
+from headrace.jobs.recovery.disk_full import DiskWait, retry_on_full_disk
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.store import journal as journal_module
@@ -39,7 +39,7 @@ def over_quota(*arguments: Any) -> Any:
 
 
 def half_written(descriptor: int, data: bytes) -> int:
-    """Some of it, and then nothing."""
+    """Writes some bytes, then fails."""
     if len(data) > 30:
         return real_write(descriptor, bytes(data)[:10])
     return int(full())
@@ -52,7 +52,7 @@ def result_of(index: int) -> bytes:
     return json.dumps({"index": index, "text": "x" * (index % 7)}).encode()
 
 
-# Where it strikes: what is broken, in which module.
+# Which call fails, in which module.
 PLACES: dict[str, tuple[Any, str, Any]] = {
     "write": (os, "write", full),
     "quota": (os, "write", over_quota),
@@ -65,7 +65,7 @@ PLACES: dict[str, tuple[Any, str, Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("has_segment", [False, True])
-def test_a_journal_goes_on_when_there_is_room_again(
+def test_a_journal_continues_when_the_disk_has_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, has_segment: bool
 ) -> None:
     if has_segment and place in ("new segment", "name of the segment"):
@@ -97,7 +97,7 @@ def test_a_journal_goes_on_when_there_is_room_again(
 
 
 def test_what_a_failed_sync_has_lost_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages that could not be written may be dropped by the system."""
+    """The system may drop pages that could not be written."""
     journal = Journal.open(tmp_path, epoch=1)
     journal.append(0, result_of(0))
     journal.commit()
@@ -125,7 +125,7 @@ def prompts(num_lines: int) -> list[dict[str, Any]]:
 
 
 class Disk:
-    """Full at some of the writes to segments, as they are counted."""
+    """Full at some of the writes to segments, by their number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, is_full: Callable[[int], bool]) -> None:
         self.num_writes = 0
@@ -145,13 +145,13 @@ class Disk:
         return write
 
 
-def test_a_job_pauses_while_the_disk_is_full_and_goes_on(
+def test_a_job_pauses_while_the_disk_is_full_and_continues(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.jobs.status import meter
 
     monkeypatch.setattr(meter, "TICK_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.jobs.run.job_run.TICK_SECONDS", 0.001)
+    monkeypatch.setattr("headrace.jobs.run.main_loop.TICK_SECONDS", 0.001)
     source, told = write_lines(*prompts(60)), io.StringIO()
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"))
     states: list[tuple[str, str | None, str]] = []
@@ -172,10 +172,10 @@ def test_a_job_pauses_while_the_disk_is_full_and_goes_on(
     disk.at_full = look
     report = run_job(job, start=start, stream=told)
     assert (report.exit_code, report.tally.num_answered) == (0, 60)
-    rows = [json.loads(line)["index"] for line in (source.parent / "out.jsonl").read_text().splitlines()]
-    assert sorted(rows) == list(range(60))
+    indices = [json.loads(line)["index"] for line in (source.parent / "out.jsonl").read_text().splitlines()]
+    assert sorted(indices) == list(range(60))
     assert "headrace: paused, the disk is full: " in told.getvalue()
-    assert "headrace: there is room again; going on" in told.getvalue()
+    assert "headrace: the disk has space again; continuing" in told.getvalue()
     state, reason, shown = states[-1]
     assert (state, shown) == ("paused", "paused")
     assert held[-1] > 0, "they are done, but not in the journal"
@@ -228,7 +228,7 @@ def test_more_results_than_may_be_held_end_the_job_resumably(
         run_job(JobSpec(input=str(source), output=str(source.parent / "o.jsonl")), start=start, quiet=True)
 
 
-def test_waiting_and_giving_up_go_by_the_clock() -> None:
+def test_waiting_and_giving_up_follow_the_clock() -> None:
     now = [0.0]
 
     class Results:
@@ -256,7 +256,7 @@ def test_waiting_and_giving_up_go_by_the_clock() -> None:
         wait.flush(results)
 
 
-def test_what_is_written_once_is_tried_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_write_is_tried_until_the_disk_has_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_full, "TRY_SECONDS", 0.0)
     left, told = iter(range(3)), list[str]()
 
@@ -264,11 +264,11 @@ def test_what_is_written_once_is_tried_until_there_is_room(monkeypatch: pytest.M
         if next(left, None) is not None:
             raise NoRoomError("no room")
 
-    wait_for_room(action, wait_s=1e6, tell=told.append)
+    retry_on_full_disk(action, wait_s=1e6, tell=told.append)
     assert told == ["paused: no room; waiting for at most 1,000,000 s"]
 
 
-def test_a_status_is_written_over_the_old_one_when_there_is_no_room_for_another(
+def test_a_status_overwrites_the_old_one_if_the_disk_has_no_space_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def status(state: Any, reason: str | None) -> JobStatus:
@@ -286,7 +286,7 @@ def test_a_status_is_written_over_the_old_one_when_there_is_no_room_for_another(
     assert read_status(path) == status("paused", "long " * 100)
 
 
-def test_which_errors_mean_no_room() -> None:
+def test_which_errors_mean_a_full_disk() -> None:
     assert [files.is_no_room(OSError(code, "")) for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO)] == [
         True,
         True,
@@ -294,7 +294,7 @@ def test_which_errors_mean_no_room() -> None:
     ]
 
 
-# A real one.
+# A real disk.
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_job_on_a_small_disk_goes_on_when_a_file_is_removed(
+def test_a_job_on_a_small_disk_continues_when_a_file_is_removed(
     write_lines: WriteLines, start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_full, "TRY_SECONDS", 0.0)

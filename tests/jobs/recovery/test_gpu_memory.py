@@ -1,4 +1,4 @@
-"""A job whose GPU runs out of memory in earnest: somebody takes all that is free in the middle of its work."""
+"""A job whose GPU really runs out of memory: another user takes all free memory while the job runs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.start import Engine, start_engine
-from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.types import SequenceEvent
 from tests.engine.tiny import save_model
+from tests.jobs.faults import AT_ONCE
 
 pytestmark = pytest.mark.gpu
 
 GIB = 2**30
 CACHE_BYTES = 4 * GIB
 NUM_LINES = 200
-LEAST_BYTES = 512  # that torch hands out: what it keeps for small tensors is taken too
+MIN_BYTES = 512  # that torch hands out: what it keeps for small tensors is taken too
 
 
 class Hog:
-    """Starts engines. Takes what is left of the memory when the first of them has news, until the next one starts."""
+    """Starts engines. Takes all free memory when the first of them delivers events, until the next one starts."""
 
     def __init__(self) -> None:
         self._taken: list[torch.Tensor] = []
@@ -50,7 +50,7 @@ class Hog:
     def take_all(self) -> None:
         torch.cuda.empty_cache()
         size = torch.cuda.mem_get_info()[0]
-        while size >= LEAST_BYTES:
+        while size >= MIN_BYTES:
             try:
                 self._taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
             except torch.OutOfMemoryError:
@@ -68,7 +68,7 @@ def test_a_job_goes_on_after_its_gpu_ran_out_of_memory(tmp_path: Path) -> None:
     hog = Hog()
     job = JobSpec(input=str(source), output=str(output), config=config)
     try:
-        report = run_job(job, start=hog.start, rules=RetryRules(first_delay_s=0.0), quiet=True)
+        report = run_job(job, start=hog.start, rules=AT_ONCE, quiet=True)
     finally:
         hog.give_back()
     assert report.exit_code == 0

@@ -1,4 +1,4 @@
-"""Jobs whose engine fails: requests that end in errors, engines that die, rows that kill them, memory that runs out."""
+"""Jobs whose engine fails: requests that end in errors, engines that die, lines that kill them, out of memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headrace.jobs.input import prepare_process
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.recovery.memory_ladder import RUNGS, MemoryLadder, is_out_of_memory
-from headrace.jobs.recovery.policy import Recovery
-from headrace.jobs.recovery.retries import RetryRules
+from headrace.jobs.recovery.policy import RecoveryPolicy
+from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.metrics import page
+from headrace.jobs.status.metrics import JobCollector
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
@@ -34,19 +34,18 @@ from headrace.jobs.store.failure_log import EngineDeath, FailureLog, PoisonLine,
 from headrace.jobs.store.in_flight_file import InFlightFile, lines_in_flight
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
-from headrace.jobs.store.status_file import read_status
+from headrace.jobs.store.status_file import JobStatus, read_status
 from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
-from tests.jobs.faults import FaultyRunner, FaultyStart, OutOfMemoryError
+from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart, OutOfMemoryError
 
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
-AT_ONCE = RetryRules(first_delay_s=0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _little_to_collect() -> Iterator[None]:
-    """Each death of an engine collects garbage, for which all that other tests have left would be looked through."""
+    """Each death of an engine collects garbage, which would scan everything that other tests have left."""
     gc.collect()
     gc.freeze()
     yield
@@ -78,27 +77,27 @@ def prompts(num_lines: int, *, poison: tuple[int, ...] = ()) -> list[dict[str, A
 # Requests that end in an error.
 
 
-def test_a_request_that_fails_is_tried_again_and_counted(write_lines: WriteLines, start: Start) -> None:
+def test_a_line_that_fails_is_retried_and_counted(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(20))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3", "3", "7"])
     report = run(source, faulty)
     assert (report.exit_code, report.tally.num_answered) == (0, 20)
-    assert report.trouble.retries == {"engine_error": 3}
+    assert report.failures.retries == {"engine_error": 3}
     assert Counter(faulty.submitted[0])["3"] == 3
     assert read_status(directory_of(source) / "status.json").retries == {"engine_error": 3}
     assert view_job(directory_of(source)).as_json()["trouble"]["retries"] == {"engine_error": 3}
     assert "retries       engine_error 3" in plain_summary(report)
     clean = run(write_lines(*prompts(20)), start, overwrite=True)
-    assert clean.trouble.retries == {}, "--overwrite begins anew"
+    assert clean.failures.retries == {}, "--overwrite starts from the beginning"
 
 
-def test_a_request_that_fails_five_times_is_an_error_line(write_lines: WriteLines, start: Start) -> None:
+def test_a_line_that_fails_five_times_becomes_an_error_line(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(8))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
     report = run(source, faulty)
     assert Counter(faulty.submitted[0])["3"] == 5
     assert (report.exit_code, dict(report.tally.errors)) == (3, {"engine_error": 1})
-    assert "the draw is broken (tried 5 times)" in read(source)[3]["error"]["message"]
+    assert "sampling is broken (tried 5 times)" in read(source)[3]["error"]["message"]
 
 
 def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, start: Start) -> None:
@@ -111,45 +110,34 @@ def test_the_count_of_attempts_survives_the_process(write_lines: WriteLines, sta
         log.append(Retry(3, "engine_error"))
     faulty = FaultyStart(start, FaultyRunner(), fails=["3"] * 9)
     report = run(source, faulty)
-    assert Counter(faulty.submitted[0])["3"] == 2, "three were before"
+    assert Counter(faulty.submitted[0])["3"] == 2, "three were made before"
     assert report.tally.errors["engine_error"] == 1
     again = FaultyStart(start, FaultyRunner(), fails=["3"])
     assert run(source, again, redo="error").exit_code == 0
-    assert Counter(again.submitted[0])["3"] == 2, "a redo counts anew"
+    assert Counter(again.submitted[0])["3"] == 2, "a redo counts from zero"
 
 
-def test_a_bad_request_is_never_tried_again(write_lines: WriteLines, start: Start) -> None:
+def test_an_invalid_request_is_never_retried(write_lines: WriteLines, start: Start) -> None:
     form = {"structured_outputs": {"choice": ["yes", "no"]}}
     source = write_lines({"prompt": "x" * 600}, "{broken", {"prompt": "a", **form}, *prompts(3))
     faulty = FaultyStart(start, FaultyRunner(), fails=["2"])
     report = run(source, faulty, max_error_rate=1)
     assert report.tally.num_failed == 3
     assert Counter(faulty.submitted[0])["2"] == 1
-    assert report.trouble.retries == {}
-
-
-def test_delays_grow_and_are_bounded_and_differ() -> None:
-    from random import Random
-
-    rules = RetryRules(first_delay_s=1.0, max_delay_s=10.0)
-    delays = [rules.delay_s(number, Random(number)) for number in range(1, 9)]
-    assert all(0.5 * min(10, 2**k) <= delay <= min(10, 2**k) for k, delay in enumerate(delays))
-    assert len(set(delays)) == len(delays)
+    assert report.failures.retries == {}
 
 
 # Engines that die.
 
 
-def test_an_engine_that_died_is_started_again_and_its_rows_are_done_again(
-    write_lines: WriteLines, start: Start
-) -> None:
+def test_a_dead_engine_is_restarted_and_its_lines_run_again(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
     run(source, start)
     expected = read(source)
     faulty = FaultyStart(start, FaultyRunner(dies_at={5, 17}))
     report = run(source, faulty, overwrite=True)
     assert (report.exit_code, report.tally.num_answered, len(faulty.configs)) == (0, 40, 3)
-    assert report.trouble.deaths == {"engine": 2}
+    assert report.failures.deaths == {"engine": 2}
     assert {index: line["text"] for index, line in read(source).items()} == {
         index: line["text"] for index, line in expected.items()
     }
@@ -158,7 +146,7 @@ def test_an_engine_that_died_is_started_again_and_its_rows_are_done_again(
     assert (status.state, status.engine_deaths) == ("finished", {"engine": 2})
 
 
-def test_deaths_are_written_down_with_what_was_in_flight(write_lines: WriteLines, start: Start) -> None:
+def test_deaths_are_logged_with_the_lines_in_flight(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(6))
     faulty = FaultyStart(start, FaultyRunner(dies_at={2}))
     run(source, faulty)
@@ -198,7 +186,7 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert sorted(line["index"] for line in lines) == list(range(20))
     always = FaultyStart(start, FaultyRunner(always=True))
-    with pytest.raises(JobError, match="not this job: its input or output is a stream") as raised:
+    with pytest.raises(JobError, match="this job cannot be resumed: its input or output is a stream") as raised:
         run_job(job, start=always, rules=AT_ONCE, quiet=True)
     assert not isinstance(raised.value, ResumableJobError)
 
@@ -207,7 +195,7 @@ def test_a_stream_survives_deaths_too_but_is_not_resumable(
 def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
     write_lines: WriteLines, start: Start, min_lines_for_process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights and its cache would be in the way."""
+    """Its weights and its cache would take the memory of the next one."""
     monkeypatch.setattr(prepare_process, "num_cores", lambda: 2)
     runners: list[weakref.ref[FaultyRunner]] = []
     still_there: list[bool] = []
@@ -221,12 +209,12 @@ def test_nothing_of_a_dead_engine_is_held_when_the_next_one_is_loaded(
     source = write_lines(*prompts(60))
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"))
     report = run_job(job, start=started, rules=AT_ONCE, min_lines_for_process=min_lines_for_process, quiet=True)
-    assert (report.exit_code, report.trouble.deaths) == (0, {"engine": 3})
+    assert (report.exit_code, report.failures.deaths) == (0, {"engine": 3})
     assert still_there == [False] * 4
 
 
-def test_an_engine_that_dies_when_it_is_asked_something_is_replaced_too(write_lines: WriteLines, start: Start) -> None:
-    """Death is found out by whoever speaks to it first, and its last word comes later."""
+def test_an_engine_whose_death_is_seen_by_submit_is_replaced_too(write_lines: WriteLines, start: Start) -> None:
+    """A call may fail before the empty event list that reports the death arrives."""
     source = write_lines(*prompts(40))
     faulty = FaultyStart(start, FaultyRunner(dies_at={3}))
     num_calls = 0
@@ -247,14 +235,14 @@ def test_an_engine_that_dies_when_it_is_asked_something_is_replaced_too(write_li
         return engine
 
     report = run(source, deaf)
-    assert (report.exit_code, len(read(source)), report.trouble.deaths) == (0, 40, {"engine": 1})
+    assert (report.exit_code, len(read(source)), report.failures.deaths) == (0, 40, {"engine": 1})
 
 
-# Rows that kill.
+# Lines that kill the engine.
 
 
 @pytest.mark.parametrize("poison", [(0,), (11,), (3, 4), (7, 30, 31)])
-def test_rows_that_kill_the_engine_are_found_and_the_job_goes_on(
+def test_lines_that_kill_the_engine_are_found_and_the_job_continues(
     write_lines: WriteLines, start: Start, poison: tuple[int, ...]
 ) -> None:
     source = write_lines(*prompts(40, poison=poison))
@@ -265,12 +253,12 @@ def test_rows_that_kill_the_engine_are_found_and_the_job_goes_on(
     failed = {index: line["error"] for index, line in lines.items() if "error" in line}
     assert tuple(sorted(failed)) == poison
     assert {error["code"] for error in failed.values()} == {"poison_request"}
-    assert "with no other beside it (RuntimeError: the device is gone)" in failed[poison[0]]["message"]
-    assert (report.exit_code, report.trouble.poison_rows) == (3, len(poison))
-    assert report.trouble.deaths == {"engine": runner.num_deaths}
+    assert "at last while it ran alone (RuntimeError: the device is gone)" in failed[poison[0]]["message"]
+    assert (report.exit_code, report.failures.poison_rows) == (3, len(poison))
+    assert report.failures.deaths == {"engine": runner.num_deaths}
 
 
-def test_an_openai_line_that_kills_says_so_as_a_server_error(write_lines: WriteLines, start: Start) -> None:
+def test_an_openai_line_that_kills_the_engine_becomes_a_server_error(write_lines: WriteLines, start: Start) -> None:
     body = {"prompt": "x!", "max_tokens": 2}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     source = write_lines(line, *prompts(3))
@@ -280,17 +268,15 @@ def test_an_openai_line_that_kills_says_so_as_a_server_error(write_lines: WriteL
     assert (found["response"]["status_code"], found["response"]["body"]["error"]["code"]) == (500, "poison_request")
 
 
-def test_lines_that_ask_for_the_same_as_a_poison_row_fail_with_it(write_lines: WriteLines, start: Start) -> None:
+def test_duplicates_of_a_poison_line_fail_with_it(write_lines: WriteLines, start: Start) -> None:
     same = {"prompt": "kill!", "max_tokens": 4, "temperature": 0}
     source = write_lines(same, *prompts(10), same)
     report = run(source, FaultyStart(start, FaultyRunner()))
     assert dict(report.tally.errors) == {"poison_request": 2}
-    assert report.trouble.poison_rows == 1
+    assert report.failures.poison_rows == 1
 
 
-def test_lines_that_come_later_and_ask_for_the_same_are_not_searched_for_again(
-    write_lines: WriteLines, start: Start
-) -> None:
+def test_later_duplicates_of_a_poison_line_need_no_new_search(write_lines: WriteLines, start: Start) -> None:
     same = {"prompt": "kill!", "max_tokens": 4, "temperature": 0}
     source = write_lines(same, *prompts(10), same, *prompts(3), same, {**same, "max_tokens": 5})
     run(source, FaultyStart(start, FaultyRunner()), limit=11)
@@ -300,50 +286,67 @@ def test_lines_that_come_later_and_ask_for_the_same_are_not_searched_for_again(
     assert [index for index, line in lines.items() if "error" in line] == [0, 11, 15, 16]
     messages = {index: lines[index]["error"]["message"].partition(": ")[2] for index in (0, 11, 15)}
     assert len(set(messages.values())) == 1
-    assert report.trouble.poison_rows == 2, "another length is another request"
+    assert report.failures.poison_rows == 2, "another length is another request"
     assert view_job(directory_of(source)).as_json()["errors_by_code"] == {"poison_request": 4}
 
 
-def test_what_a_convicted_row_asked_for_is_known_to_the_next_run(tmp_path: Path) -> None:
-    def work(row: int, tokens: bytes, **fields: Any) -> Work:
+def test_the_request_of_a_poison_line_is_known_to_the_next_run(tmp_path: Path) -> None:
+    def work(index: int, tokens: bytes, **fields: Any) -> Work:
         params = SamplingParams(temperature=0, seed=0, logit_bias={5: 1.0, 3: 2.0}, **fields)
-        return Work(PlainReply(row), params, tokens)
+        return Work(PlainReply(index), params, tokens)
 
     log = FailureLog(tmp_path / "trouble.jsonl")
     log.append(PoisonLine(4, 0))
-    first = Recovery(log, EngineConfig())
-    assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "nobody knows yet what row 4 asks for"
+    first = RecoveryPolicy(log, EngineConfig())
+    assert first.has_poison and first.refuse(work(9, b"aaaa")) is None, "the request of line 4 is not known yet"
     assert first.refuse(work(4, b"aaaa")) is not None
-    for recovery in (first, Recovery(FailureLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda row: True)):
+    for recovery in (
+        first,
+        RecoveryPolicy(FailureLog(tmp_path / "trouble.jsonl"), EngineConfig(), is_done=lambda index: True),
+    ):
         assert recovery.has_poison
         assert recovery.refuse(work(9, b"aaaa")) is not None
         others = [work(9, b"aaab"), work(9, b"aaaa", stop="x"), replace_salt(work(9, b"aaaa"))]
         assert [recovery.refuse(other) for other in others] == [None] * 3
         own = Work(PlainReply(9), SamplingParams(), b"aaaa", seed=3)
-        assert recovery.refuse(own) is None, "what it draws is its own"
-    assert not Recovery(FailureLog(tmp_path / "trouble.jsonl", pass_number=2), EngineConfig()).has_poison
+        assert recovery.refuse(own) is None, "its seed makes it a different request"
+    assert not RecoveryPolicy(FailureLog(tmp_path / "trouble.jsonl", pass_number=2), EngineConfig()).has_poison
 
 
 def replace_salt(work: Work) -> Work:
     return msgspec.structs.replace(work, cache_salt="s")
 
 
-def test_metrics_show_trouble_while_the_job_runs(
+def test_metrics_show_failures_while_the_job_runs(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages: list[str] = []
-    monkeypatch.setattr(MetricsServer, "update", lambda server, status: pages.append(page(status)))
+    statuses: list[JobStatus] = []
+    monkeypatch.setattr(MetricsServer, "update", lambda server, status: statuses.append(status))
     source = write_lines(*prompts(20, poison=(4,)))
     run(source, FaultyStart(start, FaultyRunner(), fails=["3", "3"]), metrics_port=0)
-    trouble = view_job(directory_of(source)).as_json()["trouble"]
-    last = pages[-1]
-    assert 'job_retries_total{model_name="fake",cause="engine_error"} 2\n' in last
-    assert f'job_engine_deaths_total{{model_name="fake",lost="engine"}} {trouble["deaths"]["engine"]}\n' in last
-    assert 'job_poison_rows{model_name="fake"} 1\n' in last
-    assert 'job_lines_failed_total{model_name="fake",code="poison_request"} 1\n' in last
+    num_deaths = view_job(directory_of(source)).as_json()["trouble"]["deaths"]["engine"]
+    last = samples(statuses[-1])
+    assert last["headrace:job_retries_total", "engine_error"] == 2
+    assert last["headrace:job_engine_deaths_total", "engine"] == num_deaths
+    assert last["headrace:job_poison_rows", None] == 1
+    assert last["headrace:job_lines_failed_total", "poison_request"] == 1
 
 
-def test_status_is_right_after_poison_rows_without_the_journal(write_lines: WriteLines, start: Start) -> None:
+def samples(status: JobStatus) -> dict[tuple[str, str | None], float]:
+    """By name and by the value of the label beside the model's name."""
+    collector = JobCollector()
+    collector.status = status
+    return {
+        (
+            sample.name,
+            next((value for label, value in sample.labels.items() if label != "model_name"), None),
+        ): sample.value
+        for metric in collector.collect()
+        for sample in metric.samples
+    }
+
+
+def test_status_is_right_after_poison_lines_without_the_journal(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(20, poison=(4,)), "{broken")
     run(source, FaultyStart(start, FaultyRunner(), fails=["3"] * 9))
     found = view_job(directory_of(source)).as_json()
@@ -355,11 +358,11 @@ def test_status_is_right_after_poison_rows_without_the_journal(write_lines: Writ
     assert {name: again[name] for name in names} == {name: found[name] for name in names}
 
 
-def test_an_engine_that_dies_with_every_row_is_not_blamed_on_the_rows(write_lines: WriteLines, start: Start) -> None:
+def test_an_engine_that_dies_with_every_line_is_not_blamed_on_the_lines(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
-    with pytest.raises(ResumableJobError, match=r"dies with every line that it is given alone .* none between"):
+    with pytest.raises(ResumableJobError, match=r"dies with every line that it runs alone .* none between"):
         run(source, FaultyStart(start, FaultyRunner(always=True)))
-    with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more rows each time
+    with pytest.raises(ResumableJobError, match="dies with every line"):  # not two more poison lines each time
         run(source, FaultyStart(start, FaultyRunner(always=True)))
     assert view_job(directory_of(source)).committed.num_errors == 2
     report = run(source, start, redo="error")
@@ -367,10 +370,10 @@ def test_an_engine_that_dies_with_every_row_is_not_blamed_on_the_rows(write_line
 
 
 def test_an_engine_that_dies_with_nothing_to_do_ends_the_job(write_lines: WriteLines, start: Start) -> None:
-    """As one that dies at its first breath, before anything is submitted."""
+    """Every submit fails."""
     source = write_lines(*prompts(3))
 
-    def stillborn(config: EngineConfig, deliver: Any) -> Engine:
+    def dead_from_the_start(config: EngineConfig, deliver: Any) -> Engine:
         engine: Engine = start(config, deliver)
         engine.client.submit = dead  # type: ignore[method-assign]
         return engine
@@ -378,23 +381,23 @@ def test_an_engine_that_dies_with_nothing_to_do_ends_the_job(write_lines: WriteL
     def dead(request: Any) -> None:
         from headrace.errors import EngineDeadError
 
-        raise EngineDeadError("the engine has stopped: it never lived")
+        raise EngineDeadError("the engine has stopped: it never ran")
 
     with pytest.raises(ResumableJobError, match="died 4 times in a row without a line done between"):
-        run(source, stillborn)
+        run(source, dead_from_the_start)
 
 
-# When the whole process goes.
+# Loss of the whole process.
 
 
-def lose_process(source: Path, rows: list[int]) -> None:
-    """As if the process of the last run had been killed with these rows in flight."""
+def lose_process(source: Path, indices: list[int]) -> None:
+    """As if the process of the last run had been killed with these lines in flight."""
     directory = directory_of(source)
     manifest = read_manifest(directory)
     assert manifest is not None
     write_manifest(directory, replace(manifest, state="running"))
     file = InFlightFile(directory / "in-flight", epoch=manifest.epoch)
-    file.add(rows)
+    file.add(indices)
     file.close()
 
 
@@ -409,7 +412,7 @@ def interrupted(source: Path, start: Start, *, at: int = 9) -> None:
 def test_a_loss_is_counted_once_however_often_the_next_run_fails(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(20))
     interrupted(source, start)
-    lose_process(source, sorted(set(range(20)) - survey_rows(source)))
+    lose_process(source, sorted(set(range(20)) - done_indices(source)))
 
     def never(*arguments: Any) -> Engine:
         raise ModelError("no model")
@@ -422,7 +425,7 @@ def test_a_loss_is_counted_once_however_often_the_next_run_fails(write_lines: Wr
     assert log.counts.deaths == {"device": 1, "process": 1}
 
 
-def survey_rows(source: Path) -> set[int]:
+def done_indices(source: Path) -> set[int]:
     return {record.index for record in view_job(directory_of(source)).records()}
 
 
@@ -433,7 +436,7 @@ def lose_process_again(source: Path) -> None:
     write_manifest(directory, replace(manifest, state="running"))
 
 
-def test_what_was_in_flight_is_known_of_the_same_epoch_and_machine_only(
+def test_lines_in_flight_are_known_for_the_same_epoch_and_boot_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.jobs.store import in_flight_file
@@ -479,7 +482,7 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
     assert started == ["process", "thread"]
 
 
-def test_a_torn_record_of_trouble_costs_itself(tmp_path: Path) -> None:
+def test_a_torn_record_of_the_failure_log_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "trouble.jsonl"
     log = FailureLog(path)
     log.append(Retry(1, "engine_error"))
@@ -497,20 +500,20 @@ def test_a_torn_record_of_trouble_costs_itself(tmp_path: Path) -> None:
 # Memory.
 
 
-def test_memory_that_runs_out_is_met_with_engines_that_need_less(write_lines: WriteLines, start: Start) -> None:
+def test_after_out_of_memory_engines_that_need_less_are_started(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
     runner = FaultyRunner(dies_at={2, 4, 6, 8}, error=lambda: OutOfMemoryError("CUDA out of memory"))
     faulty = FaultyStart(start, runner)
     report = run(source, faulty)
-    assert (report.exit_code, report.trouble.deaths) == (0, {})
-    assert report.trouble.memory_rungs == list(RUNGS)
+    assert (report.exit_code, report.failures.deaths) == (0, {})
+    assert report.failures.memory_rungs == list(RUNGS)
     given = [(config.max_num_batched_tokens, config.gpu_memory_utilization) for config in faulty.configs]
     assert given == [(None, None), (None, None), (64, None), (64, 0.4), (64, 0.3)]
     assert read_status(directory_of(source) / "status.json").memory_rungs == list(RUNGS)
     assert "memory        ran out 4 times: started again, half the tokens" in plain_summary(report)
 
 
-def test_the_next_run_begins_on_the_rung_of_the_last(write_lines: WriteLines, start: Start) -> None:
+def test_the_next_run_starts_on_the_rung_of_the_last(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
     runner = FaultyRunner(dies_at={2, 4}, error=lambda: OutOfMemoryError("no memory"))
     faulty = FaultyStart(start, runner)
@@ -527,11 +530,11 @@ def test_the_next_run_begins_on_the_rung_of_the_last(write_lines: WriteLines, st
     assert later.configs[0].max_num_batched_tokens == 64
 
 
-def test_at_the_top_of_the_ladder_the_row_is_looked_for(write_lines: WriteLines, start: Start) -> None:
+def test_at_the_top_of_the_ladder_the_search_for_a_poison_line_starts(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(12, poison=(5,)))
     report = run(source, FaultyStart(start, FaultyRunner(error=lambda: OutOfMemoryError("no memory"))))
     assert [index for index, line in read(source).items() if "error" in line] == [5]
-    assert report.trouble.memory_rungs[: len(RUNGS)] == list(RUNGS)
+    assert report.failures.memory_rungs[: len(RUNGS)] == list(RUNGS)
 
 
 def test_a_ladder_without_progress_ends() -> None:
@@ -546,7 +549,7 @@ def test_a_ladder_without_progress_ends() -> None:
     assert ladder.climb(settings, num_done=4) is None
 
 
-def test_settings_that_the_user_changed_begin_the_ladder_anew() -> None:
+def test_settings_that_the_user_changed_restart_the_ladder() -> None:
     config = EngineConfig()
     ladder = MemoryLadder(config)
     events = [climbed for _ in range(3) if (climbed := ladder.climb(settings_of(config), num_done=0))]
@@ -565,11 +568,11 @@ def test_settings_that_the_user_changed_begin_the_ladder_anew() -> None:
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
     ],
 )
-def test_which_failures_are_of_memory(failure: BaseException, expected: bool) -> None:
+def test_out_of_memory_errors_are_recognized(failure: BaseException, expected: bool) -> None:
     assert is_out_of_memory(failure) == expected
 
 
-def test_torchs_own_error_is_one_of_memory() -> None:
+def test_torchs_own_out_of_memory_error_is_recognized() -> None:
     import torch
 
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))

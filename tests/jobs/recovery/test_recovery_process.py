@@ -1,4 +1,4 @@
-"""A job whose engine has a process of its own, which a row kills."""
+"""A job whose engine has a process of its own, which a line kills."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.start import Engine
-from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.models import ModelSpec
 from tests.engine.cores import EOS, EXIT, RAISE, VOCAB_SIZE
+from tests.jobs.faults import AT_ONCE
 
 pytestmark = pytest.mark.processes
 
@@ -44,7 +44,7 @@ def start(config: EngineConfig, deliver: Deliver) -> Engine:
 @pytest.mark.parametrize(
     "fault, reason", [(EXIT, "its process exited with status 3"), (RAISE, "the device is on fire")]
 )
-def test_a_row_that_ends_the_engines_process_is_found_and_the_job_goes_on(
+def test_a_line_that_ends_the_engines_process_is_found_and_the_job_continues(
     write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch, fault: int, reason: str
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
@@ -52,9 +52,9 @@ def test_a_row_that_ends_the_engines_process_is_found_and_the_job_goes_on(
     prompts[5] = {"prompt": [fault, 7], "max_tokens": 3}
     source = write_lines(*prompts)
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), config=EngineConfig(max_num_seqs=2))
-    report = run_job(job, start=start, rules=RetryRules(first_delay_s=0.0), quiet=True)
+    report = run_job(job, start=start, rules=AT_ONCE, quiet=True)
     lines = {line["index"]: line for line in map(json.loads, (source.parent / "out.jsonl").read_text().splitlines())}
     assert len(lines) == 12
     assert [index for index, line in lines.items() if "error" in line] == [5]
     assert lines[5]["error"]["code"] == "poison_request" and reason in lines[5]["error"]["message"]
-    assert report.trouble.deaths.keys() == {"engine"}
+    assert report.failures.deaths.keys() == {"engine"}

@@ -1,4 +1,4 @@
-"""The search for the row that kills the engine, without an engine."""
+"""The search for the line that kills the engine, without an engine."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from headrace.jobs.recovery.suspects import Suspects
 from headrace.jobs.store.failure_log import Loss, Suspicion
 
 
-def search(rows: list[int], poison: set[int], *, crashes: bool = False) -> tuple[set[int], set[int], int]:
-    """Convicted rows, rows that were done, and deaths, when `poison` rows kill whatever runs them."""
+def search(indices: list[int], poison: set[int], *, crashes: bool = False) -> tuple[set[int], set[int], int]:
+    """Convicted lines, lines that were done, and the number of deaths, if `poison` lines kill the engine."""
     suspects, done, convicted, num_deaths = Suspects(Suspicion()), set[int](), set[int](), 0
-    waiting = list(rows)
+    waiting = list(indices)
     while waiting:
         trial = suspects.trial
-        running = [row for row in waiting if trial is None or row in trial]
-        assert running, "a trial without rows"
+        running = [index for index in waiting if trial is None or index in trial]
+        assert running, "a trial without lines"
         if poison.intersection(running):
             num_deaths += 1
             assert num_deaths < 1_000
             found = suspects.died(running, loss="engine")
-            if crashes:  # what is known is what was written down
-                suspects = Suspects(suspects.state, lambda row: row in done | convicted)
+            if crashes:  # only the logged state is known then
+                suspects = Suspects(suspects.state, lambda index: index in done | convicted)
             if found is not None:
                 convicted.add(found)
                 waiting.remove(found)
             continue
-        for row in running:
-            done.add(row)
-            waiting.remove(row)
-            suspects.finished(row)
+        for index in running:
+            done.add(index)
+            waiting.remove(index)
+            suspects.finished(index)
     return convicted, done, num_deaths
 
 
 @given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4), st.booleans())
-def test_exactly_the_rows_that_kill_are_convicted(num_rows: int, poison: set[int], crashes: bool) -> None:
-    guilty = poison & set(range(num_rows))
-    convicted, done, _ = search(list(range(num_rows)), guilty, crashes=crashes)
-    assert (convicted, done) == (guilty, set(range(num_rows)) - guilty)
+def test_exactly_the_poison_lines_are_convicted(num_lines: int, poison: set[int], crashes: bool) -> None:
+    guilty = poison & set(range(num_lines))
+    convicted, done, _ = search(list(range(num_lines)), guilty, crashes=crashes)
+    assert (convicted, done) == (guilty, set(range(num_lines)) - guilty)
 
 
 def test_one_among_many_is_found_in_few_deaths() -> None:
-    for row in range(64):
-        _, _, num_deaths = search(list(range(64)), {row})
+    for index in range(64):
+        _, _, num_deaths = search(list(range(64)), {index})
         assert num_deaths <= 2 + 6 + 1, "two deaths, one for each halving at most, and one for proof"
 
 
-def test_deaths_with_different_rows_raise_no_suspicion() -> None:
+def test_deaths_with_different_lines_make_no_suspects() -> None:
     suspects = Suspects(Suspicion())
     assert suspects.died([1, 2, 3], loss="engine") is None
     assert suspects.died([4, 5], loss="engine") is None
@@ -59,7 +59,7 @@ def test_deaths_with_different_rows_raise_no_suspicion() -> None:
     "losses",
     [["engine"] * 2, ["process"] * 3, ["engine", "process", "process"], ["process", "engine", "process"]],
 )
-def test_proof_is_two_deaths_of_an_engine_with_the_row_alone_or_three_of_a_process(losses: list[Loss]) -> None:
+def test_proof_is_two_deaths_of_an_engine_with_the_line_alone_or_three_of_a_process(losses: list[Loss]) -> None:
     suspects = Suspects(Suspicion())
     for _ in range(2):
         suspects.died([7], loss="process")
@@ -71,7 +71,7 @@ def test_proof_is_two_deaths_of_an_engine_with_the_row_alone_or_three_of_a_proce
 
 
 def test_the_last_of_a_group_was_not_alone() -> None:
-    """A death by chance while it was left is no evidence."""
+    """A death by chance while it was the only one left is no evidence."""
     suspects = Suspects(Suspicion())
     for _ in range(2):
         suspects.died([0, 1, 2, 3], loss="engine")
@@ -81,14 +81,14 @@ def test_the_last_of_a_group_was_not_alone() -> None:
     assert suspects.died([1], loss="engine") == 1
 
 
-def test_a_death_with_nothing_in_flight_teaches_nothing() -> None:
+def test_a_death_with_nothing_in_flight_changes_nothing() -> None:
     suspects = Suspects(Suspicion())
     suspects.died([1, 2], loss="engine")
     suspects.died([], loss="engine")
     assert suspects.state == Suspicion(last=[1, 2])
 
 
-def test_the_half_that_must_have_the_row_is_not_run_whole() -> None:
+def test_the_half_that_must_have_the_poison_line_is_not_run_whole() -> None:
     suspects = Suspects(Suspicion())
     for _ in range(2):
         suspects.died([0, 1, 2, 3], loss="engine")
@@ -102,7 +102,7 @@ def test_suspects_that_are_done_or_gone_are_not_waited_for() -> None:
     suspects = Suspects(Suspicion())
     for _ in range(2):
         suspects.died([0, 1, 2, 3], loss="engine")
-    again = Suspects(suspects.state, lambda row: row == 0)
+    again = Suspects(suspects.state, lambda index: index == 0)
     assert again.trial == {1}
     again.forget([1, 2])
     assert again.trial == {3}

@@ -1,4 +1,4 @@
-"""Jobs with a deadline, and how one is written."""
+"""Jobs with a deadline, and how a deadline is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 from headrace.engine.start import Engine
 from headrace.errors import ConfigError, ResumableJobError
 from headrace.jobs.planning.planner import Planner
-from headrace.jobs.recovery.retries import RetryRules
 from headrace.jobs.run import deadline as deadline_module
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
@@ -28,7 +27,7 @@ from headrace.jobs.store.status_file import read_status
 from headrace.jobs.times import deadline_at, read_duration
 from headrace.runner.fake import FakeRunner
 from headrace.steps import StepPlan, StepResult
-from tests.jobs.faults import FaultyRunner, FaultyStart
+from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart
 
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
@@ -37,7 +36,7 @@ WriteLines = Callable[..., Path]
 def run(source: Path, start: Any, **options: Any) -> JobReport:
     options = {"deadline": "2h", **options}
     job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), **options)
-    return run_job(job, start=start, rules=RetryRules(first_delay_s=0.0), quiet=True)
+    return run_job(job, start=start, rules=AT_ONCE, quiet=True)
 
 
 def read(source: Path) -> list[dict[str, Any]]:
@@ -49,7 +48,7 @@ def never(*arguments: Any) -> Engine:
 
 
 class Late(FakeRunner):
-    """At a step it is suddenly three hours later, and nothing goes on until the job has noticed."""
+    """At a step the clock jumps ahead by three hours. The step then waits until the job has noticed it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         super().__init__(max_num_seqs=8, vocab_size=128)
@@ -78,7 +77,7 @@ def late_start(start: Start, monkeypatch: pytest.MonkeyPatch, step: int = 60) ->
     return lambda config, deliver: start(config, deliver, runner=Late(monkeypatch, step))
 
 
-def test_what_is_unfinished_at_the_deadline_is_expired_as_at_openai(
+def test_lines_unfinished_at_the_deadline_expire_as_in_openais_batches(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(*lines(6, 30), "{broken", {"prompt": "plain " * 20, "max_tokens": 300, "id": 9})
@@ -126,7 +125,7 @@ def check_status(directory: Path, num_lines: int, report: JobReport) -> None:
     assert (shown["counted"], shown["lines"], shown["errors_by_code"]) == ("status", num_lines, again["errors_by_code"])
 
 
-def test_expired_lines_can_be_done_again(
+def test_expired_lines_can_be_computed_again(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(*lines(6, 20))
@@ -139,7 +138,7 @@ def test_expired_lines_can_be_done_again(
     assert view_job(source.parent / "out.jsonl.job").state == "completed"
 
 
-def test_a_deadline_counts_from_the_beginning_of_the_job(write_lines: WriteLines, start: Start) -> None:
+def test_a_deadline_counts_from_the_start_of_the_job(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*lines(6, 20))
     lost = FaultyRunner(dies_at={20}, error=lambda: RuntimeError("CUDA error: gone"))
     with pytest.raises(ResumableJobError):
@@ -157,7 +156,7 @@ def test_a_deadline_counts_from_the_beginning_of_the_job(write_lines: WriteLines
     check_status(directory, 26, report)
 
 
-def test_other_words_are_another_deadline(write_lines: WriteLines, start: Start) -> None:
+def test_a_different_text_sets_another_deadline(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*lines(6, 20))
     lost = FaultyRunner(dies_at={20}, error=lambda: RuntimeError("CUDA error: gone"))
     with pytest.raises(ResumableJobError):
@@ -201,12 +200,12 @@ def test_a_deadline_needs_files(write_lines: WriteLines) -> None:
         ("2026-12-01T06:00+00:00", 1_796_104_800 - 1_000),
     ],
 )
-def test_times_as_people_write_them(text: str, expected: float) -> None:
+def test_deadlines_are_read(text: str, expected: float) -> None:
     assert deadline_at(text, now=1_000) - 1_000 == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["", "2", "tomorrow", "2h 30m", "-2h", "h", "2026-13-01"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is neither a duration, such as 90s"):
         deadline_at(text, now=0.0)
 

@@ -1,4 +1,4 @@
-"""Whole jobs from one kind of file to another."""
+"""Whole jobs from one file format to another."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_table_may_hold_requests(tmp_path: Path, start: Start) -> None:
     assert line["usage"]["completion_tokens"] == 2 and line["id"] == "007"
 
 
-def test_a_table_without_a_prompt_says_how_to_ask(tmp_path: Path, start: Start) -> None:
+def test_a_table_without_a_prompt_names_the_flags(tmp_path: Path, start: Start) -> None:
     (tmp_path / "in.csv").write_text("id,text\n1,a\n")
     with pytest.raises(JobError, match=r"but id, text; give the prompt with --prompt"):
         run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
 
 
 def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where its journal is kept
+    monkeypatch.chdir(tmp_path)  # the journal is kept there
     with fsspec.open("memory://kinds/in.jsonl", "wb") as file:
         file.write(b'{"text": "a"}\n{"text": "b"}\n')
     run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
@@ -86,7 +86,7 @@ def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
 
 
-def test_a_cut_off_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
+def test_a_truncated_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
     data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
     with pytest.raises(JobError, match="is truncated"):

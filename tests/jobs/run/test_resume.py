@@ -1,4 +1,4 @@
-"""Jobs run more than once: what is skipped, what is refused, what is done again."""
+"""Jobs that run more than once: what is skipped, what is refused, what is computed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WriteLines = Callable[..., Path]
 
 
 class Breaking(FakeRunner):
-    """Its device fails at a step, or somebody cancels the job then."""
+    """Its device fails at a step, or the job is cancelled at that step."""
 
     def __init__(self, step: int, *, cancels: Path | None = None) -> None:
         super().__init__(max_num_seqs=8, vocab_size=128)
@@ -70,7 +70,7 @@ def prompts(num_lines: int, max_tokens: int = 4) -> list[dict[str, Any]]:
     return [{"prompt": f"line {number}", "max_tokens": max_tokens, "ignore_eos": True} for number in range(num_lines)]
 
 
-def test_the_same_command_does_the_rest(write_lines: WriteLines, start: Start) -> None:
+def test_the_same_command_computes_the_rest(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40))
     interrupt(source, start)
     assert not output_of(source).exists()
@@ -98,7 +98,7 @@ def test_a_lost_output_is_published_again_without_the_model(write_lines: WriteLi
     assert output_of(source).read_bytes() == published
 
 
-def test_the_order_can_be_the_input_s(write_lines: WriteLines, start: Start) -> None:
+def test_the_output_can_keep_the_order_of_the_input(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*[{"prompt": "a", "max_tokens": 20 - number, "ignore_eos": True} for number in range(20)])
     run(source, start)
     assert list(read(output_of(source))) != list(range(20))
@@ -116,7 +116,7 @@ def test_lines_may_be_added_to_the_input(write_lines: WriteLines, start: Start) 
     assert read(output_of(source)).keys() == set(range(6))
 
 
-def test_whole_batches_of_done_lines_are_passed_over(write_lines: WriteLines, start: Start) -> None:
+def test_whole_batches_of_done_lines_are_skipped(write_lines: WriteLines, start: Start) -> None:
     lines = prompts(64 * 6, max_tokens=1)
     source = write_lines(*lines)
     run(source, start)
@@ -124,7 +124,7 @@ def test_whole_batches_of_done_lines_are_passed_over(write_lines: WriteLines, st
     assert run(source, start).tally.num_done == 1
 
 
-def test_a_larger_limit_goes_on(write_lines: WriteLines, start: Start) -> None:
+def test_a_larger_limit_continues_the_job(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(6))
     run(source, start, limit=2)
     assert run(source, start, limit=4).tally.num_done == 2
@@ -152,7 +152,7 @@ def test_the_answers_of_all_runs_share_a_job_id(write_lines: WriteLines, start: 
     assert len({name.rpartition("-")[0] for name in ids}) == 1
 
 
-# What guards it.
+# Checks against the first run.
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_answers_of_all_runs_share_a_job_id(write_lines: WriteLines, start: 
         ({"config": EngineConfig(dtype="bfloat16")}, r"started with dtype='auto', now dtype='bfloat16'"),
     ],
 )
-def test_other_settings_are_refused_by_name_with_both_values(
+def test_changed_settings_are_refused_by_name_with_both_values(
     write_lines: WriteLines, start: Start, options: dict[str, Any], message: str
 ) -> None:
     source = write_lines(*prompts(5))
@@ -226,7 +226,7 @@ def test_lines_of_the_input_may_not_change(
             run(path, never)
 
 
-def test_a_changed_chunk_is_found_by_its_place(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_chunk_is_located(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.jobs.formats.identity.CHUNK_BYTES", 10)
     path = tmp_path / "in.jsonl"
     path.write_text("0123456789" * 4)
@@ -283,10 +283,10 @@ def test_segments_without_a_manifest_do_not_count(write_lines: WriteLines, start
     assert (report.num_before, report.tally.num_done) == (0, 3)
 
 
-# Rows done again.
+# Lines computed again.
 
 
-def test_truncated_rows_are_done_again_with_more_tokens(write_lines: WriteLines, start: Start) -> None:
+def test_truncated_lines_are_computed_again_with_more_tokens(write_lines: WriteLines, start: Start) -> None:
     everywhere = [chr(code) for code in range(128)]
     source = write_lines(*prompts(4, max_tokens=2), {"prompt": "a", "stop": everywhere})
     run(source, start)
@@ -299,7 +299,7 @@ def test_truncated_rows_are_done_again_with_more_tokens(write_lines: WriteLines,
     assert all(after[index]["text"].startswith(before[index]["text"]) for index in range(4))
 
 
-def test_errors_are_tried_again_and_an_answer_replaces_them(write_lines: WriteLines, start: Start) -> None:
+def test_error_lines_are_retried_and_an_answer_replaces_them(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(3), {"prompt": "a" * 600}, {"prompt": "b", "max_tokens": 0})
     assert run(source, start).exit_code == 3
     report = run(source, start, redo="error=invalid_request and line=5", overrides={"max_tokens": 4})
@@ -309,7 +309,7 @@ def test_errors_are_tried_again_and_an_answer_replaces_them(write_lines: WriteLi
     assert run(source, start, redo="error").tally.num_done == 1
 
 
-def test_an_interrupted_redo_goes_on_where_it_was(write_lines: WriteLines, start: Start) -> None:
+def test_an_interrupted_redo_continues(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(40, max_tokens=2))
     run(source, start)
     again: dict[str, Any] = {"redo": "finish_reason=length", "overrides": {"max_tokens": 4}}
@@ -336,7 +336,7 @@ def test_an_error_in_a_redo_does_not_replace_an_answer(write_lines: WriteLines, 
         ({"redo": "length"}, "is not a condition"),
     ],
 )
-def test_conditions_that_mean_nothing_are_refused(
+def test_invalid_conditions_are_refused(
     write_lines: WriteLines, start: Start, options: dict[str, Any], message: str
 ) -> None:
     source = write_lines(*prompts(2))
@@ -355,18 +355,18 @@ def test_conditions_that_mean_nothing_are_refused(
         {"grace_s": -1.0},
     ],
 )
-def test_combinations_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_combinations_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         JobSpec(**{"input": "in.jsonl", "output": "out.jsonl", **options})
 
 
-# From outside.
+# cancel and clean.
 
 
 def test_a_running_job_is_cancelled_and_stays_so_until_undone(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.jobs.run.ending.CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.jobs.run.stop_state.CANCEL_SECONDS", 0.0)
     source = write_lines(*prompts(4), *prompts(400, max_tokens=400))
     directory = job_directory(str(output_of(source)))
     report = run(source, functools.partial(start, runner=Breaking(20, cancels=directory)), grace_s=0)
@@ -381,7 +381,7 @@ def test_a_running_job_is_cancelled_and_stays_so_until_undone(
 def test_a_cancel_that_comes_too_late_changes_nothing(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.jobs.run.ending.CANCEL_SECONDS", 1e6)
+    monkeypatch.setattr("headrace.jobs.run.stop_state.CANCEL_SECONDS", 1e6)
     source = write_lines(*prompts(4))
     directory = job_directory(str(output_of(source)))
     assert run(source, functools.partial(start, runner=Breaking(2, cancels=directory))).exit_code == 0

@@ -1,4 +1,4 @@
-"""Jobs over all kinds of files that are run again: what is refused, what goes on, how it is published."""
+"""Jobs over all file formats that run again: what is refused, what continues, how it is published."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def never(*arguments: Any, **options: Any) -> Engine:
 
 
 def lengths(num_lines: int) -> list[dict[str, Any]]:
-    """Lines of two families, whose answers get shorter: no planner leaves them in their order."""
+    """Lines of two prefix groups, whose answers get shorter: the planner does not keep their order."""
     return [
         {"prompt": f"{'ab'[number % 2] * 40} {number}", "max_tokens": num_lines - number, "ignore_eos": True}
         for number in range(num_lines)
@@ -81,7 +81,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ({"template": None}, "started with prompt='Say {text}', now prompt=nothing"),
     ],
 )
-def test_rows_that_would_be_asked_otherwise_are_refused(
+def test_a_changed_prompt_template_is_refused(
     tmp_path: Path, start: Start, options: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "in.csv").write_text("text\nprompt\n" if "input_format" in options else "text,prompt\na,b\n")
@@ -91,7 +91,7 @@ def test_rows_that_would_be_asked_otherwise_are_refused(
     assert message in str(raised.value)
 
 
-def test_rows_may_be_added_to_csv_and_none_may_be_edited(tmp_path: Path, start: Start) -> None:
+def test_lines_may_be_added_to_csv_and_none_may_be_edited(tmp_path: Path, start: Start) -> None:
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("id,text\n1,a\n2,b\n")
     run(source, output, start)
@@ -105,7 +105,7 @@ def test_rows_may_be_added_to_csv_and_none_may_be_edited(tmp_path: Path, start: 
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.parquet"])
-def test_what_cannot_grow_may_not(tmp_path: Path, start: Start, name: str) -> None:
+def test_formats_that_cannot_grow_are_refused_when_they_did(tmp_path: Path, start: Start, name: str) -> None:
     def write(num_rows: int) -> None:
         rows = [{"text": f"{number}"} for number in range(num_rows)]
         if name.endswith("parquet"):
@@ -123,7 +123,7 @@ def test_what_cannot_grow_may_not(tmp_path: Path, start: Start, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst", "out.csv", "out.tsv.gz", "out.parquet"])
-def test_the_order_is_the_input_s_in_every_kind_of_output(
+def test_every_output_format_can_keep_the_order_of_the_input(
     write_lines: WriteLines, start: Start, tmp_path: Path, name: str
 ) -> None:
     from headrace.jobs.formats import open_source
@@ -146,7 +146,7 @@ def test_another_format_is_published_without_the_model(write_lines: WriteLines, 
     assert run(source, tmp_path / "out", never, output_format="csv").num_before == 2
 
 
-def test_a_repeated_line_whose_first_was_done_before_is_computed_once_more(
+def test_a_duplicate_whose_original_was_done_in_an_earlier_run_is_computed(
     write_lines: WriteLines, start: Start, tmp_path: Path
 ) -> None:
     line = {"prompt": "Hello", "max_tokens": 5, "seed": 3}
@@ -162,7 +162,7 @@ def test_a_repeated_line_whose_first_was_done_before_is_computed_once_more(
 def test_a_line_refused_for_its_id_does_not_own_it_in_a_later_run(
     write_lines: WriteLines, start: Start, tmp_path: Path
 ) -> None:
-    """The second of two equal ids is committed at once, as an error; the first was in flight when the job broke."""
+    """The second of two equal ids is committed at once, as an error; the first was in flight when the job failed."""
     body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True}
     line = {"custom_id": "same", "method": "POST", "url": "/v1/completions", "body": body}
     source, output = write_lines(line, line), tmp_path / "out.jsonl"
@@ -173,15 +173,15 @@ def test_a_line_refused_for_its_id_does_not_own_it_in_a_later_run(
     assert (report.tally.num_answered, report.tally.num_failed, report.exit_code) == (1, 0, 3)
 
 
-# Stores.
+# Object stores.
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.parquet"])
-def test_a_job_into_a_store_goes_on_and_is_published_whole(
+def test_a_job_into_an_object_store_continues_and_is_published_whole(
     write_lines: WriteLines, start: Start, store: str, name: str
 ) -> None:
     source, output = write_lines(*lengths(20)), f"{store}/{name}"
-    with pytest.raises(ResumableJobError, match="the same command goes on"):
+    with pytest.raises(ResumableJobError, match="the same command"):
         run(source, output, functools.partial(start, runner=Breaking(24)), template=None, keep_order=True)
     files = fsspec.filesystem("memory")
     assert not files.exists(output)
@@ -201,7 +201,7 @@ def test_a_job_into_a_store_goes_on_and_is_published_whole(
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
-def test_a_publication_that_breaks_off_leaves_no_object(
+def test_a_failed_publication_leaves_no_object(
     write_lines: WriteLines, start: Start, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.jobs.store import publish

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,11 +24,12 @@ from headrace.jobs.formats.writer import ResultWriter, StreamResults
 from headrace.jobs.input.feed import MAX_BATCHES_AHEAD
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.planning.workload import Window
-from headrace.jobs.run.current_engine import SPARE_SEQUENCES
-from headrace.jobs.run.job_run import JobRun
+from headrace.jobs.recovery.job_engine import SPARE_SEQUENCES, JobEngine
+from headrace.jobs.run.context import RunContext
+from headrace.jobs.run.main_loop import MainLoop
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.progress import JobProgress
+from headrace.jobs.status.console import Console
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.status_file import read_status
 from headrace.runner.fake import FakeRunner
@@ -46,6 +47,20 @@ def run(source: Path, start: Start, **options: Any) -> tuple[JobReport, list[dic
 
 def read(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def run_loop(
+    job: JobSpec, start: Start, lines: Iterable[list[InputLine]], writer: ResultWriter, window: Window
+) -> JobReport:
+    """The main loop alone, with a window of this size and a small engine."""
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    engine = JobEngine(start, inbox.put, EngineConfig(max_num_seqs=4))
+    console = Console(enabled=False)
+    context = RunContext.build(job, StreamResults(writer), inbox=inbox, engine=engine, console=console, window=window)
+    try:
+        return MainLoop(context, lines).run()
+    finally:
+        engine.close()
 
 
 def chat(custom_id: str, **body: Any) -> dict[str, Any]:
@@ -81,7 +96,7 @@ def test_every_line_ends_as_one_answer_or_one_error(write_lines: WriteLines, sta
     assert [line["response"] is None for line in lines if line.get("custom_id") == "b"].count(True) == 1
 
 
-def test_lines_may_say_which_form_their_answer_has(write_lines: WriteLines, start: Start) -> None:
+def test_lines_may_ask_for_structured_outputs(write_lines: WriteLines, start: Start) -> None:
     def formed(custom_id: str, schema: dict[str, Any]) -> dict[str, Any]:
         described = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
         return chat(custom_id, max_tokens=200, response_format=described)
@@ -110,7 +125,7 @@ def test_a_job_without_errors_ends_with_zero(write_lines: WriteLines, start: Sta
     assert report.tally.sample is not None and report.tally.sample.question == "line 0"
 
 
-def test_the_same_job_gives_the_same_answers_in_any_company(write_lines: WriteLines, start: Start) -> None:
+def test_the_same_job_gives_the_same_answers_at_any_batch_size(write_lines: WriteLines, start: Start) -> None:
     lines = [{"prompt": f"line {i}", "max_tokens": 6} for i in range(20)]
     _, answers = run(write_lines(*lines), start)
     _, other = run(write_lines(*lines), start, config=EngineConfig(max_num_seqs=2), overwrite=True)
@@ -152,7 +167,7 @@ def test_notes_are_counted(write_lines: WriteLines, start: Start) -> None:
     assert dict(report.tally.notes) == {"model 'gpt' was asked for, 'fake' answered": 2}
 
 
-def test_progress_and_phases_are_told_on_the_stream(write_lines: WriteLines, start: Start) -> None:
+def test_progress_and_phases_are_written_to_the_stream(write_lines: WriteLines, start: Start) -> None:
     told = io.StringIO()
     source = write_lines({"prompt": "a", "max_tokens": 1})
     run_job(JobSpec(input=str(source), output=str(source.parent / "out.jsonl")), start=start, stream=told)
@@ -162,7 +177,7 @@ def test_progress_and_phases_are_told_on_the_stream(write_lines: WriteLines, sta
     ]
 
 
-# Nothing twice.
+# Duplicates.
 
 
 def test_identical_deterministic_lines_are_computed_once_and_each_has_its_own_line(
@@ -191,41 +206,30 @@ def test_identical_deterministic_lines_are_computed_once_and_each_has_its_own_li
     assert report.tally.num_generated_tokens == 8 * 5 + 2 * 4
 
 
-def test_repeated_draws_without_a_seed_are_all_computed(write_lines: WriteLines, start: Start) -> None:
+def test_repeated_sampled_lines_without_a_seed_are_all_computed(write_lines: WriteLines, start: Start) -> None:
     report, lines = run(write_lines(*[{"prompt": "Hello", "max_tokens": 5}] * 6), start)
     assert len({line["text"] for line in lines}) == 6
     assert report.saved.duplicate_lines == 0
 
 
-def test_what_is_refused_is_refused_to_all_that_ask_the_same(write_lines: WriteLines, start: Start) -> None:
+def test_duplicates_of_a_refused_line_are_refused_too(write_lines: WriteLines, start: Start) -> None:
     report, lines = run(write_lines(*[{"prompt": "x" * 600, "temperature": 0}] * 5), start)
     assert dict(report.tally.errors) == {"context_length_exceeded": 5}
     assert sorted(line["error"]["message"].split(":")[0] for line in lines) == [f"line {n}" for n in range(1, 6)]
 
 
-def test_a_repeated_line_far_behind_gets_the_answer_that_was_kept(tmp_path: Path, start: Start) -> None:
-    inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = start(EngineConfig(max_num_seqs=4), inbox.put)
+def test_a_duplicate_far_behind_gets_the_answer_that_was_kept(tmp_path: Path, start: Start) -> None:
     data = [b'{"prompt": "one", "max_tokens": 2, "temperature": 0}', b'{"prompt": "%d", "max_tokens": 2}']
     batches = [[InputLine(i, 0, data[0] if i in (0, 299) else data[1] % i) for i in range(k, k + 10)]
                for k in range(0, 300, 10)]  # fmt: skip
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
-    with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
-        report = JobRun(
-            job,
-            engine,
-            inbox,
-            lines=batches,
-            results=StreamResults(writer),
-            progress=progress,
-            window=Window(num_lines=10),
-        ).run()
-    engine.close()
+    with ResultWriter.open(job.output) as writer:
+        report = run_loop(job, start, batches, writer, Window(num_lines=10))
     assert report.tally.num_answered == 300
     assert (report.saved.duplicate_lines, report.stats.scheduler.num_finished) == (1, 299)
 
 
-# What a job tells while it runs.
+# Status.
 
 
 def test_the_status_beside_the_output_says_how_the_job_ended(write_lines: WriteLines, start: Start) -> None:
@@ -241,7 +245,7 @@ def test_the_status_beside_the_output_says_how_the_job_ended(write_lines: WriteL
     assert (status.completion_tokens, status.lines_in_flight, status.seconds_left) == (15, 0, None)
 
 
-def test_the_status_of_a_job_that_could_not_go_on_says_so(write_lines: WriteLines, start: Start) -> None:
+def test_the_status_of_a_job_that_failed_says_so(write_lines: WriteLines, start: Start) -> None:
     def break_down(step: int) -> None:
         raise RuntimeError("CUDA error: the device is gone")
 
@@ -256,16 +260,16 @@ def test_a_price_without_a_gpu_is_refused(write_lines: WriteLines, start: Start)
         run(write_lines({"prompt": "a"}), start, gpu_price=2.0)
 
 
-def test_once_the_input_has_ended_the_rest_is_levelled(write_lines: WriteLines, start: Start) -> None:
-    levels: list[int | None] = []
+def test_once_the_input_has_ended_concurrency_is_limited(write_lines: WriteLines, start: Start) -> None:
+    limits: list[int | None] = []
     has_ended = threading.Event()
 
-    def start_levelled(config: EngineConfig, deliver: Any) -> Engine:
+    def start_limited(config: EngineConfig, deliver: Any) -> Engine:
         engine = start(config, deliver, runner=WatchedRunner(lambda step: wait_for(has_ended)))
         limit_running = engine.client.limit_running
 
         def limit(num_seqs: int | None) -> None:
-            levels.append(num_seqs)
+            limits.append(num_seqs)
             limit_running(num_seqs)
             has_ended.set()
 
@@ -273,17 +277,15 @@ def test_once_the_input_has_ended_the_rest_is_levelled(write_lines: WriteLines, 
         return dataclasses.replace(engine, settings=dataclasses.replace(engine.settings, full_rate_seqs=2))
 
     short = [{"prompt": f"{i}", "max_tokens": 10, "ignore_eos": True} for i in range(20)]
-    report, _ = run(write_lines({"prompt": "a", "max_tokens": 100, "ignore_eos": True}, *short), start_levelled)
+    report, _ = run(write_lines({"prompt": "a", "max_tokens": 100, "ignore_eos": True}, *short), start_limited)
     assert report.tally.num_answered == 21
-    assert levels == [3]  # 300 tokens, 100 of them in the longest answer
+    assert limits == [3]  # 300 tokens, 100 of them in the longest answer
 
 
 # Bounds.
 
 
 def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -> None:
-    inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = start(EngineConfig(max_num_seqs=4), inbox.put)
     num_batches, ahead = 40, []
 
     def lines(writer: ResultWriter) -> Iterator[list[InputLine]]:
@@ -294,12 +296,8 @@ def test_reading_never_runs_far_ahead_of_writing(tmp_path: Path, start: Start) -
 
     job = JobSpec(input="-", output=str(tmp_path / "out.jsonl"))
     window = Window(num_lines=100)
-    with ResultWriter.open(job.output) as writer, JobProgress(enabled=False) as progress:
-        run = JobRun(
-            job, engine, inbox, lines=lines(writer), results=StreamResults(writer), progress=progress, window=window
-        )
-        report = run.run()
-    engine.close()
+    with ResultWriter.open(job.output) as writer:
+        report = run_loop(job, start, lines(writer), writer, window)
     assert report.tally.num_answered == num_batches * BATCH_LINES
     in_flight = 2 * 4 + SPARE_SEQUENCES
     assert max(ahead) <= in_flight + window.num_lines + (MAX_BATCHES_AHEAD + 1) * BATCH_LINES
@@ -321,11 +319,11 @@ def wait_for(event: threading.Event) -> None:
     assert event.wait(60)
 
 
-# Ends before the end.
+# Stops.
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_job_and_the_same_command_goes_on(
+def test_a_signal_stops_the_job_and_the_same_command_continues_it(
     write_lines: WriteLines, start: Start, number: signal.Signals
 ) -> None:
     def interrupt_once(step: int) -> None:
@@ -366,18 +364,18 @@ def test_ctrl_c_in_a_job_that_writes_a_stream_keeps_what_was_written(write_lines
     assert 0 < len(lines) == report.tally.num_done < 400
 
 
-def test_a_term_while_the_model_is_loaded_is_resumable(write_lines: WriteLines) -> None:
+def test_sigterm_while_the_model_loads_is_resumable(write_lines: WriteLines) -> None:
     def load(*arguments: Any) -> Engine:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the model was loaded")
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ResumableJobError, match="stopped by SIGTERM while nothing was running"):
+    with pytest.raises(ResumableJobError, match="stopped by SIGTERM while no line was in flight"):
         run(write_lines({"prompt": "a"}), load)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, start: Start) -> None:
+def test_lines_in_flight_may_finish_within_the_grace_period(write_lines: WriteLines, start: Start) -> None:
     def interrupt_once(step: int) -> None:
         if step == 30:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -389,7 +387,7 @@ def test_what_is_in_flight_may_finish_within_the_grace(write_lines: WriteLines, 
     assert 0 < report.tally.num_done < 400
 
 
-def test_what_follows_a_line_in_flight_is_answered_with_it_within_the_grace(
+def test_duplicates_of_a_line_in_flight_are_answered_with_it_within_the_grace_period(
     write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_stopping = threading.Event()
@@ -414,13 +412,17 @@ def test_what_follows_a_line_in_flight_is_answered_with_it_within_the_grace(
     assert sorted(line["index"] for line in lines) == list(range(30))
 
 
-def test_a_lost_device_ends_the_process_and_the_same_command_goes_on(write_lines: WriteLines, start: Start) -> None:
+def test_a_lost_device_ends_the_process_and_the_same_command_continues_the_job(
+    write_lines: WriteLines, start: Start
+) -> None:
     def break_down(step: int) -> None:
         if step == 30:
             raise RuntimeError("CUDA error: the device is gone")
 
     source = write_lines(*[{"prompt": "a", "max_tokens": 2}] * 4, *[{"prompt": "a", "max_tokens": 500}] * 4)
-    with pytest.raises(ResumableJobError, match=r"the device is gone; the same command goes on, with the engine in a"):
+    with pytest.raises(
+        ResumableJobError, match=r"the device is gone; run the same command again to continue, with the engine in a"
+    ):
         run(source, functools.partial(start, runner=WatchedRunner(break_down)))
     report, lines = run(source, start)
     assert (report.num_before, len(lines)) == (4, 8)
@@ -430,7 +432,7 @@ def test_answers_can_be_read_while_the_job_runs(write_lines: WriteLines, start: 
     seen: list[list[dict[str, Any]]] = []
 
     def look(step: int) -> None:
-        """The engine stands still until there is something to be seen."""
+        """The engine waits until results can be seen."""
         while step == 200 and not seen:
             lines = [line for path in (tmp_path / "out.jsonl.job").glob("seg-*.jsonl") for line in read(path)]
             seen.extend([lines] if lines else [])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from headrace.jobs.status.bottleneck import Interval, limits_now
+from headrace.jobs.status.bottleneck import Interval, find_bottleneck
 
 DECODING = Interval(
     seconds=10.0,
@@ -28,35 +28,39 @@ DECODING = Interval(
 @pytest.mark.parametrize(
     "changes, limit, reason",
     [
-        ({}, "decode", "64 of 64 rows draw a token each step"),
+        ({}, "decode", "64 of 64 slots decode a token each step"),
         ({"num_batched_tokens": 150_000}, "prefill", "96% of computed tokens are of prompts, steps are 73% full"),
         ({"host_seconds": 9.5}, "host", "51% of a step is spent on planning it"),
-        ({"num_running": 20, "kv_use": 0.97}, "cache", "97% of the KV cache is held with 20 of 64 rows"),
-        ({"num_preemptions": 3, "kv_use": 0.99}, "cache", "3 sequences had to give way"),
+        ({"num_running": 20, "kv_use": 0.97}, "cache", "97% of the KV cache is held with 20 of 64 slots busy"),
+        ({"num_preemptions": 3, "kv_use": 0.99}, "cache", "3 sequences were preempted"),
         ({"num_running": 20, "num_waiting": 0, "num_ready": 3}, "reading", "waits for lines to be read and tokenized"),
-        ({"num_running": 20, "num_waiting": 0}, "host", "lines are ready and rows are free"),
+        ({"num_running": 20, "num_waiting": 0}, "host", "lines are ready and slots are free"),
         ({"writing_seconds": 4.0}, "disk", "40% of the time goes into writing answers"),
-        ({"num_running": 5, "num_waiting": 0, "num_ready": 0, "has_ended": True}, "tail", "the last 5 of 64 rows"),
+        (
+            {"num_running": 5, "num_waiting": 0, "num_ready": 0, "has_ended": True},
+            "tail",
+            "5 of 64 slots are busy with the last lines",
+        ),
         ({"num_steps": 0, "num_batched_tokens": 0, "num_generated_tokens": 0}, "starting", "no step has ended yet"),
     ],
 )
-def test_each_limit_is_told_from_the_others(changes: dict[str, object], limit: str, reason: str) -> None:
-    verdict = limits_now(dataclasses.replace(DECODING, **changes))  # type: ignore[arg-type]
-    assert verdict.limit == limit
-    assert reason in verdict.reason
+def test_each_bottleneck_is_distinguished_from_the_others(changes: dict[str, object], limit: str, reason: str) -> None:
+    bottleneck = find_bottleneck(dataclasses.replace(DECODING, **changes))  # type: ignore[arg-type]
+    assert bottleneck.limit == limit
+    assert reason in bottleneck.reason
 
 
-def test_who_empties_the_engine_comes_before_what_the_engine_does() -> None:
-    """A blocked writer makes rows run dry as well."""
+def test_a_slow_writer_is_reported_before_what_the_engine_does() -> None:
+    """A blocked writer empties the engine's slots as well."""
     blocked = dataclasses.replace(DECODING, writing_seconds=8.0, num_running=0, num_waiting=0, num_steps=0)
-    assert limits_now(blocked).limit == "disk"
+    assert find_bottleneck(blocked).limit == "disk"
 
 
-def test_an_engine_without_lines_that_has_done_nothing_waits_for_the_reader() -> None:
+def test_an_idle_engine_without_lines_is_limited_by_reading() -> None:
     idle = dataclasses.replace(DECODING, num_steps=0, num_running=0, num_waiting=0, num_ready=0)
-    assert limits_now(idle).limit == "reading"
+    assert find_bottleneck(idle).limit == "reading"
 
 
-def test_full_rows_at_the_end_of_the_input_are_no_tail() -> None:
+def test_full_slots_at_the_end_of_the_input_are_no_tail() -> None:
     full = dataclasses.replace(DECODING, has_ended=True, num_waiting=0, num_ready=0)
-    assert limits_now(full).limit == "decode"
+    assert find_bottleneck(full).limit == "decode"

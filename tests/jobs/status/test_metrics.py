@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine.start import Engine
 from headrace.errors import ConfigError
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.metrics import NOT_SHOWN, SERIES, page
+from headrace.jobs.status.metrics import NOT_SHOWN, SERIES
 from headrace.jobs.status.metrics_server import MetricsServer
 from headrace.jobs.store.status_file import JobStatus, Saved
 
@@ -40,9 +40,25 @@ def status(**fields: object) -> JobStatus:
     return JobStatus(**given)  # type: ignore[arg-type]
 
 
-def values(text: str) -> dict[str, float]:
-    samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-    return {name.replace('model_name="a \\"b\\"\\\\c"', "M"): float(value) for name, _, value in samples}
+Samples = dict[tuple[str, str | None], float]
+
+
+def values(text: str, *, model: str = 'a "b"\\c') -> Samples:
+    """By name and by the value of the label beside `model_name`, which all samples have."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == model
+            found[sample.name, next(iter(labels.values()), None)] = sample.value
+    return found
+
+
+def page(shown: JobStatus) -> str:
+    with MetricsServer(0) as server:
+        server.update(shown)
+        assert server.url is not None
+        return fetch(server.url)
 
 
 def fetch(url: str) -> str:
@@ -51,22 +67,33 @@ def fetch(url: str) -> str:
     return text
 
 
-def test_counters_are_shown_by_class_and_what_is_not_known_is_left_out() -> None:
+def test_counters_are_shown_by_key_and_unknown_values_are_left_out() -> None:
     shown = values(page(status(errors={"invalid_json": 2, "x": 1}, saved=Saved(prefix_tokens=9), retries={"error": 5})))
-    assert shown["headrace:job_lines_done{M}"] == 7
-    assert shown["headrace:job_lines_answered_total{M}"] == 4
-    assert shown['headrace:job_lines_failed_total{M,code="invalid_json"}'] == 2
-    assert shown['headrace:job_saved_tokens_total{M,by="prefix"}'] == 9
-    assert shown['headrace:job_retries_total{M,cause="error"}'] == 5
-    assert shown['headrace:job_state{M,state="running"}'] == 1
-    assert shown['headrace:job_state{M,state="failed"}'] == 0
-    assert not any("job_lines{" in name or "seconds_left" in name for name in shown)
+    assert shown["headrace:job_lines_done", None] == 7
+    assert shown["headrace:job_lines_answered_total", None] == 4
+    assert shown["headrace:job_lines_failed_total", "invalid_json"] == 2
+    assert shown["headrace:job_saved_tokens_total", "prefix"] == 9
+    assert shown["headrace:job_retries_total", "error"] == 5
+    assert shown["headrace:job_state", "running"] == 1
+    assert shown["headrace:job_state", "failed"] == 0
+    assert not {"headrace:job_lines", "headrace:job_seconds_left"} & {name for name, _ in shown}
+
+
+def test_the_page_has_the_name_type_help_and_label_of_every_series() -> None:
+    known = {"lines_total": 9, "tokens_left": 1, "seconds_left": 1.0, "limited_by": "disk", "gpu_seconds": 1.0}
+    by_key = {"errors": {"x": 1}, "retries": {"x": 1}, "engine_deaths": {"engine": 1}}
+    families = list(text_string_to_metric_families(page(status(**known, **by_key, cost=1.0))))
+    assert [
+        (f"{family.name}{'_total' * (family.type == 'counter')}", family.type, family.documentation)
+        for family in families
+    ] == [(series.shown_name, series.kind, series.help) for series in SERIES]
+    labels = [{name for sample in family.samples for name in sample.labels} for family in families]
+    assert labels == [{"model_name"} | ({series.label} if series.label else set()) for series in SERIES]
 
 
 def test_large_counts_are_exact() -> None:
-    assert 'headrace:job_prompt_tokens_total{model_name="m"} 123456789012\n' in page(
-        status(model="m", prompt_tokens=123_456_789_012)
-    )
+    shown = values(page(status(prompt_tokens=123_456_789_012)))
+    assert shown["headrace:job_prompt_tokens_total", None] == 123_456_789_012
 
 
 def test_every_field_of_a_status_is_shown_or_left_out_on_purpose() -> None:
@@ -92,12 +119,19 @@ def test_every_series_is_documented() -> None:
 def test_the_last_status_is_served_to_this_machine_only() -> None:
     with MetricsServer(0) as server:
         assert server.url is not None and server.url.startswith("http://127.0.0.1:")
-        assert fetch(server.url).startswith("#")
+        assert fetch(server.url) == "", "the job has not begun"
         server.update(status())
         server.update(status(lines_done=8))
-        assert values(fetch(server.url))["headrace:job_lines_done{M}"] == 8
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            fetch(server.url.removesuffix("metrics"))
+        assert values(fetch(server.url))["headrace:job_lines_done", None] == 8
+
+
+def test_closing_frees_the_port() -> None:
+    with MetricsServer(0) as server:
+        assert server.url is not None
+        port = int(server.url.removesuffix("/metrics").rpartition(":")[2])
+    with MetricsServer(port) as server:
+        assert server.url == f"http://127.0.0.1:{port}/metrics"
+    assert server.url is None
 
 
 def test_a_port_that_is_taken_is_refused_with_a_way_out() -> None:
@@ -123,8 +157,8 @@ def test_a_job_serves_its_counters_while_it_runs(
     monkeypatch.setattr(MetricsServer, "update", scraped)
     source = write_lines({"prompt": "a", "max_tokens": 3}, {"prompt": "b", "max_tokens": 4}, "no json")
     run_job(JobSpec(input=str(source), output=str(tmp_path / "out.jsonl"), metrics_port=0), start=start, quiet=True)
-    last = values(pages[-1].replace('model_name="fake"', "M"))
-    assert last["headrace:job_lines_done{M}"] == 3
-    assert last["headrace:job_completion_tokens_total{M}"] == 7
-    assert last['headrace:job_lines_failed_total{M,code="invalid_json"}'] == 1
-    assert last['headrace:job_state{M,state="finished"}'] == 1
+    last = values(pages[-1], model="fake")
+    assert last["headrace:job_lines_done", None] == 3
+    assert last["headrace:job_completion_tokens_total", None] == 7
+    assert last["headrace:job_lines_failed_total", "invalid_json"] == 1
+    assert last["headrace:job_state", "finished"] == 1

@@ -58,9 +58,9 @@ def test_the_plain_summary_says_everything() -> None:
         "500 · 50/s",
         "after 1.5 s to start",
         "40.0% of prompt tokens",
-        "25.0% used at most, 2.0% of it without a token",
+        "25.0% used at peak, 2.0% of it empty",
         "preemptions   2",
-        "2.00 ms a step",
+        "2.00 ms per step",
         "invalid_json 1",
         "! line 3: invalid JSON",
         "! model 'a' was asked for (2 lines)",
@@ -92,7 +92,7 @@ def test_a_gpu_has_hours_and_with_a_price_a_cost() -> None:
 
 def test_a_stopped_job_says_so() -> None:
     stopped = headline(report(was_stopped=True, num_in_flight=7))
-    assert stopped == "stopped after 10.0 s: 20 lines answered, 1 error line, 7 given up"
+    assert stopped == "stopped after 10.0 s: 20 lines answered, 1 error line, 7 in flight dropped"
     assert "the answers so far are in out.jsonl" in plain_summary(report(was_stopped=True))
 
 
@@ -102,7 +102,7 @@ def test_exit_codes_follow_the_outcome() -> None:
     assert report(tally=Tally(num_answered=1)).exit_code == 0
 
 
-def test_the_json_summary_has_the_same_figures() -> None:
+def test_the_json_summary_has_the_same_numbers() -> None:
     summary = json.loads(json.dumps(report().as_json()))
     assert (summary["requests"], summary["answered"], summary["errors"]) == (21, 20, 1)
     assert summary["completion_tokens_per_second"] == 50
@@ -120,7 +120,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_panels_with_the_same_rows() -> None:
+def test_a_terminal_gets_panels_with_the_same_content() -> None:
     terminal = Terminal()
     print_summary(report(), terminal)
     text = terminal.getvalue()

@@ -1,7 +1,7 @@
-"""Frames over one end of a pair of sockets: a length of four bytes, then so many.
+"""Frames over one end of a socket pair: a length of four bytes, then the payload.
 
-sender's thread: send ─▶ the socket, as far as it takes it at once ─▶ the peer's receive
-                    └──▶ the backlog, when it does not ─▶ a thread that waits in the sender's place
+sender's thread: send ─▶ the socket, as much as it takes at once ─▶ the peer's receive
+                    └──▶ the rest into the backlog ─▶ a thread that waits for the socket
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Channel:
         self._is_closed = False
 
     def send(self, payload: bytes) -> None:
-        """Never waits for the peer, unless the backlog is full. ConnectionError: there is no peer any more."""
+        """Never waits for the peer, unless the backlog is full. ConnectionError: the peer has gone."""
         frame = memoryview(_LENGTH.pack(len(payload)) + payload)
         with self._changed:
             if self._is_closed:
@@ -42,10 +42,10 @@ class Channel:
             if not self._backlog:
                 frame = frame[self._send_at_once(frame) :]
             if frame:
-                self._put_back(frame)
+                self._enqueue(frame)
 
     def receive(self, timeout_s: float | None = None) -> list[bytes] | None:
-        """The frames that have come, at least one unless the time is over first; None when the peer has gone."""
+        """The frames that have arrived: at least one, or none after the timeout. None: the peer has gone."""
         while True:
             if timeout_s is not None and not self._poll.poll(1e3 * timeout_s):
                 return []
@@ -61,12 +61,12 @@ class Channel:
                 return frames
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all that was sent is on its way, or the time is over."""
+        """Wait until the backlog is empty, for at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not self._backlog, timeout_s)
 
     def hang_up(self) -> None:
-        """End both directions; whoever receives here or at the peer hears of it."""
+        """End both directions. `receive` returns None then, here and at the peer."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -76,7 +76,7 @@ class Channel:
             pass  # the peer was first
 
     def close(self) -> None:
-        """Only by the thread that receives, or when there is none."""
+        """To be called by the receiving thread, or when there is none."""
         self.hang_up()
         if self._flusher is not None:
             self._flusher.join()
@@ -88,12 +88,12 @@ class Channel:
         except BlockingIOError:
             return 0
 
-    def _put_back(self, frame: memoryview) -> None:
+    def _enqueue(self, frame: memoryview) -> None:
         if self._flusher is None:
             self._flusher = threading.Thread(target=self._flush, name="headrace-sender", daemon=True)
             self._flusher.start()
-        most = self._max_backlog_bytes
-        while most is not None and self._backlog_bytes > most and not self._is_closed:
+        limit = self._max_backlog_bytes
+        while limit is not None and self._backlog_bytes > limit and not self._is_closed:
             self._changed.wait()
         self._backlog.append(frame)
         self._backlog_bytes += len(frame)

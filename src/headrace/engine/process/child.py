@@ -1,9 +1,9 @@
-"""An engine's own process, as its front starts it: `python -m headrace.engine.process.child SOCKET PARENT PULSE CORE`.
+"""The process of an engine. The front runs `python -m headrace.engine.process.child SOCKET PARENT HEARTBEAT_S CORE`.
 
-    main thread      load the core, then its loop; a frame for each turn with news
-    reader's thread  commands into the loop's inbox, and a pulse from time to time
+    main thread    loads the core, then runs its loop; sends a frame for each step with events
+    reader thread  puts commands into the loop's inbox, and sends heartbeats
 
-It ends when told to, when its engine fails, and when its front is gone, however that went.
+It ends when it is told to, when its engine fails, and when its front has gone for any reason.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ if TYPE_CHECKING:
 
     Load = Callable[[EngineConfig, Callable[[str], None]], LoadedCore]
 
-STATS_S = 0.1  # a snapshot of the counters at most so often, and whenever the engine runs out of work
-MAX_BACKLOG_BYTES = 64 << 20  # of news; an engine whose front reads nothing stops there
-LAST_WORDS_S = 5.0  # for the front to read them
-GATHER_S = 0.002  # a busy front passes requests that come together on every 0.3 to 0.7 ms
+STATS_S = 0.1  # between two snapshots of the counters; another one is sent when the engine runs out of work
+MAX_BACKLOG_BYTES = 64 << 20  # of events; an engine whose front reads nothing waits then
+DRAIN_S = 5.0  # for the front to read the last messages
+GATHER_S = 0.002  # a busy front sends requests of one burst 0.3 to 0.7 ms apart
 PREFIX = "engine: "
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_log = logging.getLogger("headrace.engine.process.child")  # also when it is the main module
+_log = logging.getLogger("headrace.engine.process.child")  # the same name when this is the main module
 
 
 class EngineChild:
-    """One engine at the far end of a channel. Its front has it do everything."""
+    """An engine at the other end of a channel. The front controls it."""
 
-    def __init__(self, channel: Channel, pulse_s: float) -> None:
+    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
         self._channel = channel
-        self._pulse_s = pulse_s
+        self._heartbeat_s = heartbeat_s
         self._writer = wire.StepWriter()
-        self._starts: SimpleQueue[wire.Start] = SimpleQueue()  # there is one
+        self._starts: SimpleQueue[wire.Start] = SimpleQueue()  # only one arrives
         self._loop: EngineLoop | None = None
-        self._before_loop: list[wire.Command] = []  # came while the model was loading
+        self._before_loop: list[wire.Command] = []  # that arrived while the model was loading
         self._hand_over = threading.Lock()
         self._stats_at = 0.0
 
     def run(self, core_path: str) -> int:
-        """The status to exit with."""
+        """Returns the exit status."""
         threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
         try:
             load = _imported(core_path)
-            loaded = load(self._starts.get().config, self._tell_stage)
-        except BaseException as error:  # noqa: BLE001  the front raises it in our place
+            loaded = load(self._starts.get().config, self._send_stage)
+        except BaseException as error:  # noqa: BLE001  the front raises it
             self._report(error)
             return 1
         freeze_loaded_objects()
@@ -77,41 +77,41 @@ class EngineChild:
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:
-                _obey(loop, command)
+                _execute(loop, command)
         loop.run()
         return 0 if loop.failure is None else 1
 
-    def _tell_stage(self, stage: str) -> None:
+    def _send_stage(self, stage: str) -> None:
         self._channel.send(wire.encode(wire.Stage(stage)))
 
     def _read(self) -> None:
-        pulse_at = monotonic()
+        heartbeat_at = monotonic()
         while True:
-            frames = self._channel.receive(max(0.0, pulse_at - monotonic()))
-            if frames is None:  # nobody is left to work for
+            frames = self._channel.receive(max(0.0, heartbeat_at - monotonic()))
+            if frames is None:  # the front has gone
                 os._exit(0)
             for frame in frames:
                 self._take(wire.decode_command(frame))
-            if monotonic() >= pulse_at:
-                pulse_at = monotonic() + self._pulse_s
-                self._send_pulse()
+            if monotonic() >= heartbeat_at:
+                heartbeat_at = monotonic() + self._heartbeat_s
+                self._send_heartbeat()
 
     def _take(self, command: wire.Command) -> None:
         with self._hand_over:
             if isinstance(command, wire.Start):
                 self._starts.put(command)
             elif self._loop is not None:
-                _obey(self._loop, command)
+                _execute(self._loop, command)
             elif isinstance(command, wire.Close):
                 os._exit(0)
             else:
                 self._before_loop.append(command)
 
-    def _send_pulse(self) -> None:
+    def _send_heartbeat(self) -> None:
         loop = self._loop
-        pulse = wire.Pulse(0, False) if loop is None else wire.Pulse(loop.num_finished_steps, loop.has_work)
+        num_steps, has_work = (0, False) if loop is None else (loop.num_finished_steps, loop.has_work)
         try:
-            self._channel.send(wire.encode(pulse))
+            self._channel.send(wire.encode(wire.Heartbeat(num_steps, has_work)))
         except OSError:
             os._exit(0)
 
@@ -126,20 +126,20 @@ class EngineChild:
     def _report(self, error: BaseException) -> None:
         _log.error("the engine has failed", exc_info=error)
         try:
-            text = str(error).encode(errors="replace").decode()  # a path in it may not be text
+            text = str(error).encode(errors="replace").decode()  # it may contain a path that is not valid UTF-8
             self._channel.send(wire.encode(wire.Failed(type(error).__name__, text)))
         except OSError:
-            pass  # the front is gone too
+            pass  # the front has gone too
 
 
-def _obey(loop: EngineLoop, command: wire.Command) -> None:
+def _execute(loop: EngineLoop, command: wire.Command) -> None:
     try:
-        _pass_on(loop, command)
+        _dispatch(loop, command)
     except EngineDeadError:
-        pass  # the front is about to hear why
+        pass  # a Failed message says why
 
 
-def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
+def _dispatch(loop: EngineLoop, command: wire.Command) -> None:
     match command:
         case wire.Submit():
             try:
@@ -148,7 +148,7 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
                 loop.refuse(command.request_id, str(error))
             except EngineDeadError:
                 raise
-            except Exception as error:  # noqa: BLE001  one request's fault must not become everybody's
+            except Exception as error:  # noqa: BLE001  one bad request must not end the engine
                 _log.exception("a request could not be submitted")
                 loop.refuse(command.request_id, could_not_take(error))
         case wire.Abort():
@@ -166,14 +166,14 @@ def _pass_on(loop: EngineLoop, command: wire.Command) -> None:
 def _imported(path: str) -> Load:
     """The function `module:name`."""
     if path == LOAD_CORE:
-        importlib.import_module("torch")  # takes a while, as does the front with the model's files
+        importlib.import_module("torch")  # slow; meanwhile the front opens the model's files
     module, name = path.split(":")
     load: Load = getattr(importlib.import_module(module), name)
     return load
 
 
 class _Prefixed(io.TextIOBase):
-    """Text of which each line begins with the prefix."""
+    """Writes a prefix before each line."""
 
     def __init__(self, out: TextIO, prefix: str) -> None:
         self._out, self._prefix = out, prefix
@@ -194,35 +194,35 @@ class _Prefixed(io.TextIOBase):
 
 
 def _die_with(parent: int) -> None:
-    """Linux kills us with the thread that started us, which the front keeps as long as it needs us."""
+    """Linux kills this process with the thread that started it, which the front keeps for as long as it needs us."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
-def _leave_signals_to_the_front() -> None:
-    """A terminal or a service manager signals all of a group; only the front knows whether to drain first."""
+def _ignore_stop_signals() -> None:
+    """A terminal or a service manager signals the whole process group; only the front knows whether to drain first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable(_STDERR)
-    faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)  # how a hung engine is asked where it is
+    faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)  # a hung engine then writes its stacks to the log
 
 
 def main(argv: list[str]) -> int:
-    fd, parent, pulse_s, core = argv
+    fd, parent, heartbeat_s, core = argv
     _die_with(int(parent))
-    _leave_signals_to_the_front()
+    _ignore_stop_signals()
     sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("headrace").setLevel(logging.INFO)
     channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
-    status = EngineChild(channel, float(pulse_s)).run(core)
-    channel.drain(LAST_WORDS_S)
+    status = EngineChild(channel, float(heartbeat_s)).run(core)
+    channel.drain(DRAIN_S)
     return status
 
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(status)  # without waiting for what libraries want to tidy up
+    os._exit(status)  # without the exit handlers of libraries

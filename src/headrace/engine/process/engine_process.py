@@ -1,9 +1,9 @@
 """The front's end of an engine in a process of its own: the same calls as an engine on a thread, over a channel.
 
     front's threads   submit, abort ... ─▶ frames ─▶ the process
-    its own thread    starts the process; frames ─▶ deliver(events); ends with the process
+    own thread        starts the process; frames ─▶ deliver(events); ends with the process
 
-Nothing here imports torch: the weights, and all that computes with them, are in the process.
+Nothing here imports torch: the weights and all computation are in the process.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from headrace.sched import SchedulerStats
 from headrace.types import Request, SequenceEvent
 
 LOAD_CORE = "headrace.engine.start:load_core"
-PULSE_S = 1.0
-CLOSE_S = 10.0  # to finish the step in flight before the process is killed
-EXIT_S = 5.0  # to exit once it has hung up, or was killed
+HEARTBEAT_S = 1.0
+CLOSE_S = 10.0  # for the step in flight, before the process is killed
+EXIT_S = 5.0  # for the process to exit after it closed the socket, or was killed
 
 
-class VitalSigns(NamedTuple):
-    """What was last heard of a process."""
+class ProcessHealth(NamedTuple):
+    """What was last received from a process."""
 
     num_frames: int = 0  # of any kind
-    num_pulses: int = 0
+    num_heartbeats: int = 0
     num_finished_steps: int = 0
     has_work: bool = False
 
 
 class EngineProcess:
-    """Owns the process and the thread that started it. `deliver` is called on that thread, with the news of one step
-    or a few, and must not block; `on_end` too, once, if a process that was ready ends without being told to."""
+    """Owns the process and the thread that started it. That thread calls `deliver`, which must not block, with the
+    events of one or more steps, and `on_end` once, if a process that was ready ends without `close`."""
 
     def __init__(
         self,
@@ -54,32 +54,32 @@ class EngineProcess:
         on_end: Callable[[], None],
         *,
         core: str = LOAD_CORE,
-        pulse_s: float = PULSE_S,
+        heartbeat_s: float = HEARTBEAT_S,
         report: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self._deliver = deliver
         self._on_end = on_end
         self._core = core
-        self._pulse_s = pulse_s
+        self._heartbeat_s = heartbeat_s
         self._report = report
         self._reader = wire.StepReader()
         self._ready: wire.Ready | None = None
         self._failure: HeadraceError | None = None
         self._stats = EngineStats(SchedulerStats(), 0.0, 0.0)
         self._is_closing = False
-        self._has_started = threading.Event()  # or never will
-        self._can_run = threading.Event()  # or never will
-        self.signs = VitalSigns()
+        self._has_started = threading.Event()  # the process runs, or could not be started
+        self._can_run = threading.Event()  # the engine is ready, or has failed
+        self.health = ProcessHealth()
         ours, self._theirs = socket.socketpair()
         self._channel = Channel(ours)
         self._process: subprocess.Popen[bytes] | None = None
-        # Linux ends a process that asks for it with the thread that started it: this one, which waits for its end.
+        # The child asks Linux to kill it with the thread that started it: this one, which lives until the child ends.
         self._thread = threading.Thread(target=self._run, name="headrace-engine-process", daemon=True)
         self._thread.start()
 
     @property
     def stats(self) -> EngineStats:
-        """As the engine last told it, a tenth of a second ago at most while it works."""
+        """The last snapshot that the engine sent: at most 0.1 s old while it works."""
         return self._stats
 
     @property
@@ -92,11 +92,11 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, config: EngineConfig) -> None:
-        """Have it load the model; until then it only imports what it needs for that."""
+        """Let the process load the model. Until then it only imports modules."""
         try:
             self._send(wire.Start(config))
         except EngineDeadError:
-            pass  # whoever waits for it will hear why
+            pass  # `wait_until_ready` raises the reason
 
     def wait_until_ready(self) -> wire.Ready:
         """Raises what the start of an engine on a thread would have raised."""
@@ -107,7 +107,7 @@ class EngineProcess:
         return self._ready
 
     def submit(self, request: Request) -> None:
-        """Queue a request. What could never run is refused here and now."""
+        """Queue a request. One that could never run is refused here."""
         self._refuse_if_dead()
         if self._ready is None:
             raise EngineDeadError("the engine has not started yet", code="engine_restarting")
@@ -128,7 +128,7 @@ class EngineProcess:
         self._send(wire.ForgetPrefixes())
 
     def close(self) -> None:
-        """Stop after the step in flight. What is unfinished stays so. A process that does not stop is killed."""
+        """Stop after the step in flight; requests may stay unfinished. A process that does not stop is killed."""
         self._is_closing = True
         try:
             self._channel.send(wire.encode(wire.Close()))
@@ -139,27 +139,27 @@ class EngineProcess:
             self._kill()
             self._thread.join(EXIT_S)
 
-    def kill(self, reason: str, *, asking_where: bool = False) -> None:
-        """End it now. `asking_where`: first have it write to its log where its threads are."""
+    def kill(self, reason: str, *, dump_stacks: bool = False) -> None:
+        """End the process now. `dump_stacks`: let it write the stacks of its threads to its log first."""
         self._failure = self._failure or EngineDeadError(reason)
-        if asking_where and self._process is not None and self._process.poll() is None:
+        if dump_stacks and self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
-            self._thread.join(1.0)  # it writes without its interpreter's help, so at once
+            self._thread.join(1.0)  # faulthandler writes at once, without the interpreter
         self._kill()
-        self._thread.join(EXIT_S)  # a driver may hold it for longer than that, and perhaps for ever
+        self._thread.join(EXIT_S)  # a driver may block its exit for longer, perhaps for ever
 
     def _send(self, command: wire.Command) -> None:
         self._refuse_if_dead()
         try:
             self._channel.send(wire.encode(command))
-        except OSError as error:  # its end is being noticed on the other thread
+        except OSError as error:  # the other thread is about to see its end too
             raise EngineDeadError(f"the engine has stopped: {error}") from error
 
     def _refuse_if_dead(self) -> None:
         if self._failure is not None:
             raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
 
-    # ---- on its own thread
+    # ---- on the process's thread
 
     def _run(self) -> None:
         try:
@@ -167,8 +167,8 @@ class EngineProcess:
             self._has_started.set()
             while self._failure is None and (frames := self._channel.receive()) is not None:
                 self._take(frames)
-        except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
-            self._failure = self._failure or EngineDeadError(f"the engine's news could not be taken in: {error!r}")
+        except BaseException as error:  # noqa: BLE001  the engine's edge: waiting threads must be told
+            self._failure = self._failure or EngineDeadError(f"the engine's messages could not be read: {error!r}")
         finally:
             self._end()
 
@@ -176,9 +176,9 @@ class EngineProcess:
         with self._theirs as theirs:
             command = [sys.executable, "-P", "-m", "headrace.engine.process.child"]
             return subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid()), str(self._pulse_s), self._core],
+                [*command, str(theirs.fileno()), str(os.getpid()), str(self._heartbeat_s), self._core],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what is written there is for people, not for those who read the front's output
+                stdout=2,  # to stderr: stdout belongs to the front
                 pass_fds=[theirs.fileno()],
                 env=child_environment(),
             )
@@ -186,14 +186,14 @@ class EngineProcess:
     def _take(self, frames: list[bytes]) -> None:
         events: list[SequenceEvent] = []
         for frame in frames:
-            self.signs = self.signs._replace(num_frames=self.signs.num_frames + 1)
+            self.health = self.health._replace(num_frames=self.health.num_frames + 1)
             match wire.decode_message(frame):
                 case wire.Step() as step:
                     events += self._reader.events(step)
                     self._stats = step.stats or self._stats
-                case wire.Pulse(num_finished_steps=num_finished_steps, has_work=has_work):
-                    signs = self.signs
-                    self.signs = VitalSigns(signs.num_frames, signs.num_pulses + 1, num_finished_steps, has_work)
+                case wire.Heartbeat(num_finished_steps=num_steps, has_work=has_work):
+                    before = self.health
+                    self.health = ProcessHealth(before.num_frames, before.num_heartbeats + 1, num_steps, has_work)
                 case wire.Stage(text=text):
                     self._report(text)
                 case wire.Ready() as ready:
@@ -222,7 +222,7 @@ class EngineProcess:
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, in which the process finds the same package as we did."""
+    """This process's environment, in which the child finds the same package."""
     root = str(Path(headrace.__file__).resolve().parents[1])
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return dict(os.environ)
@@ -242,14 +242,14 @@ def _describe_exit(status: int | None) -> str:
     if status is None:
         return "its process could not be started"
     if status == -signal.SIGKILL:
-        return "its process was killed (SIGKILL), by someone or because the system's memory ran out"
+        return "its process was killed (SIGKILL), by a user or because the system's memory ran out"
     if status < 0:
         return f"its process was ended by {signal.Signals(-status).name}"
     return f"its process exited with status {status}; its last lines on stderr may say why"
 
 
 def _error_of(failed: wire.Failed, *, has_run: bool) -> HeadraceError:
-    """What the process raised, as far as it is an error of ours; it may have failed with anything else."""
+    """What the process raised, if it is one of our errors; otherwise an `EngineDeadError` with its text."""
     kind = getattr(errors, failed.kind, None)
     if isinstance(kind, type) and issubclass(kind, HeadraceError):
         return kind(failed.text)

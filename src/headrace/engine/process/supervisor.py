@@ -1,25 +1,25 @@
-"""An engine that comes back: its process is watched, and another is started when it has died or hangs.
+"""Restarts an engine: its process is checked, and a new one starts when it has died or hangs.
 
 starting ─▶ ready ─▶ restarting ─▶ ready ...
-                         └────────▶ dead     after too many restarts in a short time
+                         └────────▶ dead     after too many restarts in the window
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
-from headrace.engine.process.engine_process import LOAD_CORE, PULSE_S, EngineProcess, VitalSigns
-from headrace.engine.process.watch import Watch
+from headrace.engine.process.engine_process import HEARTBEAT_S, LOAD_CORE, EngineProcess, ProcessHealth
+from headrace.engine.process.health_check import HealthCheck
 from headrace.engine.process.wire import Ready
+from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartCounter, RestartPolicy
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 from headrace.types import Request
 
@@ -30,48 +30,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """When an engine counts as hung, and how often it is started again."""
+    """When an engine counts as hung, and how often it is restarted."""
 
     step_timeout_s: float = 120.0
-    max_restarts: int = 5  # within `window_s`
-    window_s: float = 600.0
-    first_delay_s: float = 1.0  # before a restart; the next ones wait twice as long each
-    look_s: float = 1.0  # between two looks at the process
-    pulse_s: float = PULSE_S
+    restarts: RestartPolicy = SUPERVISOR_RESTARTS
+    check_s: float = 1.0  # between two health checks
+    heartbeat_s: float = HEARTBEAT_S
     clock: Callable[[], float] = monotonic
 
     def __post_init__(self) -> None:
         if not self.step_timeout_s > 0:
             raise ConfigError(f"step_timeout_s must be above 0, got {self.step_timeout_s!r}")
-        if self.max_restarts < 0:
-            raise ConfigError(f"max_engine_restarts must be at least 0, got {self.max_restarts!r}")
+        if self.restarts.max_starts < 0:
+            raise ConfigError(f"max_engine_restarts must be at least 0, got {self.restarts.max_starts!r}")
+
+    @classmethod
+    def of(cls, *, step_timeout_s: float | None = None, max_restarts: int | None = None) -> Supervision:
+        """With the user's settings. None: the default."""
+        rules = cls()
+        if step_timeout_s is not None:
+            rules = replace(rules, step_timeout_s=step_timeout_s)
+        if max_restarts is not None:
+            rules = replace(rules, restarts=replace(rules.restarts, max_starts=max_restarts))
+        return rules
 
 
 def supervision(is_wanted: bool, *, step_timeout_s: float | None, max_restarts: int | None) -> Supervision | None:
-    """The rules that a user set, the others as they are; None: no supervision."""
-    given = {"step_timeout_s": step_timeout_s, "max_restarts": max_restarts}
-    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if changed and not is_wanted:
+    """The same, or None if no supervision is wanted; settings for it are refused then."""
+    if is_wanted:
+        return Supervision.of(step_timeout_s=step_timeout_s, max_restarts=max_restarts)
+    if step_timeout_s is not None or max_restarts is not None:
         raise ConfigError("step_timeout_s and max_engine_restarts are for a supervised engine; add supervised=True")
-    return Supervision(**changed) if is_wanted else None
-
-
-class Backoff:
-    """How long to wait before each restart, and when to give up."""
-
-    def __init__(self, rules: Supervision) -> None:
-        self._rules = rules
-        self._restarts: deque[float] = deque()  # their times, within the window
-
-    def next_delay_s(self) -> float | None:
-        """None: there were too many."""
-        now = self._rules.clock()
-        while self._restarts and self._restarts[0] <= now - self._rules.window_s:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._rules.max_restarts:
-            return None
-        self._restarts.append(now)
-        return self._rules.first_delay_s * 2.0 ** (len(self._restarts) - 1)
+    return None
 
 
 class _Hung(EngineDeadError):
@@ -79,8 +69,8 @@ class _Hung(EngineDeadError):
 
 
 class EngineSupervisor:
-    """The calls of an engine's client, on whichever process runs now. `deliver` is called with no events when one has
-    ended: all that was submitted before is lost then, and `failure` says why."""
+    """An engine client (`engine/client.Client`) over the process that runs now. When a process has ended, `deliver` is
+    called with no events: all requests submitted before are lost, and `failure` says why."""
 
     def __init__(
         self,
@@ -98,10 +88,10 @@ class EngineSupervisor:
         self._phase: Phase = "starting"
         self._failure: BaseException | None = None
         self._num_restarts = 0
-        self._backoff = Backoff(rules)
+        self._starts = RestartCounter(rules.restarts, rules.clock)
         self._max_running: int | None = None
         self._closing = threading.Event()
-        self._look = threading.Event()
+        self._wake = threading.Event()  # the supervisor's thread has something to check
         self._swap = threading.Lock()
         self._process = self._new_process()
         self._thread: threading.Thread | None = None
@@ -116,12 +106,12 @@ class EngineSupervisor:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why there is no engine at the moment, or for good."""
+        """Why there is no engine now: it is restarting, or dead."""
         return self._failure
 
     @property
     def stats(self) -> EngineStats:
-        """Of the process that runs; a new one counts from zero."""
+        """Of the process that runs now. A new one counts from zero."""
         return self._process.stats
 
     @property
@@ -129,15 +119,15 @@ class EngineSupervisor:
         return self._process.pid
 
     @property
-    def signs(self) -> VitalSigns:
-        return self._process.signs
+    def health(self) -> ProcessHealth:
+        return self._process.health
 
     def start(self, config: EngineConfig) -> None:
         self._config = config
         self._process.start(config)
 
     def wait_until_ready(self) -> Ready:
-        """The first start. If it fails, that is the caller's to see: nothing is tried again."""
+        """The first start. An error is raised to the caller; there is no second attempt."""
         ready = self._process.wait_until_ready()
         self._phase = "ready"
         self._thread = threading.Thread(target=self._supervise, name="headrace-supervisor", daemon=True)
@@ -155,26 +145,26 @@ class EngineSupervisor:
         try:
             self._process.abort(request_id, index)
         except EngineDeadError:
-            pass  # it ended with its engine
+            pass  # the request ended with its engine
 
     def limit_running(self, num_seqs: int | None) -> None:
         self._max_running = num_seqs
         try:
             self._process.limit_running(num_seqs)
         except EngineDeadError:
-            pass  # the next one will be told
+            pass  # the next process gets the limit when it starts
 
     def forget_prefixes(self) -> None:
         try:
             self._process.forget_prefixes()
         except EngineDeadError:
-            pass  # they are forgotten
+            pass  # the next process starts with an empty cache
 
     def close(self) -> None:
         with self._swap:
             self._closing.set()
             process = self._process
-        self._look.set()
+        self._wake.set()
         process.close()
         if self._thread is not None:
             self._thread.join()
@@ -188,9 +178,11 @@ class EngineSupervisor:
 
     def _new_process(self) -> EngineProcess:
         rules = self._rules
-        return EngineProcess(self._deliver, self._look.set, core=self._core, pulse_s=rules.pulse_s, report=self._report)
+        return EngineProcess(
+            self._deliver, self._wake.set, core=self._core, heartbeat_s=rules.heartbeat_s, report=self._report
+        )
 
-    # ---- on its own thread
+    # ---- on the supervisor's thread
 
     def _supervise(self) -> None:
         while self._phase == "ready":
@@ -200,30 +192,29 @@ class EngineSupervisor:
             _log.error("the engine has stopped: %s", failure)
             self._failure, self._phase = failure, "restarting"
             self._deliver([])
-            self._process.kill(
-                str(failure), asking_where=isinstance(failure, _Hung)
-            )  # the next one needs what it holds
+            # The next process needs the memory that this one holds.
+            self._process.kill(str(failure), dump_stacks=isinstance(failure, _Hung))
             self._restart()
 
     def _wait_for_failure(self) -> BaseException | None:
         """None: the supervisor is closing."""
-        watch = Watch(self._rules.step_timeout_s, self._rules.clock)
+        check = HealthCheck(self._rules.step_timeout_s, self._rules.clock)
         while not self._closing.is_set():
             if self._process.failure is not None:
                 return self._process.failure
-            complaint = watch.complaint(self._process.signs)
-            if complaint is not None:
-                return _Hung(complaint)
-            self._look.wait(self._rules.look_s)
-            self._look.clear()
+            problem = check.problem(self._process.health)
+            if problem is not None:
+                return _Hung(problem)
+            self._wake.wait(self._rules.check_s)
+            self._wake.clear()
         return None
 
     def _restart(self) -> None:
-        """Try until there is an engine again, or there were too many."""
+        """Try until an engine runs or the limit of restarts is reached."""
         while not self._closing.is_set():
-            delay_s = self._backoff.next_delay_s()
+            delay_s = self._starts.next_delay_s()
             if delay_s is None:
-                _log.error("the engine was restarted too often and stays dead: %s", self._failure)
+                _log.error("the engine was restarted too often and stays stopped: %s", self._failure)
                 self._phase = "dead"
                 return
             if self._closing.wait(delay_s):

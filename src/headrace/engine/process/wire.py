@@ -1,10 +1,10 @@
-"""What a front and an engine in another process say to each other, as msgpack of known types: nothing is pickled.
+"""The messages between a front and an engine in another process, as msgpack of known types: nothing is pickled.
 
     front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, at last Close
-    engine ─▶ front   Stages, Ready, then a Step for each step with news, and Pulses; Failed instead of either
+    engine ─▶ front   Stages, Ready, then a Step for each step with events, and Heartbeats; or Failed
 
-The dataclasses that cross are sent by their fields, whatever these are; both ends are the same version. Sampling
-parameters are made anew from them, as a user would make them; a part that they take as a mapping arrives as one.
+Dataclasses are sent by their fields; both ends are the same version. Sampling parameters are built again from their
+fields with their constructor, so a part that it accepts as a mapping may arrive as one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Start(_Message, frozen=True):
 
 
 class Submit(_Message, frozen=True):
-    request_id: str  # so that a request that cannot be read can be answered
+    request_id: str  # apart from the request, so that one that cannot be decoded gets an answer
     request: msgspec.Raw
 
 
@@ -61,7 +61,7 @@ class Close(_Message, frozen=True):
 
 
 class Stage(_Message, frozen=True):
-    """How far the start has come."""
+    """Progress of the start."""
 
     text: str
 
@@ -72,34 +72,34 @@ class Ready(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """Why there is no engine (any more): the exception's class and its text."""
+    """Why the engine failed, at its start or later: the exception's class and its text."""
 
     kind: str
     text: str
 
 
 class Step(_Message, frozen=True):
-    """The events of a step, without their tokens, which are in one piece; see `StepWriter` and `StepReader`."""
+    """The events of a step. Their tokens are sent as one buffer; see `StepWriter` and `StepReader`."""
 
     events: msgspec.Raw
     token_ids: bytes
     num_tokens: bytes  # of each event
-    stats: EngineStats | None  # from time to time
+    stats: EngineStats | None  # not in every step
 
 
-class Pulse(_Message, frozen=True):
-    """The process lives; whether the engine moves is for the reader to see."""
+class Heartbeat(_Message, frozen=True):
+    """Sent at regular intervals while the process lives. The fields show whether its engine makes progress."""
 
     num_finished_steps: int
     has_work: bool
 
 
 Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | Close
-EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Pulse
+EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat
 
 
 def _plain(value: Any) -> Any:
-    """An array as its type and bytes, numpy's numbers as Python's."""
+    """An array as its dtype and bytes; a numpy scalar as a Python number."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
             raise TypeError(f"an array of {value.ndim} dimensions of {value.dtype} is not sent")
@@ -111,7 +111,7 @@ def _plain(value: Any) -> Any:
 
 def _array(kind: type[Any], sent: Any) -> Any:
     name, data = sent
-    return np.frombuffer(bytearray(data), _DTYPES[name])  # of a bytearray, so that it can be written to
+    return np.frombuffer(bytearray(data), _DTYPES[name])  # a bytearray makes the array writable
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -147,10 +147,10 @@ def request_of(submit: Submit) -> Request:
 
 
 class StepWriter:
-    """Packs events. Owned by the one thread that sends them."""
+    """Packs events. Used by the thread that sends them."""
 
     def __init__(self) -> None:
-        self._parts: list[Any] = []  # of token ids
+        self._parts: list[Any] = []  # token ids, one array per event
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._set_aside)
 
     def step(self, events: list[SequenceEvent], stats: EngineStats | None = None) -> Step:
@@ -167,7 +167,7 @@ class StepWriter:
 
 
 class StepReader:
-    """Unpacks them. Owned by the one thread that receives them."""
+    """Unpacks events. Used by the thread that receives them."""
 
     def __init__(self) -> None:
         self._parts: Iterator[TokenIds] = iter(())
@@ -175,17 +175,17 @@ class StepReader:
 
     def events(self, step: Step) -> list[SequenceEvent]:
         tokens = np.frombuffer(bytearray(step.token_ids), np.int32)
-        self._parts = iter(_cut(tokens, np.frombuffer(step.num_tokens, np.int32)))
+        self._parts = iter(_split(tokens, np.frombuffer(step.num_tokens, np.int32)))
         return self._decoder.decode(step.events)
 
     def _put_back(self, kind: type[Any], sent: Any) -> Any:
         return next(self._parts) if sent is None else _array(kind, sent)
 
 
-def _cut(tokens: TokenIds, num_tokens: TokenIds) -> list[TokenIds]:
+def _split(tokens: TokenIds, num_tokens: TokenIds) -> list[TokenIds]:
     if len(num_tokens) == 0:
         return []
-    if (num_tokens == num_tokens[0]).all():  # one each, most of the time
+    if (num_tokens == num_tokens[0]).all():  # usually one each
         return list(tokens.reshape(len(num_tokens), -1))
     ends = np.cumsum(num_tokens).tolist()
     return [tokens[start:end] for start, end in pairwise([0, *ends])]

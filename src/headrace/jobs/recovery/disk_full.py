@@ -1,5 +1,5 @@
-"""A full disk is waited for: nothing new is started, what finishes is kept in memory, and the job goes on when there is
-room. What runs out first, the wait or the memory, ends the process in a way that can be resumed."""
+"""Waits for space on a full disk. Meanwhile no new line starts, finished results stay in memory, and writes are tried
+again. When the time limit or the memory limit is reached, the job stops and can be resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_HELD_BYTES = 256 << 20
 
 
 class DiskWait:
-    """Owned by the job's run: all its flushes go through here."""
+    """Owned by the job's main loop: all flushes of its results go through here."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class DiskWait:
 
     def flush(self, results: Results) -> None:
         if self.is_full and self._clock() < self._try_at:
-            self._refuse_too_much(results)
+            self._limit_held_bytes(results)
             return
         try:
             results.flush()
         except NoRoomError as error:
-            self._wait(error, results)
+            self._pause(error, results)
         else:
             if self.is_full:
-                self._tell("there is room again; going on")
+                self._tell("the disk has space again; continuing")
             self.is_full = False
 
     @property
@@ -56,12 +56,12 @@ class DiskWait:
 
     @property
     def reason(self) -> str:
-        """For people, while it is full."""
+        """A text for the user, while the disk is full."""
         free = free_bytes(self._directory)
-        has = "" if free is None else f", {free:,} bytes are free"
-        return f"the disk is full: {self.num_needed_bytes:,} bytes wait to be written{has}"
+        available = "" if free is None else f", {free:,} bytes are free"
+        return f"the disk is full: {self.num_needed_bytes:,} bytes wait to be written{available}"
 
-    def _wait(self, error: NoRoomError, results: Results) -> None:
+    def _pause(self, error: NoRoomError, results: Results) -> None:
         if not self.is_full:
             self._full_since = self._clock()
         left_s = self._full_since + self._wait_s - self._clock()
@@ -69,22 +69,22 @@ class DiskWait:
             raise error
         was_full, self.is_full = self.is_full, True
         self._try_at = self._clock() + min(TRY_SECONDS, left_s)
-        self._refuse_too_much(results)
+        self._limit_held_bytes(results)
         if not was_full:
-            self._tell(f"paused, {self.reason}; waiting for room for at most {self._wait_s:,.0f} s")
+            self._tell(f"paused, {self.reason}; waiting for space for at most {self._wait_s:,.0f} s")
 
-    def _refuse_too_much(self, results: Results) -> None:
+    def _limit_held_bytes(self, results: Results) -> None:
         self.num_needed_bytes = results.num_buffered_bytes
         if self.num_needed_bytes > self._max_held_bytes:
             raise NoRoomError(
-                f"the disk is full, and the {self.num_needed_bytes:,} bytes of results that wait for room are more "
-                f"than the {self._max_held_bytes:,} that are kept in memory: they are given up and computed again; "
-                "make room, and the same command goes on from there"
+                f"the disk is full, and the {self.num_needed_bytes:,} bytes of results that wait for it are more "
+                f"than the {self._max_held_bytes:,} that are kept in memory: they are dropped and will be computed "
+                "again; free some space, then run the same command again to continue"
             )
 
 
-def wait_for_room(action: Callable[[], None], *, wait_s: float, tell: Callable[[str], None]) -> None:
-    """Do it, again and again while the disk is full and the wait is not over."""
+def retry_on_full_disk(action: Callable[[], None], *, wait_s: float, tell: Callable[[str], None]) -> None:
+    """Run `action`, again and again while the disk is full, for at most `wait_s`."""
     until, has_told = time.monotonic() + wait_s, False
     while True:
         try:

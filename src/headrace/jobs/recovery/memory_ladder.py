@@ -1,7 +1,7 @@
-"""What to do when the device's memory has run out, one rung after the other: each a new engine that needs less.
+"""What a job does after an out-of-memory error: a ladder of new engines, each of which needs less memory.
 
-A step is never retried in place: with CUDA graphs and steps that run ahead, nobody can say how far the rows came. And
-nothing in the KV cache is given back, as it is one allocation: only a new engine has a smaller one.
+A step is never retried in place: with CUDA graphs and steps submitted ahead, the state of the slots is unknown. The KV
+cache is one allocation, so only a new engine can have a smaller one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.engine.settings import Settings
 from headrace.jobs.store.failure_log import Event, MemoryStep
 
 SHARE_STEP = 0.1
-LEAST_SHARE = 0.2
+MIN_SHARE = 0.2
 
 _MARKS = ("OutOfMemoryError:", "CUDA out of memory", "DefaultCPUAllocator: can't allocate", "MemoryError:")
 
@@ -27,20 +27,20 @@ Rung = Callable[[EngineConfig, Settings], Change | None]
 
 
 def is_out_of_memory(failure: BaseException) -> bool:
-    """Also when it happened in another process, of which only the words come over."""
+    """Also for an error in another process, of which only the text is known here."""
     kinds = {kind.__name__ for kind in type(failure).__mro__}
     return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(mark in str(failure) for mark in _MARKS)
 
 
 def _same(config: EngineConfig, settings: Settings) -> Change | None:
-    """Nothing is changed: caches are empty then, and memory in one piece."""
+    """No setting changes: a new engine has empty caches and unfragmented memory."""
     return {}
 
 
 def _fewer_tokens(config: EngineConfig, settings: Settings) -> Change | None:
-    """What a step needs grows with its tokens."""
-    least = settings.max_num_seqs if settings.enable_chunked_prefill else settings.max_model_len
-    num_tokens = max(least, settings.max_num_batched_tokens // 2)
+    """The memory that a step needs grows with its tokens."""
+    min_tokens = settings.max_num_seqs if settings.enable_chunked_prefill else settings.max_model_len
+    num_tokens = max(min_tokens, settings.max_num_batched_tokens // 2)
     return {"max_num_batched_tokens": num_tokens} if num_tokens < settings.max_num_batched_tokens else None
 
 
@@ -48,9 +48,12 @@ def _smaller_share(config: EngineConfig, settings: Settings) -> Change | None:
     default = GPU_MEMORY_SHARE if settings.device == "cuda" else CPU_MEMORY_SHARE
     share = round((config.gpu_memory_utilization or default) - SHARE_STEP, 3)
     is_fixed = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
-    if is_fixed or share < LEAST_SHARE:
+    if is_fixed or share < MIN_SHARE:
         return None
-    return {"gpu_memory_utilization": share, "max_model_len": settings.max_model_len}  # no line may become too long
+    return {
+        "gpu_memory_utilization": share,
+        "max_model_len": settings.max_model_len,
+    }  # keep it: lines that fit before must still fit
 
 
 RUNGS: dict[str, Rung] = {
@@ -63,7 +66,7 @@ _CHANGED = ("max_num_batched_tokens", "gpu_memory_utilization")
 
 
 class MemoryLadder:
-    """Knows where a job stands on it; a run after a crash begins there, unless the user has changed what it changes."""
+    """Keeps the job's rung. A later run starts on it, unless the user changed the settings that rungs change."""
 
     def __init__(self, config: EngineConfig, events: Iterable[Event] = ()) -> None:
         self._given = {name: getattr(config, name) for name in _CHANGED}
@@ -74,7 +77,7 @@ class MemoryLadder:
                 self._take(event)
 
     def climb(self, settings: Settings, *, num_done: int) -> MemoryStep | None:
-        """The next rung. At the top the last one again, if rows were done since; None: there is nothing left to try."""
+        """The next rung. At the top, the last one again if lines were done since. None: nothing is left to try."""
         names = list(RUNGS)
         start = 0 if self._last is None else names.index(self._last.rung) + 1
         for name in names[start:]:

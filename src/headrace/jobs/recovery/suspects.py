@@ -1,11 +1,11 @@
-"""Which row kills the engine: found by running ever smaller groups of suspects alone.
+"""Finds the line that kills the engine by a binary search: smaller and smaller groups of lines run alone.
 
-    two deaths ──▶ rows in flight at both ──▶ halves, one at a time, nothing beside them
-                                               │ all its rows end: it was not they
-                                               └ the engine dies: its halves ... ──▶ one row, again ──▶ it is poison
+    two deaths ──▶ lines in flight at both ──▶ halves, one at a time, with no other line in flight
+                                                │ all its lines finish: the group is innocent
+                                                └ the engine dies: its halves ... ──▶ one line, again ──▶ it is poison
 
-The state is written down with each death, and rows that are done are left out of it by the journal: a crash of the
-whole process in the middle of a search is one more death, no more.
+Each death writes the state to the failure log, and lines that the journal has a result for are left out when it is
+read: a crash of the whole process during a search counts as one more death.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.jobs.store.failure_log import Loss, Suspicion, Trial
 
-# Of a death with one row alone. An engine may die by chance once, and a process may be killed by somebody who meant no
-# row of it: two deaths of an engine are proof, or three of a process.
+# Of a death with one line alone. An engine may die once by chance, and a process may be killed for a reason outside the
+# job: two deaths of an engine are proof, or three of a process.
 EVIDENCE: dict[Loss, int] = {"engine": 3, "device": 3, "process": 2}
 PROOF = 6
 
 
 class Suspects:
-    """Owned by the job's run. `is_done` says of a row whether it has had its result since the state was written."""
+    """Owned by the job's main loop. `is_done`: whether a line got its result after the state was written."""
 
-    def __init__(self, state: Suspicion, is_done: Callable[[int], bool] = lambda row: False) -> None:
-        self._last = [row for row in state.last if not is_done(row)]
+    def __init__(self, state: Suspicion, is_done: Callable[[int], bool] = lambda index: False) -> None:
+        self._last = [index for index in state.last if not is_done(index)]
         self._trials = list(state.trials)
-        self.forget([row for trial in state.trials for row in trial.lines if is_done(row)])
+        self.forget([index for trial in state.trials for index in trial.lines if is_done(index)])
 
     @property
     def state(self) -> Suspicion:
@@ -34,21 +34,21 @@ class Suspects:
 
     @property
     def trial(self) -> frozenset[int] | None:
-        """The rows that may run now; None: there is no suspicion, and all may."""
+        """The lines that may run now. None: there are no suspects, and all lines may run."""
         return frozenset(self._trials[-1].lines) if self._trials else None
 
     @property
     def num_left(self) -> int:
         return sum(len(trial.lines) for trial in self._trials)
 
-    def __contains__(self, row: int) -> bool:
-        return any(row in trial.lines for trial in self._trials)
+    def __contains__(self, index: int) -> bool:
+        return any(index in trial.lines for trial in self._trials)
 
-    def died(self, rows: Iterable[int], *, loss: Loss) -> int | None:
-        """The engine died with these rows in flight. What is returned is the row that is convicted, if one is."""
-        in_flight = sorted(rows)
+    def died(self, indices: Iterable[int], *, loss: Loss) -> int | None:
+        """The engine died with these lines in flight. Returns the line that is now proven to be poison, if any."""
+        in_flight = sorted(indices)
         if not in_flight:
-            return None  # nothing is learned from it
+            return None  # this death says nothing about any line
         if self._trials:
             return self._narrow(in_flight, loss)
         both = sorted(set(self._last).intersection(in_flight))
@@ -57,25 +57,25 @@ class Suspects:
             self._split(both)
         return None
 
-    def finished(self, row: int) -> None:
-        """A row has its result, whatever it is."""
-        if row in self:
-            self.forget([row])
+    def finished(self, index: int) -> None:
+        """A line has its result, an answer or an error."""
+        if index in self:
+            self.forget([index])
 
-    def forget(self, rows: Iterable[int]) -> None:
-        """These are done, or cannot be run. A trial without rows has passed."""
-        gone = set(rows)
+    def forget(self, indices: Iterable[int]) -> None:
+        """These lines are done, or cannot run. A trial without lines has passed."""
+        gone = set(indices)
         self._trials = [_without(trial, gone) for trial in self._trials]
         while self._trials and not self._trials[-1].lines:
             self._trials.pop()
             if self._trials and self._trials[-1].is_other_half:
-                self._split(self._trials.pop().lines)  # it has the row
+                self._split(self._trials.pop().lines)  # so the poison line is in this half
 
     def _narrow(self, in_flight: list[int], loss: Loss) -> int | None:
         trial = self._trials.pop()
         if self._trials and self._trials[-1].is_other_half:
-            self._push(self._trials.pop().lines)  # there is one in this half: of the other nothing is known
-        self._push([row for row in trial.lines if row not in in_flight])
+            self._push(self._trials.pop().lines)  # a poison line is in the first half; nothing is known of the other
+        self._push([index for index in trial.lines if index not in in_flight])
         if len(in_flight) > 1:
             self._split(in_flight)
             return None
@@ -86,17 +86,17 @@ class Suspects:
         self._push(in_flight, evidence=evidence)
         return None
 
-    def _push(self, rows: Sequence[int], *, is_other_half: bool = False, evidence: int = 0) -> None:
-        if rows:
-            self._trials.append(Trial(list(rows), is_other_half, len(rows), evidence))
+    def _push(self, indices: Sequence[int], *, is_other_half: bool = False, evidence: int = 0) -> None:
+        if indices:
+            self._trials.append(Trial(list(indices), is_other_half, len(indices), evidence))
 
-    def _split(self, rows: Sequence[int]) -> None:
-        """One of them kills the engine; there may be none left."""
-        middle = (len(rows) + 1) // 2
-        self._push(rows[middle:], is_other_half=True)
-        self._push(rows[:middle])
+    def _split(self, indices: Sequence[int]) -> None:
+        """One of these lines kills the engine. The list may be empty."""
+        middle = (len(indices) + 1) // 2
+        self._push(indices[middle:], is_other_half=True)
+        self._push(indices[:middle])
 
 
-def _without(trial: Trial, rows: set[int]) -> Trial:
-    left = [row for row in trial.lines if row not in rows]
+def _without(trial: Trial, indices: set[int]) -> Trial:
+    left = [index for index in trial.lines if index not in indices]
     return Trial(left, trial.is_other_half, trial.num_lines, trial.evidence)

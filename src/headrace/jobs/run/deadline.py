@@ -1,4 +1,7 @@
-"""A job that must be over by some time: what is unfinished then becomes error lines, as at OpenAI's batches."""
+"""A job's deadline: lines that are unfinished then become error lines, as in OpenAI's batches.
+
+The run stops (`stop_state.py`). Then the input is read once more, and each line without a result gets its error line.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ BATCH_LINES = 1024
 
 
 class Deadline:
-    """Of one run: the time of day is looked at once, so that a clock that is set does not matter."""
+    """Of one run. The wall clock is read once, so a later change of the system's time has no effect."""
 
     def __init__(self, at: float) -> None:
         self._until = monotonic() + at - time.time()
@@ -38,11 +41,11 @@ class Deadline:
 
 
 def expire_rest(job: JobSpec, directory: JobDirectory, tally: Tally, *, flush: Callable[[], None]) -> None:
-    """An error line for every row that has no result: what is unread is parsed and no more. A row that is no request
-    has the error that it would have had anyway."""
+    """Write an error line for every line without a result. Lines are parsed and no more; a line that is not a valid
+    request gets the error that it would have had anyway."""
     facts = JobFacts(job.config.model, None, directory.job_id)
-    rows = _unfinished(job, directory)
-    while batch := list(islice(rows, BATCH_LINES)):
+    lines = _unfinished(job, directory)
+    while batch := list(islice(lines, BATCH_LINES)):
         for item in batch:
             error = item.error
             directory.append(item.reply.index, item.reply.error(error, facts), error=error.code)
@@ -50,8 +53,8 @@ def expire_rest(job: JobSpec, directory: JobDirectory, tally: Tally, *, flush: C
         flush()
 
 
-def tell_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStatus:
-    """The last status once more, with the lines that have expired since."""
+def show_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStatus:
+    """Write the last status again, with the lines that have expired since."""
     path = directory.path / STATUS_NAME
     try:
         last = read_status(path)
@@ -76,7 +79,7 @@ def tell_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStat
 
 
 def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
-    """Of a run that began when its deadline was over: nothing was answered."""
+    """Of a run that started after its deadline: no line was answered."""
     return JobStatus(
         state="expired",
         output=job.output,

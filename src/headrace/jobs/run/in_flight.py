@@ -15,12 +15,13 @@ from headrace.types import Request
 class InFlight(msgspec.Struct, eq=False):
     line: Work
     request: Request
-    answers: Answers | None  # None: until its end there is nothing to tell
+    answers: Answers | None  # None: the request gets a single event, at its end
     num_sequences: int
 
 
 class LinesInFlight:
-    """Owned by the job's run. The file knows the same rows, from just before they are submitted on."""
+    """Owned by the job's main loop. The file lists the same lines, from just before they are submitted, so that the
+    next run knows them if the whole process is lost."""
 
     def __init__(self, file: InFlightFile) -> None:
         self._file = file
@@ -30,26 +31,27 @@ class LinesInFlight:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, row: int) -> bool:
-        return str(row) in self._by_id
+    def __contains__(self, index: int) -> bool:
+        return str(index) in self._by_id
 
     @property
     def ids(self) -> list[str]:
         return list(self._by_id)
 
     @property
-    def rows(self) -> list[int]:
+    def indices(self) -> list[int]:
+        """Of the lines in the input."""
         return [entry.line.reply.index for entry in self._by_id.values()]
 
     def get(self, request_id: str) -> InFlight | None:
         return self._by_id.get(request_id)
 
-    def announce(self, lines: Iterable[Work]) -> None:
-        """They are about to be submitted: if the engine takes the whole process with it, they were there."""
+    def record(self, lines: Iterable[Work]) -> None:
+        """Write the lines to the file. Called before they are submitted."""
         self._file.add([line.reply.index for line in lines])
 
     def refused(self, line: Work) -> None:
-        """The engine did not take it."""
+        """The engine did not accept the line."""
         self._file.remove(line.reply.index)
 
     def add(self, entry: InFlight) -> None:
@@ -57,13 +59,13 @@ class LinesInFlight:
         self.num_sequences += entry.num_sequences
 
     def remove(self, entry: InFlight) -> None:
-        """Its result has to be written before others are announced."""
+        """The caller writes the line's result before the next `record`."""
         del self._by_id[entry.request.request_id]
         self.num_sequences -= entry.num_sequences
         self._file.remove(entry.line.reply.index)
 
-    def give_up(self) -> list[Work]:
-        """All of them: their engine has died."""
+    def take_all(self) -> list[Work]:
+        """Remove and return all lines: their engine has died."""
         lines = [entry.line for entry in self._by_id.values()]
         self._by_id.clear()
         self.num_sequences = 0
@@ -71,5 +73,6 @@ class LinesInFlight:
         return lines
 
     def close(self) -> None:
-        """The run is over, and nothing in flight is to blame for it."""
+        """The run ends in a regular way: no line in flight is suspect."""
         self._file.clear()
+        self._file.close()

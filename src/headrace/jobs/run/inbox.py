@@ -1,4 +1,4 @@
-"""What a job's run waits for: the reader's lines, the engine's events, and the wish that it may stop."""
+"""The messages that a job's main loop waits for: prepared lines, events of the engine, requests to stop."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections import deque
 from queue import Empty, SimpleQueue
 
 from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
-from headrace.jobs.run.stopping import Stop
+from headrace.jobs.run.stop_state import StopRequest
 from headrace.types import SequenceEvent
 
-Message = list[SequenceEvent] | Prepared | InputEnded | InputFailed | Stop
+Message = list[SequenceEvent] | Prepared | InputEnded | InputFailed | StopRequest
 Inbox = SimpleQueue[Message]
 
 
-class Incoming:
-    """The end of an inbox from which one thread takes."""
+class InboxReader:
+    """The reading end of an inbox. Used by one thread."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._kept: deque[Message] = deque()  # taken out, and still to be looked at
+        self._kept: deque[Message] = deque()  # read from the inbox by `take_events`, and not yet taken
 
-    def take(self, *, at_most_s: float) -> Message | None:
+    def take(self, *, timeout_s: float) -> Message | None:
         if self._kept:
             return self._kept.popleft()
         try:
-            return self._inbox.get(timeout=at_most_s)
+            return self._inbox.get(timeout=timeout_s)
         except Empty:
             return None
 
     def take_events(self) -> list[list[SequenceEvent]]:
-        """All that engines have said by now. The messages of others stay in their order."""
+        """All event lists that have arrived. Other messages stay, in their order."""
         self._kept.extend(self._inbox.get() for _ in range(self._inbox.qsize()))
         events = [message for message in self._kept if isinstance(message, list)]
         self._kept = deque(message for message in self._kept if not isinstance(message, list))

@@ -1,43 +1,35 @@
-"""What became of each line: written and counted. Every line comes here once."""
+"""Writes and counts the result of each line. Every line comes here exactly once."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-from headrace.engine.start import Engine
 from headrace.errors import RequestError
-from headrace.jobs.formats.writer import Results
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import JobFacts, Reply
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.recovery.disk_full import DiskWait
-from headrace.jobs.recovery.policy import Recovery
-from headrace.jobs.spec import JobSpec
+from headrace.jobs.run.context import RunContext
 from headrace.jobs.status.report import Tally
-from headrace.jobs.store.directory import JobDirectory
 
 
 class Outcomes:
-    """Owned by the job's run, as is all that it is made of."""
+    """Owned by the job's main loop."""
 
-    def __init__(
-        self, job: JobSpec, facts: JobFacts, results: Results, *, planner: Planner, recovery: Recovery, disk: DiskWait
-    ) -> None:
-        self._job = job
-        self._facts = facts
-        self._results = results
-        self._planner = planner
-        self._recovery = recovery
-        self._disk = disk
+    def __init__(self, context: RunContext) -> None:
+        self._job = context.job
+        self._facts = _facts_of(context)
+        self._results = context.results
+        self._planner = context.planner
+        self._recovery = context.recovery
+        self._disk = context.disk
         self.tally = Tally()
         self.writing_seconds = 0.0
 
     def answer_all(self, line: Work, output: LineOutput) -> None:
-        """The line, and those of the same request."""
+        """The line and its duplicates."""
         self.answer(line, output)
-        for follower in self._planner.finished(line.reply.index, output):
-            self.answer(follower, output, is_copy=True)
+        for duplicate in self._planner.finished(line.reply.index, output):
+            self.answer(duplicate, output, is_copy=True)
 
     def answer(self, line: Work, output: LineOutput, *, is_copy: bool = False) -> None:
         reply = line.reply
@@ -46,7 +38,7 @@ class Outcomes:
         self.tally.add_answer(line, output, is_copy=is_copy)
 
     def fail_all(self, line: Work, error: RequestError) -> None:
-        """The line, and those of the same request."""
+        """The line and its duplicates."""
         for each in (line, *self._planner.finished(line.reply.index, None)):
             self.fail(each.reply, error)
 
@@ -66,8 +58,9 @@ class Outcomes:
         return self._disk.seconds_to_try if self._disk.is_full else self._results.seconds_to_flush
 
 
-def facts_of(engine: Engine, directory: JobDirectory | None) -> JobFacts:
-    """A job keeps its id over all its runs: it is part of the ids of its answers."""
+def _facts_of(context: RunContext) -> JobFacts:
+    """The job's id is the same in all its runs: it is part of the ids of its answers."""
+    engine, directory = context.engine.engine, context.directory
     if directory is None:
         return JobFacts(engine.model_name, engine.tokenizer)
     return JobFacts(engine.model_name, engine.tokenizer, directory.job_id)

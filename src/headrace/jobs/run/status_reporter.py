@@ -1,4 +1,4 @@
-"""What a job's run tells of itself: progress, `status.json` and metrics once a second, a report at the end."""
+"""Reports how a job is doing: progress on the console, `status.json` and metrics once a second, a report at the end."""
 
 from __future__ import annotations
 
@@ -6,52 +6,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.recovery.disk_full import DiskWait
-from headrace.jobs.recovery.policy import Recovery
-from headrace.jobs.run.current_engine import CurrentEngine
-from headrace.jobs.run.ending import Ending
-from headrace.jobs.run.in_flight import LinesInFlight
+from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.outcomes import Outcomes
-from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
-from headrace.jobs.status.progress import JobProgress
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile
 
 
-class Bulletin:
-    """Owned by the job's run. It looks at the others' counts and changes none."""
+class StatusReporter:
+    """Owned by the job's main loop. It reads the counters of the other parts and changes none."""
 
     def __init__(
         self,
-        job: JobSpec,
-        current: CurrentEngine,
-        *,
-        planner: Planner,
-        in_flight: LinesInFlight,
+        context: RunContext,
         outcomes: Outcomes,
-        recovery: Recovery,
-        disk: DiskWait,
-        directory: JobDirectory | None,
-        progress: JobProgress,
-        watch: Callable[[JobStatus], None],
+        *,
         num_expected: int | None,
+        on_status: Callable[[JobStatus], None] = lambda status: None,
     ) -> None:
-        self._job = job
-        self._current = current
-        self._planner = planner
-        self._in_flight = in_flight
+        self._context = context
         self._outcomes = outcomes
-        self._recovery = recovery
-        self._disk = disk
-        self._directory = directory
-        self._progress = progress
-        self._watch = watch
+        self._on_status = on_status
         self._started_at = perf_counter()
+        job, directory, engine = context.job, context.directory, context.engine.engine
         self._status_file = StatusFile(directory.path / STATUS_NAME if directory else None)
-        engine = current.engine
         self._meter = JobMeter(
             MeterFacts(
                 output=job.output,
@@ -68,46 +46,45 @@ class Bulletin:
     def is_due(self) -> bool:
         return self._meter.is_due
 
-    def tell(self, line: str) -> None:
-        self._progress.tell(line)
-
     def show(self, state: JobState) -> None:
-        status = self._meter.look(
-            self._current.stats,
-            self._outcomes.tally,
-            self._planner,
+        context, tally = self._context, self._outcomes.tally
+        status = self._meter.measure(
+            context.engine.stats,
+            tally,
+            context.planner,
             num_total=self.num_expected,
-            num_in_flight=len(self._in_flight),
-            has_ended=self._planner.has_ended,
+            num_in_flight=len(context.in_flight),
+            has_ended=context.planner.has_ended,
             writing_seconds=self._outcomes.writing_seconds,
             state=state,
         )
-        status = replace(status, **self._recovery.status_fields)
-        if state == "running" and self._disk.is_full:
-            status = replace(status, state="paused", paused_because=self._disk.reason)
-        if self._directory is not None:
-            status = replace(status, **self._directory.journal_fields(self._outcomes.tally.errors))
-        self._progress.update(status)
-        self._watch(status)
-        if self._directory is None or self._directory.is_ours():
+        status = replace(status, **context.recovery.status_fields)
+        if state == "running" and context.disk.is_full:
+            status = replace(status, state="paused", paused_because=context.disk.reason)
+        if context.directory is not None:
+            status = replace(status, **context.directory.journal_fields(tally.errors))
+        context.console.update(status)
+        self._on_status(status)
+        if context.directory is None or context.directory.is_ours():
             self._status_file.write(status, now=status.state != "running")
 
-    def report(self, ending: Ending) -> JobReport:
-        engine, stats = self._current.engine, self._current.stats
+    def report(self) -> JobReport:
+        context, stop = self._context, self._context.stop
+        engine, stats = context.engine.engine, context.engine.stats
         return JobReport(
-            output=self._job.output,
+            output=context.job.output,
             model_name=engine.model_name,
-            was_stopped=ending.has_begun and not ending.is_expired,
-            was_expired=ending.is_expired,
-            was_cancelled=ending.is_cancelled,
-            num_in_flight=len(self._in_flight),
+            was_stopped=stop.is_stopping and not stop.is_expired,
+            was_expired=stop.is_expired,
+            was_cancelled=stop.is_cancelled,
+            num_in_flight=len(context.in_flight),
             tally=self._outcomes.tally,
             seconds=perf_counter() - self._started_at,
             start_seconds=engine.start_seconds,
             stats=stats,
             choices=engine.settings.choices,
-            saved=saved_by(stats, self._planner),
-            trouble=self._recovery.log.counts,
+            saved=saved_by(stats, context.planner),
+            failures=context.recovery.log.counts,
             is_on_gpu=engine.settings.device == "cuda",
-            gpu_price=self._job.gpu_price,
+            gpu_price=context.job.gpu_price,
         )

@@ -1,5 +1,5 @@
-"""What goes to the engine: lines that wait to be done again, then as the planner says; suspects with nothing beside
-them, and poison not at all."""
+"""Chooses lines and submits them to the engine: first those that wait to run again, then those of the planner. Suspects
+run alone; poison lines become error lines."""
 
 from __future__ import annotations
 
@@ -7,46 +7,33 @@ from headrace.engine.answers import Answers
 from headrace.errors import EngineDeadError, RequestError
 from headrace.jobs.input.line_output import ends_with_one_event
 from headrace.jobs.input.prepare import Work
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.recovery.policy import Recovery
-from headrace.jobs.recovery.retries import Waiting
-from headrace.jobs.run.current_engine import CurrentEngine
-from headrace.jobs.run.in_flight import InFlight, LinesInFlight
+from headrace.jobs.run.context import RunContext
+from headrace.jobs.run.in_flight import InFlight
 from headrace.jobs.run.outcomes import Outcomes
 from headrace.types import Request
 
 
 class Submitter:
-    """Owned by the job's run, as is all that it is made of."""
+    """Owned by the job's main loop."""
 
-    def __init__(
-        self,
-        current: CurrentEngine,
-        planner: Planner,
-        *,
-        again: Waiting,
-        in_flight: LinesInFlight,
-        outcomes: Outcomes,
-        recovery: Recovery,
-    ) -> None:
-        self._current = current
-        self._planner = planner
-        self._again = again
-        self._in_flight = in_flight
+    def __init__(self, context: RunContext, outcomes: Outcomes) -> None:
+        self._engine = context.engine
+        self._planner = context.planner
+        self._retries = context.retries
+        self._in_flight = context.in_flight
+        self._recovery = context.recovery
         self._outcomes = outcomes
-        self._recovery = recovery
 
     def submit_ready(self) -> None:
-        """As much as there is room for."""
+        """Submit as many lines as may be in flight."""
         lines = self._choose()
         if self._recovery.has_poison:
             lines = self._without_poison(lines)
         if lines:
-            self._in_flight.announce(lines)
-            self._start_all(lines)
+            self._in_flight.record(lines)
+            self._submit_all(lines)
 
     def _without_poison(self, lines: list[Work]) -> list[Work]:
-        """The others become error lines."""
         good = []
         for line in lines:
             error = self._recovery.refuse(line)
@@ -62,11 +49,11 @@ class Submitter:
             self._forget_missing(trial)
             trial = self._recovery.suspects.trial
         chosen: list[Work] = []
-        num_sequences, max_sequences = self._in_flight.num_sequences, self._current.max_sequences
-        for line in self._again.due(trial) if self._again else ():
+        num_sequences, max_sequences = self._in_flight.num_sequences, self._engine.max_sequences
+        for line in self._retries.due(trial) if self._retries else ():
             if num_sequences and num_sequences + line.params.num_sequences > max_sequences:
                 return chosen
-            chosen.append(self._again.remove(line.reply.index))
+            chosen.append(self._retries.remove(line.reply.index))
             num_sequences += line.params.num_sequences
         planner = self._planner
         while trial is None and (next_line := planner.peek()) is not None:
@@ -78,25 +65,25 @@ class Submitter:
         return chosen
 
     def _forget_missing(self, trial: frozenset[int]) -> None:
-        """Suspects of an earlier run that the input does not have any more, or only far behind, are waited for no
-        longer than there is room to read."""
+        """Suspects of an earlier run may be missing from the input, or come late in it. The search waits for them only
+        while the planner has room to read further."""
         if not self._planner.has_ended and self._planner.has_room:
             return
-        missing = [row for row in trial if row not in self._again and row not in self._in_flight]
+        missing = [index for index in trial if index not in self._retries and index not in self._in_flight]
         if missing:
             self._recovery.suspects.forget(missing)
 
-    def _start_all(self, lines: list[Work]) -> None:
+    def _submit_all(self, lines: list[Work]) -> None:
         for place, line in enumerate(lines):
             try:
-                self._start(line)
+                self._submit(line)
             except EngineDeadError:
                 for rest in lines[place:]:
-                    self._again.put(rest)
+                    self._retries.put(rest)
                 raise
 
-    def _start(self, line: Work) -> None:
-        params, engine = line.params, self._current.engine
+    def _submit(self, line: Work) -> None:
+        params, engine = line.params, self._engine.engine
         request = Request(
             str(line.reply.index),
             line.token_ids,

@@ -1,4 +1,4 @@
-"""From counters to a job's status: rates, savings, time left, and what limits it now."""
+"""Makes a job's status from counters: rates, savings, time left and bottleneck."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from time import monotonic, time
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
 from headrace.jobs.planning.planner import Planner
-from headrace.jobs.status.bottleneck import Interval, Verdict, limits_now
+from headrace.jobs.status.bottleneck import Bottleneck, Interval, find_bottleneck
 from headrace.jobs.status.report import Tally
 from headrace.jobs.status.time_left import TokenCosts, TokensLeft, seconds_left
 from headrace.jobs.store.status_file import JobState, JobStatus, Saved, TokenRates
 
-NOW_SECONDS = 10.0  # that rates "now" look back, and verdicts
+NOW_SECONDS = 10.0  # the interval of the rates "now" and of the bottleneck
 TICK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     at: float
     stats: EngineStats
     writing_seconds: float
@@ -32,27 +32,27 @@ class MeterFacts:
     output: str
     model: str
     settings: Settings
-    start_seconds: float = 0.0  # in which a GPU was held already
-    gpu_price: float | None = None  # of an hour
+    start_seconds: float = 0.0  # in which the GPU was held too
+    gpu_price: float | None = None  # per hour
     num_before: int = 0  # lines that earlier runs of the job had done
 
 
 class JobMeter:
-    """Owned by the job's run, which looks about once a second."""
+    """Owned by the job's main loop, which measures about once a second."""
 
     def __init__(self, facts: MeterFacts, *, clock: Callable[[], float] = monotonic) -> None:
         self._facts = facts
         self._clock = clock
         self._started_at = clock()
         self._epoch = time()
-        self._looks: deque[_Look] = deque()
+        self._snapshots: deque[_Snapshot] = deque()
         self._costs = TokenCosts()
 
     @property
     def is_due(self) -> bool:
-        return not self._looks or self._clock() - self._looks[-1].at >= TICK_SECONDS
+        return not self._snapshots or self._clock() - self._snapshots[-1].at >= TICK_SECONDS
 
-    def look(
+    def measure(
         self,
         stats: EngineStats,
         tally: Tally,
@@ -64,14 +64,14 @@ class JobMeter:
         writing_seconds: float,
         state: JobState = "running",
     ) -> JobStatus:
-        """`num_total` is of this run, like all other counts."""
-        now = _Look(self._clock(), stats, writing_seconds)
+        """`num_total` is of this run, like all other counts here."""
+        now = _Snapshot(self._clock(), stats, writing_seconds)
         self._learn(now)
-        self._looks.append(now)
-        while len(self._looks) > 2 and now.at - self._looks[1].at >= NOW_SECONDS:
-            self._looks.popleft()
-        first, scheduler, seconds = self._looks[0], stats.scheduler, now.at - self._started_at
-        verdict = self._verdict(first, now, planner, has_ended) if state == "running" else None
+        self._snapshots.append(now)
+        while len(self._snapshots) > 2 and now.at - self._snapshots[1].at >= NOW_SECONDS:
+            self._snapshots.popleft()
+        first, scheduler, seconds = self._snapshots[0], stats.scheduler, now.at - self._started_at
+        bottleneck = self._bottleneck(first, now, planner, has_ended) if state == "running" else None
         left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
         gpu_seconds = seconds + self._facts.start_seconds if self._facts.settings.device == "cuda" else None
         price = self._facts.gpu_price
@@ -102,27 +102,27 @@ class JobMeter:
             saved=saved_by(stats, planner),
             tokens_left=None if left is None else round(left.num_prompt_tokens + left.num_decode_tokens),
             seconds_left=None if left is None else seconds_left(left, self._costs, step_seconds=_step(first, now)),
-            limited_by=None if verdict is None else verdict.limit,
-            limited_because=None if verdict is None else verdict.reason,
+            limited_by=None if bottleneck is None else bottleneck.limit,
+            limited_because=None if bottleneck is None else bottleneck.reason,
             gpu_seconds=gpu_seconds,
             cost=None if gpu_seconds is None or price is None else price * gpu_seconds / 3600,
         )
 
-    def _learn(self, now: _Look) -> None:
-        if not self._looks:
+    def _learn(self, now: _Snapshot) -> None:
+        if not self._snapshots:
             return
-        before = self._looks[-1]
+        before = self._snapshots[-1]
         num_prompt, num_decode = (
             after - earlier
             for after, earlier in zip(scheduler_tokens(now.stats), scheduler_tokens(before.stats), strict=True)
         )
-        if num_prompt + num_decode > 0:  # else nothing is learned of what tokens cost
+        if num_prompt + num_decode > 0:  # otherwise the interval says nothing about the cost of a token
             self._costs.add(num_prompt, num_decode, now.at - before.at)
 
-    def _verdict(self, first: _Look, now: _Look, planner: Planner, has_ended: bool) -> Verdict:
+    def _bottleneck(self, first: _Snapshot, now: _Snapshot, planner: Planner, has_ended: bool) -> Bottleneck:
         before, after = first.stats.scheduler, now.stats.scheduler
         settings = self._facts.settings
-        return limits_now(
+        return find_bottleneck(
             Interval(
                 seconds=now.at - first.at,
                 num_steps=after.num_steps - before.num_steps,
@@ -145,7 +145,7 @@ class JobMeter:
     def _tokens_left(
         self, stats: EngineStats, tally: Tally, planner: Planner, num_total: int | None
     ) -> TokensLeft | None:
-        """None while it is not known how many lines there are, or nothing of what unread ones come to."""
+        """None while the number of lines is unknown, or nothing is known about the length of unread ones."""
         if num_total is None:
             return None
         num_executed = tally.num_answered - planner.savings.num_lines
@@ -154,18 +154,20 @@ class JobMeter:
             return None
         num_prompt, num_decode = scheduler_tokens(stats)
         left, scheduler, saved = planner.left(), stats.scheduler, planner.savings
-        # What the engine has begun or drawn and no finished line has is part of those that are still running.
-        num_begun = scheduler.num_prompt_tokens - (tally.num_prompt_tokens - saved.num_prompt_tokens)
-        num_drawn = num_decode - (tally.num_generated_tokens - saved.num_decode_tokens)
-        num_queued = max(0, left.num_running_tokens - max(0, num_begun)) * (1 - scheduler.prefix_hit_share)
-        share_executed = num_executed / max(1, tally.num_answered)  # of unread lines, if they repeat like those so far
+        # Tokens that the engine has counted and no finished line has belong to lines that are still running.
+        num_started = scheduler.num_prompt_tokens - (tally.num_prompt_tokens - saved.num_prompt_tokens)
+        num_sampled = num_decode - (tally.num_generated_tokens - saved.num_decode_tokens)
+        num_queued = max(0, left.num_running_tokens - max(0, num_started)) * (1 - scheduler.prefix_hit_share)
+        share_executed = num_executed / max(
+            1, tally.num_answered
+        )  # of unread lines, if as many of them are duplicates as so far
         mean_prompt, mean_decode = num_prompt / max(1, num_executed), num_decode / max(1, num_executed)
         return TokensLeft(
             num_prompt_tokens=left.num_prompt_tokens + num_queued + num_unread * share_executed * mean_prompt,
             num_decode_tokens=left.num_decode_tokens
-            + max(0.0, left.num_running_decode_tokens - max(0, num_drawn))
+            + max(0.0, left.num_running_decode_tokens - max(0, num_sampled))
             + num_unread * share_executed * mean_decode,
-            longest=max(left.longest_waiting, left.longest_running / 2),  # one that runs is halfway through, on average
+            longest=max(left.longest_waiting, left.longest_running / 2),  # a running one is halfway through, on average
         )
 
 
@@ -180,12 +182,12 @@ def saved_by(stats: EngineStats, planner: Planner) -> Saved:
 
 
 def scheduler_tokens(stats: EngineStats) -> tuple[int, int]:
-    """Prompt tokens that were computed, and drawn ones. Every step counts its tokens as they are computed."""
+    """Prompt tokens that were computed, and sampled ones. Every step counts its tokens as they are computed."""
     scheduler = stats.scheduler
     return max(0, scheduler.num_batched_tokens - scheduler.num_generated_tokens), scheduler.num_generated_tokens
 
 
-def _rates(first: _Look, now: _Look) -> TokenRates:
+def _rates(first: _Snapshot, now: _Snapshot) -> TokenRates:
     seconds = max(1e-9, now.at - first.at)
     before, after = first.stats.scheduler, now.stats.scheduler
     if now is first:
@@ -201,7 +203,7 @@ def _mean_rates(stats: EngineStats, seconds: float) -> TokenRates:
     return TokenRates(prompt=scheduler.num_prompt_tokens / seconds, completion=scheduler.num_generated_tokens / seconds)
 
 
-def _step(first: _Look, now: _Look) -> float:
+def _step(first: _Snapshot, now: _Snapshot) -> float:
     """Seconds of a step."""
     num_steps = now.stats.scheduler.num_steps - first.stats.scheduler.num_steps
     return (now.at - first.at) / num_steps if num_steps else 0.0

@@ -1,14 +1,17 @@
-"""A job's counters as a page for Prometheus. What it is made of is `JobStatus`, once a second."""
+"""A job's Prometheus series. A scrape shows the last `JobStatus`, which is made once a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
 from headrace.jobs.store.status_file import JobState, JobStatus
 
-Value = float | Mapping[str, float] | None  # None: not known, so not shown
+Value = float | Mapping[str, float] | None  # None: unknown, so the series is left out
 
 NOT_SHOWN = (
     "output",
@@ -28,11 +31,26 @@ class JobSeries:
     kind: Literal["counter", "gauge"]
     help: str
     read: Callable[[JobStatus], Value]
-    label: str | None = None  # of values that are a mapping
+    label: str | None = None  # of the keys, where the value is a mapping
 
     @property
     def shown_name(self) -> str:
+        """On the page, where the name of a counter ends in `_total`."""
         return f"headrace:job_{self.name}" + ("_total" if self.kind == "counter" else "")
+
+    def metric(self, status: JobStatus) -> Metric | None:
+        value = self.read(status)
+        if value is None:
+            return None
+        metric = Metric(f"headrace:job_{self.name}", self.help, self.kind)
+        labels = {"model_name": status.model}
+        if isinstance(value, Mapping):
+            assert self.label is not None
+            for key, one in value.items():
+                metric.add_sample(self.shown_name, {**labels, self.label: key}, one)
+        else:
+            metric.add_sample(self.shown_name, labels, value)
+        return metric
 
 
 SERIES = (
@@ -92,29 +110,16 @@ SERIES = (
 )
 
 
-def page(status: JobStatus) -> str:
-    return "".join(_text(series, status) for series in SERIES)
+class JobCollector(Collector):
+    """Shows the last status. The job's thread replaces it; the metrics server's thread reads it."""
 
+    def __init__(self) -> None:
+        self.status: JobStatus | None = None  # None: the main loop has not started
 
-def _text(series: JobSeries, status: JobStatus) -> str:
-    value, name = series.read(status), series.shown_name
-    if value is None:
-        return ""
-    model = f'model_name="{_escaped(status.model)}"'
-    lines = [f"# HELP {name} {series.help}", f"# TYPE {name} {series.kind}"]
-    if isinstance(value, Mapping):
-        lines += [f'{name}{{{model},{series.label}="{_escaped(key)}"}} {_number(one)}' for key, one in value.items()]
-    else:
-        lines.append(f"{name}{{{model}}} {_number(value)}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(float(value))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def collect(self) -> Iterator[Metric]:
+        status = self.status
+        if status is not None:
+            yield from filter(None, (series.metric(status) for series in SERIES))
 
 
 def _one_of(state: JobState) -> dict[str, float]:

@@ -1,50 +1,43 @@
-"""Serves a job's metrics to this machine only, while the job runs."""
+"""Serves a job's metrics with prometheus_client on 127.0.0.1, while the job runs."""
 
 from __future__ import annotations
 
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import TracebackType
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from headrace.errors import ConfigError
-from headrace.jobs.status.metrics import page
-from headrace.jobs.store.status_file import JobStatus
+
+if TYPE_CHECKING:
+    from headrace.jobs.status.metrics import JobCollector
+    from headrace.jobs.store.status_file import JobStatus
 
 HOST = "127.0.0.1"
-POLL_SECONDS = 0.05  # how soon it notices that it is to end
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+POLL_SECONDS = 0.05  # `close` waits that long at most
 
 
 class MetricsServer:
-    """Told of each status as it is made; a scrape shows the last. Without a port it listens to nobody."""
+    """A scrape shows the last status that `update` was given. Without a port, nothing is served."""
 
     def __init__(self, port: int | None) -> None:
-        """Port 0: any that is free."""
-        self._status: JobStatus | None = None
-        self._server: ThreadingHTTPServer | None = None
-        if port is None:
-            return
-        try:
-            self._server = ThreadingHTTPServer((HOST, port), self._handler())
-        except OSError as error:
-            raise ConfigError(
-                f"metrics cannot be served on {HOST}:{port}: {error.strerror}; give another --metrics-port, "
-                "or 0 for any"
-            ) from error
-        self._server.daemon_threads = True
-        serve = partial(self._server.serve_forever, poll_interval=POLL_SECONDS)
-        self._thread = threading.Thread(target=serve, name="headrace-metrics", daemon=True)
-        self._thread.start()
+        """Port 0: any free port."""
+        self._collector: JobCollector | None = None
+        self._server: WSGIServer | None = None
+        if port is not None:
+            self._start(port)
 
     @property
     def url(self) -> str | None:
-        return None if self._server is None else f"http://{HOST}:{self._server.server_address[1]}/metrics"
+        return None if self._server is None else f"http://{HOST}:{self._server.server_port}/metrics"
 
     def update(self, status: JobStatus) -> None:
-        self._status = status
+        if self._collector is not None:
+            self._collector.status = status
 
     def close(self) -> None:
+        """Frees the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -59,23 +52,26 @@ class MetricsServer:
     ) -> None:
         self.close()
 
-    def _page(self) -> bytes:
-        return b"# the job has not begun yet\n" if self._status is None else page(self._status).encode()
+    def _start(self, port: int) -> None:
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client.exposition import ThreadingWSGIServer
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
+        from headrace.jobs.status.metrics import JobCollector
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                is_known = self.path.partition("?")[0] == "/metrics"
-                body = server._page() if is_known else b"only /metrics is here\n"
-                self.send_response(200 if is_known else 404)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        self._collector, registry = JobCollector(), CollectorRegistry()
+        registry.register(self._collector)
+        try:
+            self._server = make_server(HOST, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics cannot be served on {HOST}:{port}: {error.strerror}; give another --metrics-port, "
+                "or 0 for any free port"
+            ) from error
+        serve = partial(self._server.serve_forever, poll_interval=POLL_SECONDS)
+        self._thread = Thread(target=serve, name="headrace-metrics", daemon=True)
+        self._thread.start()
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass  # stderr is the job's
 
-        return Handler
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass  # stderr is the console of the job

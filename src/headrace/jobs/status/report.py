@@ -1,4 +1,4 @@
-"""What a job came to: counted while it runs, told when it is over."""
+"""The counts of a job by line, and its report at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.jobs.store.status_file import Saved
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
-LEAST_LINES_TO_JUDGE = 1_000
+MIN_LINES_TO_JUDGE = 1_000
 
 # Exit codes; 1 and 2 are the command's own. RESUMABLE is what sysexits.h calls EX_TEMPFAIL.
 ALL_ANSWERED, SOME_FAILED, CANCELLED, RESUMABLE, STOPPED = 0, 3, 4, 75, 130
@@ -25,7 +25,7 @@ ALL_ANSWERED, SOME_FAILED, CANCELLED, RESUMABLE, STOPPED = 0, 3, 4, 75, 130
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A question and its answer, to show what the output looks like."""
+    """A prompt and its answer, as an example of the output."""
 
     index: int
     question: str
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts by line. Owned by the job's run until its report is made."""
+    """Counts by line. Owned by the job's main loop until the report is made."""
 
     num_answered: int = 0
     num_prompt_tokens: int = 0
@@ -55,7 +55,7 @@ class Tally:
         return self.num_answered + self.num_failed
 
     def add_answer(self, line: Work, output: LineOutput, *, is_copy: bool = False) -> None:
-        """`is_copy`: another line's answer was computed and is this one's too."""
+        """`is_copy`: the line is a duplicate and got the answer of its original."""
         self.num_answered += 1
         self.num_prompt_tokens += output.num_prompt_tokens
         if not is_copy:
@@ -75,10 +75,10 @@ class Tally:
             self.first_errors.append(message_of(error, index))
 
     def refuse_too_many_errors(self, max_error_rate: float, *, is_resumable: bool = False) -> None:
-        """Stop a job that is wrong as a whole. A few hundred lines are not enough to tell."""
-        if self.num_done < LEAST_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
+        """Stop a job whose input is probably wrong as a whole. A few hundred lines are too few to decide that."""
+        if self.num_done < MIN_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
             return
-        again = ", and go on with a higher one: what is done is kept" if is_resumable else ""
+        again = "; finished lines are kept, and a higher rate continues the job" if is_resumable else ""
         raise JobError(
             f"{self.num_failed:,} of the first {self.num_done:,} lines are errors, more than --max-error-rate "
             f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check{again}"
@@ -98,18 +98,18 @@ class JobReport:
     choices: tuple[Choice, ...]
     saved: Saved = field(default_factory=Saved)
     is_on_gpu: bool = False
-    gpu_price: float | None = None  # of an hour
-    num_before: int = 0  # lines that earlier runs of the job had done
-    num_error_lines: int | None = None  # in the whole output; None: those of this run are all
-    job_directory: str | None = None  # None: a stream was written, of which nothing is kept
+    gpu_price: float | None = None  # per hour
+    num_before: int = 0  # lines that earlier runs finished
+    num_error_lines: int | None = None  # in the whole output; None: the same as in this run
+    job_directory: str | None = None  # None: the output is a stream, and nothing else is kept
     is_resumable: bool = False
     was_cancelled: bool = False
-    was_expired: bool = False  # by a deadline: what was unfinished became error lines
-    trouble: FailureCounts = field(default_factory=FailureCounts)  # of all runs
+    was_expired: bool = False  # by the deadline: unfinished lines became error lines
+    failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
 
     @property
     def gpu_hours(self) -> float | None:
-        """For which the GPU was held, from the start of loading on."""
+        """Time for which the GPU was held, loading included."""
         return (self.start_seconds + self.seconds) / 3600 if self.is_on_gpu else None
 
     @property
@@ -150,7 +150,7 @@ class JobReport:
         return self.stats.host_seconds / max(1, self.stats.scheduler.num_steps)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json-summary`. Shares are of 1."""
+        """For `--json-summary`. Shares are between 0 and 1."""
         tally, scheduler = self.tally, self.stats.scheduler
         return {
             "output": self.output,
@@ -184,5 +184,5 @@ class JobReport:
             "host_seconds_per_step": self.host_seconds_per_step,
             "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
             "notes": dict(tally.notes),
-            "trouble": asdict(self.trouble),
+            "trouble": asdict(self.failures),
         }

@@ -1,4 +1,4 @@
-"""A job's report for people: panels on a terminal, plain lines elsewhere. The same rows either way."""
+"""A job's report as text: panels on a terminal, plain lines elsewhere, with the same content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def headline(report: JobReport) -> str:
     if report.was_stopped:
         answered = f"{_many(tally.num_answered, 'line')} answered"
         word = "cancelled" if report.was_cancelled else "stopped"
-        return f"{word} after {time}: {answered}{errors}, {report.num_in_flight:,} given up{before}"
+        return f"{word} after {time}: {answered}{errors}, {report.num_in_flight:,} in flight dropped{before}"
     if report.num_before and not tally.num_done:
         return f"nothing was left to do: all {_many(report.num_before, 'line')} are done"
     expired = "expired: " if report.was_expired else ""
@@ -46,31 +46,31 @@ def result_rows(report: JobReport) -> list[Row]:
         ("tokens out", f"{tally.num_generated_tokens:,} · {report.generated_tokens_per_second:,.0f}/s"),
         ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start"),
         ("saved", _saved(report)),
-        ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were there already"),
-        ("KV cache", f"{scheduler.max_kv_use:.1%} used at most, {scheduler.kv_waste:.1%} of it without a token"),
+        ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were cached"),
+        ("KV cache", f"{scheduler.max_kv_use:.1%} used at peak, {scheduler.kv_waste:.1%} of it empty"),
         ("preemptions", f"{scheduler.num_preemptions:,}"),
         ("steps", f"{scheduler.num_steps:,} of {scheduler.mean_batched_tokens:,.1f} tokens on average"),
-        ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms a step"),
+        ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms per step"),
         ("ended by", ", ".join(f"{reason} {count:,}" for reason, count in tally.finish_reasons.most_common()) or "–"),
     ]
     if report.gpu_hours is not None:
         rows.append(("GPU-hours", f"{report.gpu_hours:,.3f}{_cost(report)}"))
     if tally.num_failed:
         rows.append(("errors", ", ".join(f"{code} {count:,}" for code, count in tally.errors.most_common())))
-    rows += trouble_rows(report.trouble)
+    rows += failure_rows(report.failures)
     return rows
 
 
-def trouble_rows(trouble: FailureCounts) -> list[Row]:
-    """What went wrong and was helped, in all runs of the job; none if nothing did."""
+def failure_rows(failures: FailureCounts) -> list[Row]:
+    """Failures that the job recovered from, in all its runs. Empty if there were none."""
     rows = []
-    if trouble.retries:
-        rows.append(("retries", ", ".join(f"{cause} {count:,}" for cause, count in sorted(trouble.retries.items()))))
-    if trouble.deaths:
-        deaths = ", ".join(f"{loss} {count:,}" for loss, count in sorted(trouble.deaths.items()))
-        rows.append(("deaths", f"{deaths}; lines that killed the engine: {trouble.poison_rows:,}"))
-    if trouble.memory_rungs:
-        rows.append(("memory", f"ran out {len(trouble.memory_rungs):,} times: {', '.join(trouble.memory_rungs)}"))
+    if failures.retries:
+        rows.append(("retries", ", ".join(f"{cause} {count:,}" for cause, count in sorted(failures.retries.items()))))
+    if failures.deaths:
+        deaths = ", ".join(f"{loss} {count:,}" for loss, count in sorted(failures.deaths.items()))
+        rows.append(("deaths", f"{deaths}; lines that killed the engine: {failures.poison_rows:,}"))
+    if failures.memory_rungs:
+        rows.append(("memory", f"ran out {len(failures.memory_rungs):,} times: {', '.join(failures.memory_rungs)}"))
     return rows
 
 
@@ -91,16 +91,16 @@ def _cost(report: JobReport) -> str:
 
 
 def remarks(report: JobReport) -> list[str]:
-    """Sentences below the figures: what went wrong first, and what the user may not have meant."""
+    """Sentences below the numbers: the first errors, and notes about what the user may not have intended."""
     notes = [f"{note} ({_many(count, 'line')})" for note, count in report.tally.notes.most_common()]
     return [*report.tally.first_errors, *notes]
 
 
-def whereabouts(report: JobReport) -> str:
+def location(report: JobReport) -> str:
     if report.was_stopped and report.job_directory is not None:
-        again = "; the same command, without --overwrite, goes on from there" if report.is_resumable else ""
+        again = "; run the same command again, without --overwrite, to continue" if report.is_resumable else ""
         if report.was_cancelled:
-            again = f"; 'headrace cancel --undo {report.output}' lets it go on"
+            again = f"; 'headrace cancel --undo {report.output}' lets it continue"
         return f"the answers so far are in {report.job_directory}{again}"
     kept = "the answers so far are" if report.was_stopped else "the answers are"
     place = "on stdout" if report.output == STANDARD_STREAM else f"in {report.output}"
@@ -115,9 +115,9 @@ def plain_summary(report: JobReport) -> str:
     lines += [f"  {choice.name:<24}{choice.value:<10} {choice.reason}" for choice in report.choices]
     if report.tally.sample is not None:
         sample = report.tally.sample
-        lines += [f"headrace: line {sample.index + 1}, for example"]
+        lines += [f"headrace: line {sample.index + 1}, as an example"]
         lines += [f"  > {_short(sample.question)}", f"  < {_short(sample.text)}"]
-    return "\n".join([*lines, f"headrace: {whereabouts(report)}", ""])
+    return "\n".join([*lines, f"headrace: {location(report)}", ""])
 
 
 def _print_rich(report: JobReport, stream: TextIO) -> None:
@@ -135,7 +135,7 @@ def _print_rich(report: JobReport, stream: TextIO) -> None:
     if sample is not None:
         text = Text.assemble((_short(sample.question), "dim"), "\n", _short(sample.text))
         console.print(Panel(text, title=f"line {sample.index + 1}", title_align="left", border_style="dim"))
-    console.print(Text(whereabouts(report), style="bold"))
+    console.print(Text(location(report), style="bold"))
 
 
 def _rich_rows(rows: list[Row]) -> Table:

@@ -1,24 +1,24 @@
-"""How long the rest of a job will take: from tokens, as lines are not alike, and never less than its tail."""
+"""Estimates how long the rest of a job takes: from tokens, since lines differ, and at least the longest answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORGET = 0.97  # how much an interval counts when the next has come
-CERTAIN = 1e-3  # how unlike the mixtures of prompt and answer must have been to tell their costs apart
+FORGET = 0.97  # the weight of an interval is multiplied by this with each later one
+CERTAIN = 1e-3  # how much the mix of prompt and decode tokens must have varied to separate their costs
 
 
 @dataclass(frozen=True, slots=True)
 class TokensLeft:
-    """Of all lines that are not answered."""
+    """Of all lines without an answer."""
 
     num_prompt_tokens: float  # to compute
     num_decode_tokens: float
-    longest: float  # tokens that the longest answer still has to draw, one a step
+    longest: float  # tokens that the longest answer still has to decode, one per step
 
 
 class TokenCosts:
-    """What a prompt token and a drawn token cost in seconds, by least squares over the intervals so far."""
+    """Seconds per prompt token and per decode token, by least squares over the intervals so far."""
 
     def __init__(self) -> None:
         self._pp = self._pd = self._dd = self._ps = self._ds = 0.0
@@ -31,14 +31,14 @@ class TokenCosts:
         self._seconds, self._tokens = FORGET * self._seconds + s, FORGET * self._tokens + p + d
 
     def seconds_for(self, num_prompt_tokens: float, num_decode_tokens: float) -> float | None:
-        """None as long as nothing was computed."""
+        """None while nothing was computed."""
         if self._tokens <= 0:
             return None
         prompt_cost, decode_cost = self._costs()
         return prompt_cost * num_prompt_tokens + decode_cost * num_decode_tokens
 
     def _costs(self) -> tuple[float, float]:
-        """Of a prompt token and a drawn one; the same for both where they cannot be told apart."""
+        """Per prompt token and per decode token; the same for both if they cannot be separated."""
         determinant = self._pp * self._dd - self._pd * self._pd
         if determinant > CERTAIN * self._pp * self._dd:
             prompt_cost = (self._ps * self._dd - self._ds * self._pd) / determinant
@@ -50,6 +50,6 @@ class TokenCosts:
 
 
 def seconds_left(left: TokensLeft, costs: TokenCosts, *, step_seconds: float) -> float | None:
-    """The work at the present speed, or the longest answer alone if that takes longer."""
+    """The tokens at the measured costs, or the longest answer alone if that takes longer."""
     body = costs.seconds_for(left.num_prompt_tokens, left.num_decode_tokens)
     return None if body is None else max(body, left.longest * step_seconds)

@@ -15,8 +15,8 @@ from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.planning.planner import Planner
+from headrace.jobs.status.console import Console, duration, plain_line
 from headrace.jobs.status.meter import JobMeter, MeterFacts
-from headrace.jobs.status.progress import JobProgress, duration, plain_line
 from headrace.jobs.status.report import Tally
 from headrace.jobs.store.status_file import (
     JobStatus,
@@ -67,7 +67,7 @@ class Clock:
         return self.now
 
 
-# The file.
+# status.json.
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     assert file.failure is not None
 
 
-def test_what_is_no_status_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_status_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text("{}")
     with pytest.raises(JobError, match="is not the status of a job"):
         read_status(tmp_path / "status.json")
@@ -107,16 +107,16 @@ def test_what_is_no_status_is_an_error_that_says_so(tmp_path: Path) -> None:
         read_status(tmp_path / "missing.json")
 
 
-def test_there_is_no_place_beside_a_stream_or_a_device(tmp_path: Path) -> None:
+def test_a_stream_or_a_device_has_no_status_file(tmp_path: Path) -> None:
     assert status_path("-") is None
     assert status_path("/dev/null") is None
     assert status_path(str(tmp_path / "a.jsonl")) == tmp_path / "a.jsonl.job" / "status.json"
 
 
-# The view.
+# The console.
 
 
-def test_a_line_has_rates_savings_errors_time_left_and_what_limits() -> None:
+def test_a_line_has_rates_savings_errors_time_left_and_the_bottleneck() -> None:
     assert plain_line(STATUS) == (
         "250/1,000 lines, 3 min left · in 1,234 tok/s (mean 1,100) · out 567 tok/s (mean 520) · cache hits 40% · "
         "running 8, waiting 8, KV 80% · saved 5,000 tokens by prefixes, 42 tokens by duplicates (lines: 3) · "
@@ -127,20 +127,20 @@ def test_a_line_has_rates_savings_errors_time_left_and_what_limits() -> None:
     assert plain_line(early).endswith("KV 80%")
 
 
-def test_elsewhere_than_on_a_terminal_there_is_a_line_every_ten_seconds() -> None:
+def test_a_stream_that_is_no_terminal_gets_a_line_every_ten_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    with JobProgress(stream=stream, clock=clock) as progress:
+    with Console(stream=stream, clock=clock) as console:
         for second in range(26):
             clock.now = float(second)
-            progress.update(STATUS)
+            console.update(STATUS)
     assert stream.getvalue().splitlines() == [f"headrace: {plain_line(STATUS)}"] * 2
 
 
-def test_a_disabled_view_says_nothing() -> None:
+def test_a_disabled_console_writes_nothing() -> None:
     clock, stream = Clock(), io.StringIO()
-    with JobProgress(enabled=False, stream=stream, clock=clock) as progress:
+    with Console(enabled=False, stream=stream, clock=clock) as console:
         clock.now = 100.0
-        progress.update(STATUS)
+        console.update(STATUS)
     assert stream.getvalue() == ""
 
 
@@ -153,9 +153,9 @@ def test_a_terminal_has_a_live_view_of_the_same(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
-    with JobProgress(stream=terminal) as progress:
-        progress.update(STATUS)
-        progress.update(dataclasses.replace(STATUS, lines_total=None, limited_by=None))
+    with Console(stream=terminal) as console:
+        console.update(STATUS)
+        console.update(dataclasses.replace(STATUS, lines_total=None, limited_by=None))
     text = terminal.getvalue()
     assert "250/1,000 lines, 3 min left" in text and "250/? lines" in text
     assert "limited by prefill: 96%" in text and "errors invalid_json 2" in text
@@ -178,9 +178,9 @@ def meter(clock: Clock, **facts: Any) -> JobMeter:
     return JobMeter(MeterFacts(**given), clock=clock)
 
 
-def look(meter: JobMeter, stats: EngineStats, planner: Planner, tally: Tally, **options: Any) -> JobStatus:
+def measure(meter: JobMeter, stats: EngineStats, planner: Planner, tally: Tally, **options: Any) -> JobStatus:
     given = {"num_total": None, "num_in_flight": 0, "has_ended": True, "writing_seconds": 0.0, **options}
-    return meter.look(stats, tally, planner, **given)
+    return meter.measure(stats, tally, planner, **given)
 
 
 def planner_with(num_lines: int, *, max_tokens: int = 50) -> Planner:
@@ -198,66 +198,66 @@ def output(num_tokens: int) -> LineOutput:
 def test_rates_now_are_those_of_the_last_ten_seconds() -> None:
     clock, tally = Clock(), Tally()
     gauge, planner = meter(clock), planner_with(0)
-    status = look(gauge, stats(), planner, tally)
+    status = measure(gauge, stats(), planner, tally)
     assert status.rates_now == TokenRates()
     for second in range(1, 31):
         clock.now = float(second)
         num_tokens = second * 10 if second <= 20 else 200 + (second - 20) * 100
-        status = look(gauge, stats(num_generated_tokens=num_tokens, num_batched_tokens=num_tokens), planner, tally)
+        status = measure(gauge, stats(num_generated_tokens=num_tokens, num_batched_tokens=num_tokens), planner, tally)
     assert status.rates_now.completion == pytest.approx(100)
     assert status.rates_mean.completion == pytest.approx(40)
 
 
-def test_time_left_is_that_of_the_tokens_left() -> None:
+def test_time_left_follows_from_the_tokens_left() -> None:
     """Ten lines of 50 tokens; four are done, three run with 20 tokens each and one is queued; 100 tokens a second."""
     clock, tally = Clock(), Tally()
     gauge, planner = meter(clock), planner_with(10)
     planner.end_input()
-    look(gauge, stats(), planner, tally, num_total=10)
+    measure(gauge, stats(), planner, tally, num_total=10)
     taken = [planner.take() for _ in range(8)]
     for line in taken[:4]:
         planner.finished(line.reply.index, output(50))
         tally.add_answer(line, output(50))
     clock.now = 2.6
     counts = {"num_steps": 100, "num_generated_tokens": 260, "num_batched_tokens": 260, "num_running": 3}
-    status = look(gauge, stats(**counts, num_prompt_tokens=70), planner, tally, num_total=10)
-    # Two that wait: 100 to draw and 20 prompt tokens; four in flight: 200 less 60, and 10 of the queued one's prompt.
+    status = measure(gauge, stats(**counts, num_prompt_tokens=70), planner, tally, num_total=10)
+    # Two that wait: 100 to decode and 20 prompt tokens; four in flight: 200 less 60, and 10 of the queued one's prompt.
     assert status.tokens_left == 270
     assert status.seconds_left == pytest.approx(2.7)
 
 
-def test_lines_that_were_not_read_are_taken_to_be_like_those_so_far() -> None:
+def test_unread_lines_are_estimated_from_those_so_far() -> None:
     clock, tally = Clock(), Tally()
     gauge, planner = meter(clock), planner_with(2)
-    look(gauge, stats(), planner, tally, num_total=102, has_ended=False)
+    measure(gauge, stats(), planner, tally, num_total=102, has_ended=False)
     for _ in range(2):
         line = planner.take()
         planner.finished(line.reply.index, output(50))
         tally.add_answer(line, output(50))
     clock.now = 1.0
     done = stats(num_steps=50, num_generated_tokens=100, num_batched_tokens=120)
-    status = look(gauge, done, planner, tally, num_total=102, has_ended=False)
+    status = measure(gauge, done, planner, tally, num_total=102, has_ended=False)
     assert status.tokens_left == 100 * 60
     assert status.seconds_left == pytest.approx(50.0, rel=0.01)
 
 
 def test_without_a_known_number_of_lines_there_is_no_time_left() -> None:
     gauge = meter(Clock())
-    assert look(gauge, stats(), planner_with(3), Tally(), num_total=None).seconds_left is None
+    assert measure(gauge, stats(), planner_with(3), Tally(), num_total=None).seconds_left is None
 
 
-def test_a_gpu_costs_from_the_start_of_loading_on() -> None:
+def test_the_cost_of_a_gpu_includes_loading() -> None:
     clock = Clock()
     on_gpu = dataclasses.replace(settings_of(EngineConfig()), device="cuda")
     gauge = meter(clock, settings=on_gpu, start_seconds=600.0, gpu_price=6.0)
     clock.now = 1200.0
-    status = look(gauge, stats(), planner_with(0), Tally(), state="finished")
+    status = measure(gauge, stats(), planner_with(0), Tally(), state="finished")
     assert (status.gpu_seconds, status.cost) == (1800.0, 3.0)
-    assert look(meter(clock), stats(), planner_with(0), Tally()).gpu_seconds is None
+    assert measure(meter(clock), stats(), planner_with(0), Tally()).gpu_seconds is None
 
 
-def test_a_running_job_says_what_limits_it_and_a_finished_one_does_not() -> None:
+def test_a_running_job_has_a_bottleneck_and_a_finished_one_has_none() -> None:
     gauge = meter(Clock())
-    waiting = look(gauge, stats(), planner_with(0), Tally(), has_ended=False)
+    waiting = measure(gauge, stats(), planner_with(0), Tally(), has_ended=False)
     assert waiting.limited_by == "reading"
-    assert look(gauge, stats(), planner_with(0), Tally(), state="finished").limited_by is None
+    assert measure(gauge, stats(), planner_with(0), Tally(), state="finished").limited_by is None

@@ -1,4 +1,5 @@
-"""A job's status for people: a live view on a terminal, a line every ten seconds elsewhere, nothing when disabled."""
+"""Text on the terminal while a job runs: messages, and the status as a live view, or as a line every ten seconds where
+the stream is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_SECONDS = 10.0
 
 
-class JobProgress:
-    """Writes to stderr, unless told otherwise."""
+class Console:
+    """Writes to stderr by default; nothing at all when disabled. Inside its `with`, the live view is shown."""
 
     def __init__(
         self, *, enabled: bool = True, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
@@ -26,15 +27,15 @@ class JobProgress:
         self._enabled = enabled
         self._stream = stream or sys.stderr
         self._clock = clock
-        self._told_at = clock()
+        self._updated_at = clock()
         self._live: Live | None = None
 
-    def __enter__(self) -> JobProgress:
+    def __enter__(self) -> Console:
         if self._enabled and self._stream.isatty():
-            from rich.console import Console
+            from rich.console import Console as RichConsole
             from rich.live import Live
 
-            console = Console(file=self._stream, highlight=False)
+            console = RichConsole(file=self._stream, highlight=False)
             self._live = Live(console=console, refresh_per_second=4, transient=True, redirect_stdout=False)
             self._live.start()
         return self
@@ -44,22 +45,27 @@ class JobProgress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def tell(self, line: str) -> None:
-        """Something that is not to be missed."""
+        """A message to the user, above the live view if there is one."""
         if self._live is not None:
             self._live.console.print(f"headrace: {line}", markup=False)
-        elif self._enabled:
+        else:
+            self.write(line)
+
+    def write(self, line: str) -> None:
+        """Write a message directly to the stream: takes no lock, so a signal handler may call it."""
+        if self._enabled:
             self._stream.write(f"headrace: {line}\n")
             self._stream.flush()
 
     def update(self, status: JobStatus) -> None:
         if self._live is not None:
             self._live.update(_rich_view(status), refresh=True)
-        elif self._enabled and self._clock() - self._told_at >= PLAIN_INTERVAL_SECONDS:
-            self._told_at = self._clock()
-            self._stream.write(f"headrace: {plain_line(status)}\n")
-            self._stream.flush()
+        elif self._enabled and self._clock() - self._updated_at >= PLAIN_INTERVAL_SECONDS:
+            self._updated_at = self._clock()
+            self.write(plain_line(status))
 
 
 def plain_line(status: JobStatus) -> str:
@@ -79,7 +85,7 @@ def _done(status: JobStatus) -> str:
 
 
 def details(status: JobStatus) -> list[str]:
-    """Each a part of a line."""
+    """The parts of the line after the headline."""
     now, mean = status.rates_now, status.rates_mean
     parts = [
         f"in {now.prompt:,.0f} tok/s (mean {mean.prompt:,.0f})",
@@ -91,28 +97,28 @@ def details(status: JobStatus) -> list[str]:
         parts.append(f"saved {saved}")
     if status.errors:
         parts.append("errors " + ", ".join(f"{code} {count:,}" for code, count in sorted(status.errors.items())))
-    if trouble := troubles(status):
-        parts.append(trouble)
+    if text := failures(status):
+        parts.append(text)
     if status.limited_by is not None:
         parts.append(f"limited by {status.limited_by}: {status.limited_because}")
     return parts
 
 
-def troubles(status: JobStatus) -> str:
-    """What went wrong and was helped; nothing if all went well."""
+def failures(status: JobStatus) -> str:
+    """Failures that the job recovered from. Empty if there were none."""
     parts = [f"{cause} {count:,}" for cause, count in sorted(status.retries.items())]
     text = [f"retries {', '.join(parts)}"] if parts else []
     if status.engine_deaths:
-        text.append("deaths of the " + ", ".join(f"{loss} {n:,}" for loss, n in sorted(status.engine_deaths.items())))
+        text.append("lost: " + ", ".join(f"{loss} {n:,}" for loss, n in sorted(status.engine_deaths.items())))
     if status.memory_rungs:
         text.append(f"out of memory {len(status.memory_rungs):,} times, now: {status.memory_rungs[-1]}")
     if status.suspects:
-        text.append(f"looking for a line that kills the engine among {status.suspects:,}")
+        text.append(f"searching {status.suspects:,} lines for one that kills the engine")
     return " · ".join(text)
 
 
 def savings(status: JobStatus) -> str:
-    """What was not computed, by what saved it; nothing if all was."""
+    """Tokens that were not computed, by reason. Empty if there were none."""
     saved = status.saved
     parts = []
     if saved.prefix_tokens:

@@ -1,0 +1,150 @@
+"""The engine of a job, and its replacement after it has died."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace import garbage
+from headrace.config import EngineConfig
+from headrace.engine.client import Deliver
+from headrace.engine.core import EngineStats
+from headrace.engine.offline_order import target_concurrency_of
+from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.settings import Settings
+from headrace.engine.start import Engine
+from headrace.errors import EngineDeadError
+from headrace.jobs.planning.workload import WorkLeft
+from headrace.jobs.recovery.joined_stats import joined_stats
+from headrace.sched import SchedulerStats
+from headrace.types import Request, SequenceEvent
+
+Start = Callable[[EngineConfig, Deliver], Engine]
+
+SPARE_SEQUENCES = 8  # in flight beyond twice what runs, so that the queue of a small engine is never empty
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEngine:
+    """What is known of an engine after it was released."""
+
+    failure: BaseException
+    settings: Settings
+    had_own_process: bool
+
+
+class JobEngine:
+    """Owned by the job's main loop. At most one engine is alive at a time.
+
+    No other object may keep a reference to `engine` or its client across a restart: the memory of a dead engine must be
+    free before the next one loads. Events that a closed engine still sends are dropped."""
+
+    def __init__(self, start: Start, deliver: Deliver, config: EngineConfig) -> None:
+        self._start = start
+        self._deliver = deliver
+        self._live: Engine | None = None  # to be closed
+        self._gate = _Gate(deliver)
+        self._stats_before: EngineStats | None = None  # of the engines that have died
+        self.start(config)
+
+    def start(self, config: EngineConfig) -> None:
+        """Close the present engine, if there is one, and load the next one."""
+        self.close()
+        self._gate = _Gate(self._deliver)
+        self._live = self._start(config, self._gate.deliver)
+        self.engine = self._live
+        self.max_sequences = 2 * self.engine.settings.max_num_seqs + SPARE_SEQUENCES
+
+    @property
+    def stats(self) -> EngineStats:
+        """Of all engines that this run has had."""
+        return joined_stats(self._stats_before, self.engine.stats)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        client = self.engine.client
+        if client.failure is None:
+            try:
+                client.abort(request_id, index)
+            except EngineDeadError:
+                pass  # the request ended with its engine; the empty event list that reports it is on its way
+
+    def set_target_concurrency(self, left: WorkLeft) -> None:
+        """Limit how many sequences run at once, now that the whole input is known: more than keep the device busy until
+        the longest answer ends would only lengthen the tail."""
+        longest = max(left.longest_waiting, left.longest_running)
+        num_tokens = left.num_decode_tokens + left.num_running_decode_tokens
+        if (num_seqs := target_concurrency_of(round(num_tokens), round(longest), self.engine.settings)) is not None:
+            self.engine.client.limit_running(num_seqs)
+
+    def release_dead(self, death: EngineDeadError) -> DeadEngine:
+        """Drop every reference to the engine, which has died, and free its memory."""
+        engine = self.engine
+        failure = engine.client.failure or death
+        dead = DeadEngine(failure, engine.settings, isinstance(engine.client, EngineProcess))
+        self._stats_before = self.stats
+        self.engine = replace(engine, client=DeadClient(failure))
+        del engine
+        self.close()
+        return dead
+
+    def close(self) -> None:
+        if self._live is None:
+            return
+        engine, self._live = self._live, None
+        engine.close()
+        self._gate.is_open = False
+        failure = engine.client.failure
+        del engine
+        if failure is not None:
+            _free_memory(failure)
+
+
+class _Gate:
+    """Drops events after its engine was closed."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self.is_open = True
+
+    def deliver(self, events: list[SequenceEvent]) -> None:
+        if self.is_open:
+            self._deliver(events)
+
+
+class DeadClient:
+    """Takes the place of a dead engine's client, so that nothing refers to the engine."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure: BaseException | None = failure
+        self.stats = EngineStats(SchedulerStats(), 0.0, 0.0)
+
+    def submit(self, request: Request) -> None:
+        raise EngineDeadError(f"the engine has stopped: {self.failure}")
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        pass
+
+    def limit_running(self, num_seqs: int | None) -> None:
+        pass
+
+    def forget_prefixes(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _free_memory(failure: BaseException) -> None:
+    """The exception's traceback refers to the frames that raised it, and these refer to the weights."""
+    seen: BaseException | None = failure
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+    garbage.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            pass  # the device is lost: the next start will report it

@@ -1,0 +1,49 @@
+"""Adds up the counters of engines that ran one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from headrace.engine.core import EngineStats
+from headrace.histogram import HistogramCounts
+from headrace.sched import SchedulerStats
+
+# Gauges: the value of the last engine counts.
+_GAUGES = frozenset({"num_running", "num_waiting", "num_blocks", "num_blocks_held", "num_blocks_idle", "block_size"})
+
+
+def joined_stats(before: EngineStats | None, now: EngineStats) -> EngineStats:
+    """Counters are summed; gauges are those of the last engine."""
+    if before is None:
+        return now
+    return EngineStats(
+        _joined_scheduler(before.scheduler, now.scheduler),
+        before.host_seconds + now.host_seconds,
+        before.wait_seconds + now.wait_seconds,
+        before.steady_host_seconds + now.steady_host_seconds,
+        before.num_steady_steps + now.num_steady_steps,
+        _joined_counts(before.step_seconds, now.step_seconds),
+        _joined_counts(before.step_host_seconds, now.step_host_seconds),
+        now.started_at,
+    )
+
+
+def _joined_scheduler(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
+    changes: dict[str, Any] = {}
+    for each in fields(SchedulerStats):
+        old, new = getattr(before, each.name), getattr(now, each.name)
+        if isinstance(new, HistogramCounts):
+            changes[each.name] = _joined_counts(old, new)
+        elif each.name == "max_blocks_held":
+            changes[each.name] = max(old, new)
+        elif each.name not in _GAUGES:
+            changes[each.name] = old + new
+    return replace(now, **changes)
+
+
+def _joined_counts(before: HistogramCounts, now: HistogramCounts) -> HistogramCounts:
+    if not before.counts or not now.counts:
+        return before if before.counts else now
+    counts = tuple(old + new for old, new in zip(before.counts, now.counts, strict=True))
+    return HistogramCounts(counts, before.total + now.total)

@@ -1,0 +1,254 @@
+"""The main loop of a run: takes one message at a time, writes what has finished, submits what may start.
+
+    reader thread    prepared batches ──┐
+    engine thread    events of a step ──┼─▶ inbox ─▶ this thread: collect ─▶ write ─▶ submit ─▶ check stop, show status
+    signal handler   StopRequest ───────┘
+
+What a step finished is written before anything new is submitted, so that a crash loses no more than what was in flight.
+When the engine dies, the lines in flight wait in `RetryQueue` until `RecoveryPolicy` has decided and a new one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from headrace.errors import EngineDeadError, JobError, ResumableJobError
+from headrace.jobs.formats.reader import InputLine
+from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
+from headrace.jobs.input.lines import BadLine
+from headrace.jobs.input.prepare import Items
+from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
+from headrace.jobs.recovery.policy import Progress, Restart
+from headrace.jobs.run.collecting import Collector
+from headrace.jobs.run.context import RunContext
+from headrace.jobs.run.inbox import InboxReader, Message
+from headrace.jobs.run.open_feed import open_feed
+from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.run.status_reporter import StatusReporter
+from headrace.jobs.run.stop_state import StopRequest
+from headrace.jobs.run.submitting import Submitter
+from headrace.jobs.status.meter import TICK_SECONDS
+from headrace.jobs.status.report import JobReport
+from headrace.jobs.store.status_file import JobStatus
+
+
+class MainLoop:
+    """Everything happens on the thread that calls `run`."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        lines: Iterable[list[InputLine]],
+        *,
+        num_expected: int | None = None,
+        min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
+        on_status: Callable[[JobStatus], None] = lambda status: None,
+    ) -> None:
+        """`num_expected` lines are left to do, if that is known."""
+        self._job = context.job
+        self._directory = context.directory
+        self._engine = context.engine
+        self._planner = context.planner
+        self._in_flight = context.in_flight
+        self._retries = context.retries
+        self._recovery = context.recovery
+        self._stop = context.stop
+        self._disk = context.disk
+        self._console = context.console
+        self._inbox = InboxReader(context.inbox)
+        self._outcomes = Outcomes(context)
+        self._submitter = Submitter(context, self._outcomes)
+        self._collector = Collector(context, self._outcomes)
+        self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
+        self._num_batches_owed = 0  # that the feed may read once the planner has room
+        self._feed = open_feed(
+            context.job,
+            context.engine.engine,
+            context.directory,
+            lines,
+            context.inbox.put,
+            num_lines=num_expected,
+            min_lines_for_process=min_lines_for_process,
+        )
+
+    def run(self) -> JobReport:
+        self._feed.start()
+        try:
+            wait_s = TICK_SECONDS
+            while not self._is_over:
+                death, wait_s = self._turn(wait_s), TICK_SECONDS
+                if death is not None:
+                    self._recover(death)
+                    wait_s = 0.0  # there are lines to submit
+            self._outcomes.flush()
+        finally:
+            self._feed.stop()
+            for request_id in self._in_flight.ids:
+                self._engine.abort(request_id)
+            self._in_flight.close()
+            self._reporter.show(self._stop.final_state if self._is_over else "failed")
+        return self._reporter.report()
+
+    def _turn(self, wait_s: float) -> EngineDeadError | None:
+        """Returns the error if the engine has died, without a traceback: its frames would keep the engine in memory."""
+        try:
+            self._take_next(wait_s)
+            self._outcomes.flush()
+            self._submit_ready()
+            self._check_stop()
+            self._show_status()
+        except EngineDeadError as error:
+            return error.with_traceback(None)
+        return None
+
+    @property
+    def _is_over(self) -> bool:
+        if self._stop.is_stopping:
+            return not self._in_flight or self._stop.is_grace_over
+        return self._planner.has_ended and not self._planner.num_held and not self._in_flight and not self._retries
+
+    def _submit_ready(self) -> None:
+        if self._disk.is_full:
+            return
+        if not self._stop.is_stopping:
+            self._submitter.submit_ready()
+        while self._num_batches_owed and self._planner.has_room:
+            self._num_batches_owed -= 1
+            self._feed.take_more()
+
+    def _check_stop(self) -> None:
+        if not self._is_over and (request := self._stop.check()) is not None:
+            self._begin_stop(request)
+            if request.is_expired:
+                self._take_last_events()
+
+    def _begin_stop(self, request: StopRequest) -> None:
+        """Nothing new starts; lines in flight may finish within the grace period."""
+        self._stop.begin(request)
+        self._feed.stop()
+        self._planner.drop_waiting()
+
+    def _show_status(self) -> None:
+        if self._reporter.is_due:
+            self._reporter.show("running")
+
+    # Messages.
+
+    def _take_next(self, timeout_s: float = TICK_SECONDS) -> None:
+        """Take one message. Returns without one when it is time to flush, to retry a line, to check for a stop, or to
+        show the status."""
+        others = (
+            TICK_SECONDS,
+            self._outcomes.seconds_to_flush,
+            self._retries.seconds_to_next if self._retries else None,
+            self._stop.seconds_to_check,
+        )
+        for seconds in others:
+            if seconds is not None and seconds < timeout_s:
+                timeout_s = seconds
+        message = self._inbox.take(timeout_s=max(0.0, timeout_s))
+        if message is not None:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case []:  # the engine has failed
+                raise EngineDeadError(f"the engine has stopped: {self._engine.engine.client.failure}")
+            case list():
+                self._collector.take(message)
+            case StopRequest():
+                self._begin_stop(message)
+            case _ if self._stop.is_stopping:  # the feed's messages are of no use any more
+                pass
+            case InputFailed(error):
+                raise error
+            case Prepared(items):
+                self._take_prepared(items)
+            case InputEnded(num_lines):
+                self._reporter.num_expected = num_lines
+                self._planner.end_input()
+                self._engine.set_target_concurrency(self._planner.left())
+
+    def _take_prepared(self, items: Items) -> None:
+        planner, outcomes, suspects = self._planner, self._outcomes, self._recovery.suspects
+        is_searching = suspects.trial is not None
+        for item in items:
+            if isinstance(item, BadLine):
+                outcomes.fail(item.reply, item.error)
+            elif is_searching and item.reply.index in suspects:
+                self._retries.put(item)
+            elif (output := planner.add(item)) is not None:  # a duplicate of a line that was answered before
+                outcomes.answer(item, output, is_copy=True)
+        self._num_batches_owed += 1
+
+    # Recovery from the death of the engine.
+
+    def _recover(self, death: EngineDeadError) -> None:
+        dead = self._engine.release_dead(death)
+        self._take_last_events()
+        if self._stop.is_stopping:
+            self._stop.end_grace()
+            return
+        try:
+            restart = self._recovery.engine_died(
+                dead.failure,
+                self._in_flight.indices,
+                self._progress,
+                dead.settings,
+                had_own_process=dead.had_own_process,
+            )
+            self._requeue()
+            self._restart(restart)
+        except ResumableJobError as error:
+            if self._job.is_resumable:
+                raise
+            raise JobError(f"{error} (but this job cannot be resumed: its input or output is a stream)") from error
+
+    def _take_last_events(self) -> None:
+        """Events that arrived before the engine died, or before the deadline."""
+        for events in self._inbox.take_events():
+            self._collector.take(events)
+        self._outcomes.flush()
+
+    @property
+    def _progress(self) -> Progress:
+        if self._directory is None:
+            return Progress(self._outcomes.tally.num_done, self._outcomes.tally.num_answered)
+        journal = self._directory.journal
+        return Progress(journal.num_done, journal.num_done - journal.num_errors)
+
+    def _requeue(self) -> None:
+        """Lines in flight run again, except poison lines."""
+        for line in self._in_flight.take_all():
+            self._retries.put(line)
+        for line in self._retries.all() if self._recovery.has_poison else ():
+            if (error := self._recovery.refuse(line)) is not None:
+                self._outcomes.fail_all(self._retries.remove(line.reply.index), error)
+        self._outcomes.flush()
+
+    def _restart(self, restart: Restart) -> None:
+        self._console.tell(f"{restart.why}; restarting the engine")
+        num_failures = 0
+        delay_s = restart.delay_s
+        while self._wait(delay_s):
+            try:
+                self._engine.start(restart.config)
+                break
+            except Exception as error:  # noqa: BLE001  the job's edge: an engine may fail to start in any way
+                num_failures += 1
+                if num_failures == self._recovery.rules.restarts.max_starts:
+                    raise self._recovery.cannot_start(error) from None
+                delay_s = self._recovery.start_delay_s(num_failures)
+        if self._planner.has_ended:
+            self._engine.set_target_concurrency(self._planner.left())
+
+    def _wait(self, seconds: float) -> bool:
+        """Take messages for so long. False: the job is stopping, and no engine is needed."""
+        until = monotonic() + seconds
+        while not self._stop.is_stopping and (left := until - monotonic()) > 0:
+            self._take_next(left)
+            self._outcomes.flush()
+            self._check_stop()
+            self._show_status()
+        return not self._stop.is_stopping

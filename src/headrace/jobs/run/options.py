@@ -1,0 +1,17 @@
+"""How a job is run, apart from what it computes (`JobSpec`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.jobs.recovery.job_engine import Start
+from headrace.jobs.recovery.retry_rules import RetryRules
+from headrace.jobs.status.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    start: Start | None  # how engines are started; None: on a thread, or in a process if an earlier run lost its own
+    rules: RetryRules | None
+    min_lines_for_process: int  # from that many lines on, a process of its own prepares them
+    console: Console
