@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").glob("*.md")])
-OWN = [path for path in DOCUMENTS if path.name != "ARCHITECTURE.md"]
 GENERATED = {"architecture.md", "changelog.md", "contributing.md"}  # made of the root's documents by the site's hook
 MAX_WIDTH = 120
 
@@ -40,10 +39,18 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(aim), f"{name_of(document)} links to {target}"
 
 
-@pytest.mark.parametrize("document", OWN, ids=name_of)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_lines_of_prose_fit(document: Path) -> None:
     lines = without_code(document.read_text(encoding="utf-8")).splitlines()
     assert [line for line in lines if len(line) > MAX_WIDTH and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_source_file_that_is_named_exists(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", text))
+    assert named, "the page names no file"
+    assert [path for path in sorted(named) if not any((ROOT / at / path).exists() for at in ("src/headrace", ""))] == []
 
 
 def test_every_page_is_named_in_the_readme_or_the_index() -> None:
