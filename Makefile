@@ -12,7 +12,7 @@ NOT_QUICK := gpu or slow or parity or properties or crash or interpreted or embe
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick slow gpu-test torture check docs figures format bench release clean
+.PHONY: help tables demo test quick slow gpu-test torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documen
 # Not with --quiet, which would hide the warnings from --strict.
 docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+tables: $(VENV)/.ready-dev  ## rewrite the tables of the docs that are generated from the code
+	@$(BIN)/python tools/docs_tables.py
 
 figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results
 	@$(BIN)/python benchmarks/figures.py

@@ -51,7 +51,7 @@ def test_fetch_prints_the_path_of_the_model(
 
 
 def test_the_docs_have_the_current_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, put what `headrace models families` prints into docs/models.md."""
+    """If this fails, run `make tables`."""
     assert main(["models", "families"]) == 0
     table = capsys.readouterr().out
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")

@@ -254,5 +254,5 @@ def test_server_options_refuse_unknown_names() -> None:
 
 @pytest.mark.parametrize("made", [options_table(), table()])
 def test_the_docs_have_the_current_tables(made: str) -> None:
-    """If this fails, put what `headrace serve --explain-flags` or `serving_table.table()` gives into the page."""
+    """If this fails, run `make tables`."""
     assert made in PAGE.read_text(encoding="utf-8")

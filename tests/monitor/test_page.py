@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_docs_have_the_current_table_of_metrics() -> None:
-    """If this fails, put what `python -m headrace.monitor.page` prints into docs/metrics.md."""
+    """If this fails, run `make tables`."""
     page = DOCS.read_text(encoding="utf-8")
     section = page.split("## Every series\n")[1].split("\n## ")[0]
     rows = "".join(line for line in section.splitlines(keepends=True) if line.startswith("|"))

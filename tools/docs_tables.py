@@ -1,0 +1,40 @@
+"""Rewrites the tables of the documentation that are generated from the code: `make tables`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.cli.removed_flags import table as removed_flags
+from headrace.cli.serving_table import table as server_options
+from headrace.models.families_table import table as families
+from headrace.monitor.page import metrics_table
+
+DOCS = Path(__file__).parents[1] / "docs"
+TABLES = (
+    ("metrics.md", metrics_table()),
+    ("serving-operations.md", server_options()),
+    ("serving-operations.md", removed_flags()),
+    ("models.md", families()),
+)
+
+
+def replace_table(text: str, table: str) -> str:
+    """Replace the table with the same header row."""
+    table = table.rstrip("\n") + "\n"
+    header = table.splitlines(keepends=True)[0]
+    before, found, after = text.partition(header)
+    if not found:
+        raise SystemExit(f"no table with the header {header.strip()!r}")
+    rest = after.splitlines(keepends=True)
+    num_rows = next((i for i, line in enumerate(rest) if not line.startswith("|")), len(rest))
+    return before + table + "".join(rest[num_rows:])
+
+
+def main() -> None:
+    for name, table in TABLES:
+        page = DOCS / name
+        page.write_text(replace_table(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
