@@ -64,10 +64,14 @@ def render_chat(
     add_generation_prompt: bool = True,
 ) -> str:
     """The conversation as the model's chat template writes it. Special tokens are in the text."""
+    for message in messages:
+        if "tool_calls" in message:
+            messages = _with_objects(messages)
+            break
+    if not variables and not tools and add_generation_prompt:  # the common case of a job's lines
+        return reader.render(messages)
     checked = check_variables(reader, variables) if variables else {}
-    return reader.render(
-        _with_objects(messages), add_generation_prompt=add_generation_prompt, tools=tools or None, **checked
-    )
+    return reader.render(messages, add_generation_prompt=add_generation_prompt, tools=tools or None, **checked)
 
 
 def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,11 +99,6 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[
 
 def _with_objects(messages: Messages) -> Messages:
     """The messages with the arguments of tool calls as objects, which templates read; clients send them as text."""
-    for message in messages:
-        if "tool_calls" in message:
-            break
-    else:
-        return messages
     return [
         {**message, "tool_calls": _read_calls(message["tool_calls"])} if message.get("tool_calls") else message
         for message in messages
