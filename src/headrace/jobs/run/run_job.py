@@ -211,7 +211,7 @@ def fast_thread_switching() -> Iterator[None]:
 
 
 def report_of_nothing(job: JobSpec, directory: JobDirectory) -> JobReport:
-    """Of a job with no line left, for which no engine was started."""
+    """Returns the report of a job with no line left, for which no engine was started."""
     return JobReport(
         output=job.output,
         model_name=job.config.model,

@@ -10,7 +10,7 @@ CERTAIN = 1e-3  # how much the mix of prompt and decode tokens must have varied 
 
 @dataclass(frozen=True, slots=True)
 class TokensLeft:
-    """Of all lines without an answer."""
+    """Tokens of all lines without an answer."""
 
     num_prompt_tokens: float  # to compute
     num_decode_tokens: float

@@ -90,7 +90,7 @@ class FailureCounts:
 
     @property
     def status_fields(self) -> dict[str, Any]:
-        """Of `JobStatus`."""
+        """The fields of `JobStatus` that count failures."""
         return {
             "retries": self.retries,
             "engine_deaths": self.deaths,

@@ -17,7 +17,7 @@ from headrace.jobs.formats.identity import SourceIdentity
 
 FORMAT = 1
 
-# `running` while nobody holds the lock: the process was killed.
+# `running` while no process holds the lock: the process was killed.
 # `expired`: completed, but a deadline left some lines without an answer.
 State = Literal["running", "stopped", "cancelled", "completed", "expired"]
 

@@ -21,7 +21,7 @@ class Call(Protocol):
         ...
 
     def feed(self, char: str) -> Found:
-        """Takes one character. ERROR: this is not a call, without the character. OBJECT_END: it is complete."""
+        """Takes one character. ERROR: the text so far, without this character, is not a call. OBJECT_END: it is complete."""
         ...
 
     @property
