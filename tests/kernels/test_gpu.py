@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels import reference
-from headrace.steps import BROKEN, FULL, UNFINISHED, STOPPED
+from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
 from tests.kernels.places import (
     SHAPES,
     SMALL_SHAPES,

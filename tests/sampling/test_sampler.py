@@ -14,7 +14,7 @@ from headrace.sampling.columns import Columns
 from headrace.sampling.feature import Column
 from headrace.sampling.features import FEATURES
 from headrace.sampling.min_tokens import MinTokens
-from headrace.steps import BROKEN, FULL, UNFINISHED, STOPPED
+from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
 from headrace.types import MAX_STOP_TOKEN_IDS, SamplingParams
 
 VOCAB_SIZE = 300

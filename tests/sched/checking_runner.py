@@ -17,8 +17,8 @@ import numpy as np
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import (
     FULL,
-    UNFINISHED,
     STOPPED,
+    UNFINISHED,
     ReadoutChunk,
     ReadoutResult,
     SlotEntry,

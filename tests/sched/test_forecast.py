@@ -11,7 +11,7 @@ from headrace.sched.forecast import MIN_FINISHED, Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.sequence import Sequence
 from headrace.sched.slots import SlotTable
-from headrace.steps import UNFINISHED, STOPPED, StepResult
+from headrace.steps import STOPPED, UNFINISHED, StepResult
 from headrace.types import Request, SamplingParams
 
 

@@ -1,4 +1,4 @@
-"""From the name of a model to its files on this machine, fetched if needed. Imports no torch.
+"""Finds the files of a model on this machine, and fetches them if needed. Imports no torch.
 
 A fetched file appears under its name only when it is complete and verified. An interrupted fetch leaves nothing that a
 later one would trust.

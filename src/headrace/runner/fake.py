@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.steps import FULL, UNFINISHED, STOPPED, IntArray, Masks, ReadoutChunk, ReadoutResult, StepPlan, StepResult
+from headrace.steps import FULL, STOPPED, UNFINISHED, IntArray, Masks, ReadoutChunk, ReadoutResult, StepPlan, StepResult
 
 
 class FakeRunner:

@@ -1,4 +1,4 @@
-"""From logits to the next token of each sequence: one file per feature.
+"""Samples the next token of each sequence from its logits: one file per feature.
 
     feature.py    what a feature is: its columns, which sequences use it, what it does in a step
     features.py   all features, in the order in which a step applies them

@@ -29,8 +29,8 @@ from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import (
     BROKEN,
     FULL,
-    UNFINISHED,
     STOPPED,
+    UNFINISHED,
     IntArray,
     ReadoutChunk,
     ReadoutResult,

@@ -153,7 +153,7 @@ class RecoveryPolicy:
             self._note_death(indices, "process", "the job's process ended without a message", progress, epoch=epoch)
 
     def start_delay_s(self, num_failures: int) -> float:
-        """Before the next attempt to start an engine, after so many failed starts in a row."""
+        """Returns the delay before the next attempt to start an engine, after so many failed starts in a row."""
         return self.rules.delay_s(num_failures, self._random)
 
     def cannot_start(self, error: BaseException) -> ResumableJobError:

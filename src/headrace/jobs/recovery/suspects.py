@@ -63,7 +63,7 @@ class Suspects:
             self.forget([index])
 
     def forget(self, indices: Iterable[int]) -> None:
-        """These lines are done, or cannot run. A trial without lines has passed."""
+        """Remove lines that are done or cannot run. A trial without lines has passed."""
         gone = set(indices)
         self._trials = [_without(trial, gone) for trial in self._trials]
         while self._trials and not self._trials[-1].lines:

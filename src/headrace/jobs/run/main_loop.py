@@ -34,7 +34,7 @@ from headrace.jobs.store.status_file import JobStatus
 
 
 class MainLoop:
-    """Everything happens on the thread that calls `run`."""
+    """The main loop of a run. Everything happens on the thread that calls `run`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class MainLoop:
                 self._take_last_events()
 
     def _begin_stop(self, request: StopRequest) -> None:
-        """Nothing new starts; lines in flight may finish within the grace period."""
+        """Start no new lines; lines in flight may finish within the grace period."""
         self._stop.begin(request)
         self._feed.stop()
         self._planner.drop_waiting()

@@ -81,7 +81,7 @@ class StopState:
 
     @property
     def seconds_to_check(self) -> float | None:
-        """Until `check` or `is_grace_over` may change. None: neither changes by itself."""
+        """Seconds until `check` or `is_grace_over` may change. None: neither changes by itself."""
         limits = []
         if self._request is not None:
             limits.append(self._leave_at - monotonic())

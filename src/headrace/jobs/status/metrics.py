@@ -35,7 +35,7 @@ class JobSeries:
 
     @property
     def shown_name(self) -> str:
-        """On the page, where the name of a counter ends in `_total`."""
+        """The name on the page, where that of a counter ends in `_total`."""
         return f"headrace:job_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def metric(self, status: JobStatus) -> Metric | None:

@@ -75,7 +75,7 @@ def manifest_path(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """None if there is no job, or one that died before it started."""
+    """Returns None if there is no job, or one that died before it started."""
     path = manifest_path(directory)
     try:
         data = path.read_bytes()

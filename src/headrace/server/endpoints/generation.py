@@ -37,7 +37,7 @@ def check_model(services: Services, name: str | None) -> None:
 
 
 def priority_of(services: Services, given: int | None) -> int:
-    """Refused under a policy by order of arrival, which would ignore it."""
+    """Returns the priority. Refuses one if the policy is the order of arrival, which would ignore it."""
     if not given:
         return 0
     if services.engine.settings.queue_policy != "priority":

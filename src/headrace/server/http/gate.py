@@ -225,8 +225,8 @@ class _Answer:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answer, options: ServerOptions) -> None:
-    """Send the error and close. The rest of the body is read first, within limits, so that the client sees the
-    response."""
+    """Send the error and close. The rest of the body is read before closing, within limits, so that the client sees
+    the response."""
     if answer.status is not None:  # the response has already started
         raise error
     body = error_body(error)
