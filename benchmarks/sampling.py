@@ -121,7 +121,7 @@ class LogitsBatch:
         sampler = Sampler(shape.rows, shape.vocabulary, self._device, tokens=self._tokens)
         for slot in range(shape.rows):
             params = SamplingParams(**(settings if slot < num else {}), max_tokens=None)
-            sampler.admit(slot, params, seed=slot, prompt_len=shape.prompt, end_len=10**6, stop_token_ids=())
+            sampler.enter_slot(slot, params, seed=slot, prompt_len=shape.prompt, end_len=10**6, stop_token_ids=())
         host_slots, host_lens = np.arange(shape.rows), np.full(shape.rows, shape.prompt + shape.answer)
         slots = torch.arange(shape.rows, device=self._device)
         lens = torch.full((shape.rows,), shape.prompt + shape.answer, device=self._device)

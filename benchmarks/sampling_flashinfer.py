@@ -69,7 +69,7 @@ class Ours:
         self._sampler = Sampler(ROWS, VOCABULARY, DEVICE)
         for row in range(ROWS):
             params = SamplingParams(**settings, max_tokens=None)
-            self._sampler.admit(row, params, seed=row, prompt_len=512, end_len=10**6, stop_token_ids=())
+            self._sampler.enter_slot(row, params, seed=row, prompt_len=512, end_len=10**6, stop_token_ids=())
         self._host_slots = np.arange(ROWS)
         self._slots = torch.arange(ROWS, device=DEVICE)
         self._length = 768

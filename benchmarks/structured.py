@@ -26,7 +26,7 @@ from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.engine.constraints import Constraints
 from headrace.engine.grammars import Grammars
 from headrace.models import open_checkpoint
-from headrace.steps import GOES_ON, SlotEntry, StepPlan, StepResult
+from headrace.steps import UNFINISHED, SlotEntry, StepPlan, StepResult
 from headrace.text import Tokenizer, load_tokenizer
 
 PERSON = {
@@ -83,7 +83,7 @@ def measure_masks(tokenizer: Tokenizer, grammars: Grammars, kind: str, num_rows:
             milliseconds.append(1e3 * (perf_counter() - started))
             cpu_seconds += process_time() - cpu_started
             tokens = np.array([text[step] for text in texts])
-            result = StepResult(step, slots, tokens, np.full(num_rows, GOES_ON, np.uint8))
+            result = StepResult(step, slots, tokens, np.full(num_rows, UNFINISHED, np.uint8))
             masks.result = lambda result=result: result  # type: ignore[misc]
     found = np.array(milliseconds)
     return {

@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]  # the index type of numpy and torch, so nothin
 BoolArray = npt.NDArray[np.bool_]
 
 # State of a slot after its token was sampled: the values of `StepResult.finished`.
-GOES_ON = 0  # unfinished
+UNFINISHED = 0
 STOPPED = 1  # the token is one of its stop tokens (end of sequence included)
 FULL = 2  # it has reached `end_len`
 BROKEN = 3  # no token could be sampled: NaN logits, or every token is forbidden
@@ -118,7 +118,7 @@ class StepResult:
     step: int
     slots: IntArray
     tokens: IntArray
-    finished: npt.NDArray[np.uint8]  # GOES_ON, STOPPED, FULL or BROKEN
+    finished: npt.NDArray[np.uint8]  # UNFINISHED, STOPPED, FULL or BROKEN
     logprobs: StepLogprobs | None = None
     prompt_logprobs: tuple[StepPromptLogprobs, ...] = ()
     readout_results: tuple[ReadoutResult, ...] = ()

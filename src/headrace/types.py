@@ -100,7 +100,7 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, given: object) -> StructuredOutputs:
-        """From what the user passed: an instance, or a mapping with its fields."""
+        """Builds it from what the user passed: an instance, or a mapping with its fields."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
@@ -397,7 +397,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Of one token: its log-probability and rank, and the most likely tokens with theirs."""
+    """The log-probability and rank of one token, and the most likely tokens with theirs."""
 
     token_id: int
     logprob: float
@@ -506,7 +506,7 @@ class ScoreOutput:
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation: the sum over its tokens."""
+        """The log-probability of the whole continuation: the sum over its tokens."""
         return math.fsum(self.token_logprobs)
 
     @property

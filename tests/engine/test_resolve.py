@@ -206,5 +206,5 @@ def test_quantized_gemms_compute_in_bfloat16() -> None:
 
 
 def test_sequences_join_a_full_gpu_several_at_a_time() -> None:
-    assert on_gpu().min_slots_to_admit == 32
-    assert settings().min_slots_to_admit == 1
+    assert on_gpu().min_free_slots_to_start == 32
+    assert settings().min_free_slots_to_start == 1

@@ -125,7 +125,7 @@ def slots_and_sampling() -> None:
     slot_kernels.prepare_decode(numbers, tokens, wide, tables, 16, numbers, wide, wide, numbers)
     slot_kernels.write_tables(tables, numbers, numbers, numbers)
     flags, finished = torch.zeros(32, dtype=torch.uint8), torch.zeros(32, dtype=torch.bool)
-    slot_kernels.admit(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
+    slot_kernels.enter_slot(tables[:4, :8].contiguous(), numbers, 32, tokens, wide, wide, finished)
     stops, out = torch.zeros(32, 16, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     for advances in (None, wide):
         slot_kernels.append_tokens(numbers, wide, flags, tokens, wide, finished, wide, stops, out, advances=advances)

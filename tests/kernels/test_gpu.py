@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels import reference
-from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
+from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
 from tests.kernels.places import (
     SHAPES,
     SMALL_SHAPES,
@@ -229,7 +229,7 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
     stops[slots[5], 0], end_len[slots[5]], flags[5] = sampled[5], 1, BROKEN
     stops[slots[6], 3], end_len[slots[6]] = sampled[6], 1
     lens[slots[7]] = max_len  # a full slot: nothing may be written past its end
-    standing = [GOES_ON, STOPPED, FULL, BROKEN, GOES_ON, BROKEN, STOPPED, FULL, *[GOES_ON] * 62]
+    standing = [UNFINISHED, STOPPED, FULL, BROKEN, UNFINISHED, BROKEN, STOPPED, FULL, *[UNFINISHED] * 62]
     expected_tokens, expected_lens, expected_finished = tokens.clone(), lens.clone(), is_finished.clone()
     for row, slot in enumerate(slots.tolist()):
         if is_finished[slot]:
@@ -237,7 +237,7 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
         if lens[slot] < max_len:
             expected_tokens[slot, lens[slot]] = sampled[row].int()
         expected_lens[slot] += 1
-        expected_finished[slot] = standing[row] != GOES_ON
+        expected_finished[slot] = standing[row] != UNFINISHED
     computed = torch.arange(num_rows, device=place.device)
     expected_computed = computed + (expected_lens - lens) * advances
 
@@ -280,7 +280,7 @@ def test_new_blocks_are_written_into_the_tables(place: Place) -> None:
 
 @everywhere
 def test_sequences_enter_their_slots(place: Place) -> None:
-    from headrace.kernels.gpu.slots import admit
+    from headrace.kernels.gpu.slots import enter_slot
 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 99, (7, 2600), generator=generator, dtype=torch.int32)
@@ -293,7 +293,7 @@ def test_sequences_enter_their_slots(place: Place) -> None:
     for slot, prompt, number in zip(slots, prompts, num_computed, strict=True):
         tokens[slot, : len(prompt)] = prompt
         lens[slot], computed[slot], is_finished[slot] = len(prompt), number, False
-    admit(on_device[0], on_device[1], 2500, *on_device[2:])
+    enter_slot(on_device[0], on_device[1], 2500, *on_device[2:])
     for got, expected in zip(on_device[2:], (tokens, lens, computed, is_finished), strict=True):
         assert torch.equal(got.cpu(), expected)
 

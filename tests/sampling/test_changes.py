@@ -39,12 +39,12 @@ class Slots:
         self.lens = torch.zeros(num_slots, dtype=torch.int64)
         self.sampler = Sampler(num_slots, VOCAB_SIZE, tokens=self.tokens)
 
-    def admit(self, slot: int, prompt: list[int], answer: list[int], *, seed: int = 0, **params: Any) -> None:
+    def enter_slot(self, slot: int, prompt: list[int], answer: list[int], *, seed: int = 0, **params: Any) -> None:
         tokens = prompt + answer
         self.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         self.lens[slot] = len(tokens)
         settings = SamplingParams(max_tokens=None, **params)
-        self.sampler.admit(slot, settings, seed=seed, prompt_len=len(prompt), end_len=MAX_LEN, stop_token_ids=())
+        self.sampler.enter_slot(slot, settings, seed=seed, prompt_len=len(prompt), end_len=MAX_LEN, stop_token_ids=())
 
     def sample(self, logits: Tensor, slots: list[int]) -> tuple[Sampled, Tensor]:
         """Returns what is sampled, and the changed logits."""
@@ -55,7 +55,7 @@ class Slots:
 
 def changed(logits: Tensor, prompt: list[int], answer: list[int], **params: Any) -> Tensor:
     slots = Slots(1)
-    slots.admit(0, prompt, answer, **params)
+    slots.enter_slot(0, prompt, answer, **params)
     return slots.sample(logits[None], [0])[1][0]
 
 
@@ -146,8 +146,8 @@ def test_a_bad_word_of_the_greatest_length_is_found() -> None:
 
 def test_a_row_that_can_sample_nothing_is_broken_and_its_neighbour_is_not() -> None:
     slots = Slots(2)
-    slots.admit(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
-    slots.admit(1, [1], [], temperature=0.0)
+    slots.enter_slot(0, [1], [], allowed_token_ids=[5], bad_words_token_ids=[[5]])
+    slots.enter_slot(1, [1], [], temperature=0.0)
     assert (slots.sample(torch.zeros(2, VOCAB_SIZE), [0, 1])[0].finished == BROKEN).tolist() == [True, False]
 
 
@@ -158,11 +158,11 @@ def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes()
     texts = [(random_tokens(1 + i % 20, top=20), random_tokens(i % 30, top=20)) for i in range(num)]
     crowd, slots = Slots(64), torch.randperm(64)[:num].tolist()
     for i, slot in enumerate(slots):
-        crowd.admit(slot, *texts[i], seed=i, **KINDS[i % len(KINDS)])
+        crowd.enter_slot(slot, *texts[i], seed=i, **KINDS[i % len(KINDS)])
     sampled, from_logits = crowd.sample(logits, slots)
     for i in range(num):
         alone = Slots(1)
-        alone.admit(0, *texts[i], seed=i, **KINDS[i % len(KINDS)])
+        alone.enter_slot(0, *texts[i], seed=i, **KINDS[i % len(KINDS)])
         sampled_alone, from_alone = alone.sample(logits[i : i + 1], [0])
         assert torch.equal(from_alone[0], from_logits[i])
         assert sampled_alone.tokens.tolist() == sampled.tokens[i : i + 1].tolist()
@@ -172,8 +172,8 @@ def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> N
     torch.manual_seed(7)
     slots, logits = Slots(2), torch.randn(2, VOCAB_SIZE)
     everything = {name: value for kind in KINDS for name, value in kind.items()}
-    slots.admit(0, [1, 2], [3, 4], **everything)
-    slots.admit(1, [1, 2], [3, 4])
+    slots.enter_slot(0, [1, 2], [3, 4], **everything)
+    slots.enter_slot(1, [1, 2], [3, 4])
     _, from_logits = slots.sample(logits, [0, 1])
     assert torch.equal(from_logits[1], logits[1])
     assert not torch.equal(from_logits[0], logits[0])
@@ -182,15 +182,15 @@ def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> N
 def test_a_new_sequence_does_not_inherit_the_changes_of_the_slot() -> None:
     slots, logits = Slots(1), torch.randn(1, VOCAB_SIZE)
     for kind in KINDS:
-        slots.admit(0, [1, 2], [3, 4], **kind)
+        slots.enter_slot(0, [1, 2], [3, 4], **kind)
         slots.sample(logits, [0])
-        slots.admit(0, [1, 2], [3, 4], logit_bias={9: 0.0}, allowed_token_ids=range(VOCAB_SIZE))
+        slots.enter_slot(0, [1, 2], [3, 4], logit_bias={9: 0.0}, allowed_token_ids=range(VOCAB_SIZE))
         assert torch.equal(slots.sample(logits, [0])[1], logits)
 
 
 def test_logprobs_are_those_before_any_change() -> None:
     slots, logits = Slots(1), torch.randn(1, VOCAB_SIZE)
-    slots.admit(0, [1], [], logit_bias={7: 100.0}, logprobs=1)
+    slots.enter_slot(0, [1], [], logit_bias={7: 100.0}, logprobs=1)
     found = slots.sample(logits, [0])[0]
     assert found.tokens.tolist() == [7]
     assert found.logprobs is not None
@@ -199,9 +199,9 @@ def test_logprobs_are_those_before_any_change() -> None:
 
 def test_columns_that_no_slot_has_used_take_no_memory() -> None:
     slots = Slots(1)
-    slots.admit(0, [1], [], top_p=0.5, repetition_penalty=2.0)
+    slots.enter_slot(0, [1], [], top_p=0.5, repetition_penalty=2.0)
     assert not {"allowed_tokens", "biases", "bad_words"} & slots.sampler.columns.keys()
-    slots.admit(0, [1], [], allowed_token_ids=[1])
+    slots.enter_slot(0, [1], [], allowed_token_ids=[1])
     assert "allowed_tokens" in slots.sampler.columns
 
 

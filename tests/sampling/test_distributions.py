@@ -25,7 +25,7 @@ def counts(logits: Tensor, num_samples: int = NUM_SAMPLES, **params: Any) -> Ten
     """Counts how often each token is sampled: float32 logits use the kernel, float64 the reference."""
     sampler = Sampler(1, logits.shape[0])
     settings = SamplingParams(**params)
-    sampler.admit(0, settings, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
+    sampler.enter_slot(0, settings, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
     slots, lens = torch.zeros(num_samples, dtype=torch.int64), torch.arange(num_samples)
     tokens = sampler.sample(logits.expand(num_samples, -1).contiguous(), slots, lens).tokens
     return torch.bincount(tokens, minlength=logits.shape[0]).double()
@@ -113,7 +113,7 @@ def test_a_presence_penalty_divides_the_odds_of_what_the_answer_has():
     tokens = torch.full((1, num_samples + 2), 2, dtype=torch.int32)  # a prompt of one token, then the same for ever
     sampler = Sampler(1, 4, tokens=tokens)
     params = SamplingParams(presence_penalty=math.log(4), max_tokens=None)
-    sampler.admit(0, params, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
+    sampler.enter_slot(0, params, seed=11, prompt_len=1, end_len=10**9, stop_token_ids=())
     slots, lens = torch.zeros(num_samples, dtype=torch.int64), torch.arange(num_samples) + 2
     sampled = sampler.sample(FOUR.expand(num_samples, -1).contiguous(), slots, lens).tokens
     observed = torch.bincount(sampled, minlength=4).double()

@@ -34,7 +34,7 @@ class FixedMasks:
 def sampler_of(*params: SamplingParams) -> Sampler:
     sampler = Sampler(len(params), VOCAB)
     for slot, each in enumerate(params):
-        sampler.admit(slot, each, seed=11 + slot, prompt_len=1, end_len=10**9, stop_token_ids=())
+        sampler.enter_slot(slot, each, seed=11 + slot, prompt_len=1, end_len=10**9, stop_token_ids=())
     return sampler
 
 

@@ -14,15 +14,17 @@ from headrace.sampling.columns import Columns
 from headrace.sampling.feature import Column
 from headrace.sampling.features import FEATURES
 from headrace.sampling.min_tokens import MinTokens
-from headrace.steps import BROKEN, FULL, GOES_ON, STOPPED
+from headrace.steps import BROKEN, FULL, STOPPED, UNFINISHED
 from headrace.types import MAX_STOP_TOKEN_IDS, SamplingParams
 
 VOCAB_SIZE = 300
 
 
-def admit(sampler: Sampler, slot: int, *, seed: int = 0, end_len: int = 1000, stops: Any = (), **params: Any) -> None:
+def enter_slot(
+    sampler: Sampler, slot: int, *, seed: int = 0, end_len: int = 1000, stops: Any = (), **params: Any
+) -> None:
     settings = SamplingParams(**{"max_tokens": None, **params})
-    sampler.admit(slot, settings, seed=seed, prompt_len=10, end_len=end_len, stop_token_ids=stops)
+    sampler.enter_slot(slot, settings, seed=seed, prompt_len=10, end_len=end_len, stop_token_ids=stops)
 
 
 def sample(sampler: Sampler, logits: Tensor, slots: list[int], lens: list[int] | None = None) -> Sampled:
@@ -56,11 +58,11 @@ def test_a_sequence_samples_the_same_alone_and_among_fifty_others_in_another_slo
     crowd = Sampler(64, VOCAB_SIZE)
     slots = torch.randperm(64)[:51].tolist()
     for i, slot in enumerate(slots):
-        admit(crowd, slot, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+        enter_slot(crowd, slot, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
     together = sample(crowd, logits, slots, list(range(10, 61))).tokens.tolist()
     for i in range(51):
         alone = Sampler(1, VOCAB_SIZE)
-        admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+        enter_slot(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
         assert sample(alone, logits[i : i + 1], [0], [10 + i]).tokens.tolist() == together[i : i + 1]
 
 
@@ -69,7 +71,7 @@ def test_kernel_and_reference_give_the_same_results():
     logits = torch.randn(45, VOCAB_SIZE) * 2
     sampler = Sampler(45, VOCAB_SIZE)
     for slot in range(45):
-        admit(sampler, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+        enter_slot(sampler, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
     fast, plain = (sample(sampler, values, list(range(45))) for values in (logits, logits.double()))
     assert fast.tokens.tolist() == plain.tokens.tolist()
     assert fast.finished.tolist() == plain.finished.tolist()
@@ -80,8 +82,8 @@ def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
         raise AssertionError("called for a batch that does not use it")
 
     sampler = Sampler(3, VOCAB_SIZE)
-    admit(sampler, 0)
-    admit(sampler, 1, min_tokens=5, stops=(7,), logprobs=2)
+    enter_slot(sampler, 0)
+    enter_slot(sampler, 1, min_tokens=5, stops=(7,), logprobs=2)
     for feature in FEATURES:
         for method in ("apply", "capture"):
             if hasattr(feature, method):
@@ -93,16 +95,16 @@ def test_a_feature_that_no_row_of_the_batch_uses_is_not_called(monkeypatch):
 
 def test_a_released_slot_uses_nothing_and_a_new_sequence_brings_its_own_settings():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, min_tokens=5, stops=(5,), logprobs=2, end_len=11)
+    enter_slot(sampler, 0, temperature=0.0, min_tokens=5, stops=(5,), logprobs=2, end_len=11)
     sampler.release(0)
-    admit(sampler, 0, temperature=0.0)
+    enter_slot(sampler, 0, temperature=0.0)
     result = sample(sampler, peaked(5), [0])
-    assert (result.tokens.tolist(), result.finished.tolist(), result.logprobs) == ([5], [GOES_ON], None)
+    assert (result.tokens.tolist(), result.finished.tolist(), result.logprobs) == ([5], [UNFINISHED], None)
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=1e-300)
+    enter_slot(sampler, 0, temperature=1e-300)
     assert sample(sampler, peaked(5), [0]).tokens.tolist() == [5]
 
 
@@ -111,39 +113,39 @@ def test_a_temperature_too_small_to_divide_by_is_greedy():
 
 def test_a_stop_token_ends_the_sequence():
     sampler = Sampler(2, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, stops=(2, 7))
-    admit(sampler, 1, temperature=0.0, stops=(2,))
+    enter_slot(sampler, 0, temperature=0.0, stops=(2, 7))
+    enter_slot(sampler, 1, temperature=0.0, stops=(2,))
     result = sample(sampler, peaked(7, 7), [0, 1])
     assert result.tokens.tolist() == [7, 7]
-    assert result.finished.tolist() == [STOPPED, GOES_ON]
+    assert result.finished.tolist() == [STOPPED, UNFINISHED]
 
 
 def test_reaching_its_longest_length_ends_the_sequence():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, end_len=12)
-    assert [sample(sampler, peaked(7), [0], [n]).finished.item() for n in (10, 11, 12)] == [GOES_ON, FULL, FULL]
+    enter_slot(sampler, 0, temperature=0.0, end_len=12)
+    assert [sample(sampler, peaked(7), [0], [n]).finished.item() for n in (10, 11, 12)] == [UNFINISHED, FULL, FULL]
 
 
 def test_a_stop_token_at_the_longest_length_counts_as_a_stop():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, end_len=11, stops=(7,))
+    enter_slot(sampler, 0, temperature=0.0, end_len=11, stops=(7,))
     assert sample(sampler, peaked(7), [0]).finished.tolist() == [STOPPED]
 
 
 def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_go_on():
     sampler = Sampler(3, VOCAB_SIZE)
     for slot in range(3):
-        admit(sampler, slot, temperature=0.0, logprobs=1, stops=(0,), end_len=11 if slot == 1 else 1000)
+        enter_slot(sampler, slot, temperature=0.0, logprobs=1, stops=(0,), end_len=11 if slot == 1 else 1000)
     logits = peaked(7, 8, 9)
     logits[1, 100] = float("nan")
     result = sample(sampler, logits, [0, 1, 2])
-    assert result.finished.tolist() == [GOES_ON, BROKEN, GOES_ON]
+    assert result.finished.tolist() == [UNFINISHED, BROKEN, UNFINISHED]
     assert result.tokens.tolist() == [7, 0, 9]
 
 
 def test_min_tokens_masks_stop_tokens_until_the_answer_is_long_enough():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, min_tokens=3, stops=(7,))
+    enter_slot(sampler, 0, temperature=0.0, min_tokens=3, stops=(7,))
     logits = peaked(7)
     logits[0, 8] = 9.0
     tokens = [sample(sampler, logits, [0], [n]).tokens.item() for n in (10, 11, 12, 13)]
@@ -153,7 +155,7 @@ def test_min_tokens_masks_stop_tokens_until_the_answer_is_long_enough():
 def test_min_tokens_of_one_row_masks_nothing_for_its_neighbours():
     sampler = Sampler(3, VOCAB_SIZE)
     for slot, min_tokens in enumerate((0, 3, 0)):
-        admit(sampler, slot, temperature=0.0, min_tokens=min_tokens, stops=(7, 0, VOCAB_SIZE - 1))
+        enter_slot(sampler, slot, temperature=0.0, min_tokens=min_tokens, stops=(7, 0, VOCAB_SIZE - 1))
     assert sample(sampler, peaked(7, 7, 7), [0, 1, 2]).tokens.tolist() == [7, 1, 7]
     assert sample(sampler, peaked(0, VOCAB_SIZE - 1, 0), [0, 1, 2]).tokens.tolist() == [0, 1, 0]
 
@@ -161,22 +163,22 @@ def test_min_tokens_of_one_row_masks_nothing_for_its_neighbours():
 def test_applied_to_rows_that_do_not_use_it_min_tokens_changes_nothing(monkeypatch):
     monkeypatch.setattr(MinTokens, "is_used", lambda self, sequence: True)
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0)
+    enter_slot(sampler, 0, temperature=0.0)
     assert sample(sampler, peaked(0), [0], [3]).tokens.tolist() == [0]
 
 
 def test_a_stop_id_outside_the_vocabulary_has_no_effect():
     sampler = Sampler(2, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, min_tokens=3, stops=(VOCAB_SIZE + 7, 5))
-    admit(sampler, 1, temperature=0.0)
+    enter_slot(sampler, 0, temperature=0.0, min_tokens=3, stops=(VOCAB_SIZE + 7, 5))
+    enter_slot(sampler, 1, temperature=0.0)
     assert sample(sampler, peaked(4, 7), [0, 1]).tokens.tolist() == [4, 7]
 
 
 def test_more_stop_ids_than_a_slot_holds_are_refused_with_the_numbers():
     sampler = Sampler(1, VOCAB_SIZE)
     with pytest.raises(RequestError, match=rf"at most {MAX_STOP_TOKEN_IDS}.*got {MAX_STOP_TOKEN_IDS + 1}"):
-        admit(sampler, 0, stops=range(MAX_STOP_TOKEN_IDS + 1))
-    admit(sampler, 0, temperature=0.0, stops=[*range(MAX_STOP_TOKEN_IDS), 3, 3])  # the same twice is one
+        enter_slot(sampler, 0, stops=range(MAX_STOP_TOKEN_IDS + 1))
+    enter_slot(sampler, 0, temperature=0.0, stops=[*range(MAX_STOP_TOKEN_IDS), 3, 3])  # the same twice is one
     assert sample(sampler, peaked(15), [0]).finished.tolist() == [STOPPED]
 
 
@@ -187,10 +189,10 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
     torch.manual_seed(3)
     logits = torch.randn(4, VOCAB_SIZE) * 3
     sampler = Sampler(4, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.3)
-    admit(sampler, 1, temperature=0.3, top_k=5, logprobs=2)
-    admit(sampler, 2, temperature=0.0)
-    admit(sampler, 3, temperature=5.0, logprobs=4)
+    enter_slot(sampler, 0, temperature=0.3)
+    enter_slot(sampler, 1, temperature=0.3, top_k=5, logprobs=2)
+    enter_slot(sampler, 2, temperature=0.0)
+    enter_slot(sampler, 3, temperature=5.0, logprobs=4)
     result = sample(sampler, logits, [3, 0, 1, 2])
     found = result.logprobs
     expected = logits.log_softmax(dim=1)[[0, 2]]  # the rows of slots 3 and 1
@@ -203,14 +205,14 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_of_rows_that_asked():
 def test_the_rank_of_the_likeliest_is_one():
     logits = torch.arange(VOCAB_SIZE).float()[None]
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, logprobs=0)
+    enter_slot(sampler, 0, temperature=0.0, logprobs=0)
     found = sample(sampler, logits, [0]).logprobs
     assert (found.ranks.tolist(), found.top_ids.shape) == ([1], (1, 0))
 
 
 def test_logprobs_ignore_the_mask_of_min_tokens():
     sampler = Sampler(1, VOCAB_SIZE)
-    admit(sampler, 0, temperature=0.0, min_tokens=2, stops=(7,), logprobs=1)
+    enter_slot(sampler, 0, temperature=0.0, min_tokens=2, stops=(7,), logprobs=1)
     logits = peaked(7)
     logits[0, 8] = 9.0
     result = sample(sampler, logits, [0])
@@ -243,15 +245,15 @@ def test_on_a_gpu_a_row_samples_the_same_alone_and_in_a_crowd_and_greedy_rows_wh
     logits = torch.randn(45, VOCAB_SIZE) * 2
     crowd, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
     for slot in range(45):
-        admit(crowd, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
-        admit(on_cpu, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+        enter_slot(crowd, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+        enter_slot(on_cpu, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
     host_slots = torch.arange(45)
     slots, lens = host_slots.cuda(), host_slots.cuda() + 10
     together = crowd.sample(logits.cuda(), slots, lens, host_slots=host_slots.numpy()).tokens.tolist()
     expected = on_cpu.sample(logits.clone(), host_slots, host_slots + 10).tokens.tolist()
     for i in range(45):
         alone = Sampler(1, VOCAB_SIZE, "cuda")
-        admit(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+        enter_slot(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
         sampled = alone.sample(logits[i : i + 1].cuda(), slots[:1], lens[i : i + 1], host_slots=host_slots[:1].numpy())
         assert sampled.tokens.tolist() == together[i : i + 1]
         if ALL_KINDS[i % len(ALL_KINDS)].get("temperature") == 0.0:

@@ -49,7 +49,7 @@ def test_uniforms_are_spread_evenly_over_the_unit_interval():
 
 def sampled(seed: int) -> list[int]:
     sampler = Sampler(1, 1000)
-    sampler.admit(0, SamplingParams(), seed=seed, prompt_len=1, end_len=10**6, stop_token_ids=())
+    sampler.enter_slot(0, SamplingParams(), seed=seed, prompt_len=1, end_len=10**6, stop_token_ids=())
     return sampler.sample(torch.zeros(40, 1000), torch.zeros(40, dtype=torch.int64), torch.arange(40)).tokens.tolist()
 
 

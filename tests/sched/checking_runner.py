@@ -17,8 +17,8 @@ import numpy as np
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.steps import (
     FULL,
-    GOES_ON,
     STOPPED,
+    UNFINISHED,
     ReadoutChunk,
     ReadoutResult,
     SlotEntry,
@@ -291,13 +291,13 @@ class CheckingRunner:
     def _sample_slot(self, number: int, step: int) -> tuple[int, int]:
         slot = self._slots[number]
         if slot.is_finished:
-            return GARBAGE, (GOES_ON, STOPPED)[step % 2]
+            return GARBAGE, (UNFINISHED, STOPPED)[step % 2]
         token = next_token(self._digests[self._context_cells(slot, len(slot.tokens))], slot.entry.seed)
         slot.tokens.append(token)
-        end = FULL if len(slot.tokens) >= slot.entry.end_len else GOES_ON
+        end = FULL if len(slot.tokens) >= slot.entry.end_len else UNFINISHED
         if token in slot.entry.stop_token_ids:
             end = STOPPED
-        slot.is_finished = end != GOES_ON
+        slot.is_finished = end != UNFINISHED
         return token, end
 
     def _logprobs(self, slots: np.ndarray, tokens: np.ndarray) -> StepLogprobs | None:

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.sched.sequence import sequence_seed
-from headrace.steps import BROKEN, GOES_ON, StepResult
+from headrace.steps import BROKEN, UNFINISHED, StepResult
 from tests.sched.checking_runner import Driver, logprobs_of, make_request
 
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=64, block_size=4)
@@ -101,7 +101,7 @@ def test_broken_probabilities_end_only_the_sequence_they_belong_to() -> None:
         scheduler.add(make_request(name, range(9), max_tokens=5), seeds=(0,), stop_token_ids=())
     plan = scheduler.plan()
     assert plan is not None
-    finished = np.array([BROKEN, GOES_ON], np.uint8)
+    finished = np.array([BROKEN, UNFINISHED], np.uint8)
     (event,) = scheduler.apply(StepResult(plan.step, plan.slots, np.array([1, 2], np.int32), finished))
     assert (event.request_id, event.finish_reason) == ("broken", "abort")
     assert event.error is not None

@@ -11,7 +11,7 @@ from headrace.sched.forecast import MIN_FINISHED, Forecast
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.sequence import Sequence
 from headrace.sched.slots import SlotTable
-from headrace.steps import GOES_ON, STOPPED, StepResult
+from headrace.steps import STOPPED, UNFINISHED, StepResult
 from headrace.types import Request, SamplingParams
 
 
@@ -46,19 +46,19 @@ def test_the_peak_is_what_a_run_to_the_end_would_see(
         held + sum(time if rest >= time else cached - n for n, rest, cached in everyone)
         for time in range(max(rest for _, rest, _ in everyone) + 1)
     ]
-    newcomer = sequence(new_len, new_len + new_rest)
-    assert Forecast().peak_tokens(slots, newcomer, num_held=held) == max(seen)
+    candidate = sequence(new_len, new_len + new_rest)
+    assert Forecast().peak_tokens(slots, candidate, num_held=held) == max(seen)
 
 
 def test_answers_of_unknown_length_count_as_they_are_until_some_have_ended() -> None:
     forecast, slots = Forecast(), SlotTable(2, 100)
     slots.occupy(sequence(10, 90, stops=True), step=0, num_computed=0, capacity=16)
-    newcomer = sequence(10, 90, stops=True)
-    assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20
+    candidate = sequence(10, 90, stops=True)
+    assert forecast.peak_tokens(slots, candidate, num_held=20) == 20
     for _ in range(MIN_FINISHED):
         forecast.learn(20, 80)
     assert forecast.share == 0.25
-    assert forecast.peak_tokens(slots, newcomer, num_held=20) == 20 + 2 * 20
+    assert forecast.peak_tokens(slots, candidate, num_held=20) == 20 + 2 * 20
 
 
 def scheduler(num_blocks: int) -> Scheduler:
@@ -78,7 +78,7 @@ def run(target: Scheduler, *, ends_at: int | None = None) -> None:
             return
         sampling = plan.slots[plan.samples]
         lens = target.slots.known[sampling] + 1
-        finished = np.where(lens == ends_at, STOPPED, GOES_ON).astype(np.uint8)
+        finished = np.where(lens == ends_at, STOPPED, UNFINISHED).astype(np.uint8)
         target.apply(StepResult(plan.step, sampling, np.full(len(sampling), 9, np.int64), finished))
     raise AssertionError("it does not come to an end")
 

@@ -37,7 +37,7 @@ class Bench:
 
     async def _request(self, name: str, options: dict[str, Any]) -> None:
         try:
-            async with self.dispatcher.turn(**options):
+            async with self.dispatcher.enter(**options):
                 self.started.append(name)
                 await self._ends[name].wait()
         except Overloaded as error:

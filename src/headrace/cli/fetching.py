@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fetch_if_missing(model: str, *, quiet: bool = False) -> None:
-    """Fetch the embedded model with a progress bar. For hub models huggingface_hub shows its own."""
+    """Fetch the default model with a progress bar. For hub models huggingface_hub shows its own."""
     from headrace.models.cache import embedded_path
     from headrace.models.sources import fetch
 

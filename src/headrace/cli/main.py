@@ -34,7 +34,7 @@ COMMANDS = {
 
 EXAMPLES = """\
 examples:
-  headrace run prompts.jsonl -o answers.jsonl     with the embedded model, which needs no account
+  headrace run prompts.jsonl -o answers.jsonl     with the default model, which needs no account
   headrace run prompts.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B --max-tokens 256
   headrace serve Qwen/Qwen3-0.6B --port 8000
   headrace chat

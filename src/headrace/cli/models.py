@@ -66,7 +66,7 @@ def _list() -> None:
 
     models = cached_models()
     if not models:
-        print(f"No models in the cache. 'headrace models fetch {EMBEDDED_MODEL}' downloads the embedded model (98 MB).")
+        print(f"No models in the cache. 'headrace models fetch {EMBEDDED_MODEL}' downloads the default model (98 MB).")
         return
     width = max(len("NAME"), *(len(model.name) for model in models))
     print(f"{'NAME':<{width}}  {'SIZE':>9}  PATH")

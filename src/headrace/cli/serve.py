@@ -19,7 +19,7 @@ from headrace.server.options import GROUPS, ServerOptions
 
 EPILOG = """\
 examples:
-  headrace serve                                      the embedded model on http://127.0.0.1:8000
+  headrace serve                                      the default model on http://127.0.0.1:8000
   headrace serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
   headrace serve --config server.toml --port 9000     the command line overrides the file
 

@@ -17,8 +17,9 @@
     checks.py, offline_order.py    refuses requests that cannot run; start order and concurrency of offline work
 
 Modules meet at three points: `core` (the plan meets the device), `client` (a front meets an engine) and, below this
-package, `kernels.ops` (a model meets the device). A sequence is either watched (an event per step: streams, and
-requests with stop strings), announced (one event with its first token) or reported once at its end.
+package, `kernels.ops` (a model meets the device). A sequence is either watched (`Request.watched`: an event per
+step, for streams and requests with stop strings), announced (`Request.announced`: one event with its first token) or
+reported once at its end.
 
 This package imports nothing on its own: import from its modules, some of which need torch.
 """

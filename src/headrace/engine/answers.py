@@ -206,7 +206,7 @@ class Answers:
 
     @property
     def can_be_shown(self) -> bool:
-        """With `best_of`, False until all answers are finished: only then is it known which are the best."""
+        """Whether the answers can be shown. With `best_of`, only once all are finished and the best are known."""
         return not self._picks_best or self.is_finished
 
     def _chosen(self) -> list[Answer]:

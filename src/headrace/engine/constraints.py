@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
-from headrace.steps import GOES_ON, Bitmask, IntArray, SlotEntry, StepPlan, StepResult
+from headrace.steps import UNFINISHED, Bitmask, IntArray, SlotEntry, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import llguidance
@@ -86,7 +86,7 @@ class StepMasks:
         index_of = {slot: index for index, slot in enumerate(result.slots.tolist())}
         for constraint in self._constraints:
             index = index_of.get(constraint.slot)
-            if index is None or result.finished[index] != GOES_ON:
+            if index is None or result.finished[index] != UNFINISHED:
                 constraint.is_over = True  # it sampled its last token in this step or before
             else:
                 constraint.unread.append(int(result.tokens[index]))

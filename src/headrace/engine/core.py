@@ -85,7 +85,7 @@ class EngineCore:
         self._host_seconds = 0.0
         self._wait_seconds = 0.0
         self._steady_host_seconds = 0.0
-        self._num_steady_turns = 0
+        self._num_steady_steps = 0
         self._step_seconds = Histogram(STEP_SECONDS_BOUNDS)
         self._step_host_seconds = Histogram(STEP_SECONDS_BOUNDS)
         self._started_at = monotonic()
@@ -110,7 +110,7 @@ class EngineCore:
             self._host_seconds,
             self._wait_seconds,
             self._steady_host_seconds,
-            self._num_steady_turns,
+            self._num_steady_steps,
             self._step_seconds.snapshot(),
             self._step_host_seconds.snapshot(),
             self._started_at,
@@ -184,7 +184,7 @@ class EngineCore:
         self._step_host_seconds.observe(host_seconds)
         if plan is not None and plan.is_steady:
             self._steady_host_seconds += host_seconds
-            self._num_steady_turns += 1
+            self._num_steady_steps += 1
         return events
 
     def _due_results(self, plan: StepPlan | None) -> list[StepResult]:

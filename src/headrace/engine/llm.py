@@ -74,7 +74,7 @@ class Pending(Protocol[Output_co]):
 class LLM:
     """A loaded model for offline batches of prompts.
 
-    >>> llm = LLM()                                   # the embedded model, no account needed
+    >>> llm = LLM()                                   # the default model, no account needed
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
     """
 

@@ -122,7 +122,7 @@ class EngineLoop:
                 if self._first_step is not None and events:
                     self._learn(*self._first_step)
                 self._after_step(events)
-        except BaseException as error:  # noqa: BLE001  the engine's edge: those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001  the engine's boundary: waiting callers must get the error
             self._failure = error
             self._on_failure(error)
         finally:

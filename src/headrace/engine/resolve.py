@@ -34,7 +34,7 @@ GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
-GPU_ADMISSION_SHARE = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
+GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
@@ -44,7 +44,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Setti
 class _Pace(TypedDict, total=False):
     """Fields of Settings that say how a GPU is kept busy."""
 
-    min_slots_to_admit: int
+    min_free_slots_to_start: int
     full_step_tokens: int
     full_rate_seqs: int
 
@@ -102,7 +102,7 @@ class _Resolver:
         if not self._on_gpu:
             return {}
         return {
-            "min_slots_to_admit": max(1, max_num_seqs // GPU_ADMISSION_SHARE),
+            "min_free_slots_to_start": max(1, max_num_seqs // GPU_START_FRACTION),
             "full_step_tokens": GPU_FULL_STEP_TOKENS,
             # Where tiles do not fill the processors, a step of this size is slower per sequence, but a long tail of
             # small steps is slower still: 512 at once were best for models of 1B and 3B too.

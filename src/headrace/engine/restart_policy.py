@@ -26,7 +26,7 @@ class RestartPolicy:
     jitter: float = 0.0  # share of a delay by which it is shortened at random, at most
 
     def delay_s(self, num_failures: int, random: Random | None = None) -> float:
-        """Before the start that follows failure number `num_failures`, counted from 1."""
+        """Returns the delay before the start that follows failure number `num_failures`, counted from 1."""
         delay_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (num_failures - 1))
         return delay_s if random is None else delay_s * random.uniform(1.0 - self.jitter, 1.0)
 

@@ -40,7 +40,7 @@ class Settings:
     quantization: Quantization | None = None
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
-    min_slots_to_admit: int = 1  # see SchedulerLimits
+    min_free_slots_to_start: int = 1  # see SchedulerLimits
 
     @property
     def limits(self) -> SchedulerLimits:
@@ -55,5 +55,5 @@ class Settings:
             queue_policy=self.queue_policy,
             capacity_policy=self.capacity_policy,
             full_step_tokens=self.full_step_tokens,
-            min_slots_to_admit=self.min_slots_to_admit,
+            min_free_slots_to_start=self.min_free_slots_to_start,
         )

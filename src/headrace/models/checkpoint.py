@@ -51,7 +51,7 @@ class Checkpoint:
 def open_checkpoint(
     model: str, *, revision: str | None = None, load_format: str = "auto", progress: Progress | None = None
 ) -> Checkpoint:
-    """Opens a directory, a GGUF file, a hub id, or the embedded model, which is fetched on first use."""
+    """Opens a directory, a GGUF file, a hub id, or the default model, which is fetched on first use."""
     path = locate(model, revision=revision, load_format=load_format, progress=progress)
     if path.is_file():
         return _open_gguf(path, load_format)

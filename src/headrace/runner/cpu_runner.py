@@ -88,7 +88,7 @@ class CpuRunner:
         self._slots.write(plan)
         for entry in plan.slot_entries:
             self._prompt_logprobs.enter(entry)
-            self._sampler.admit(
+            self._sampler.enter_slot(
                 entry.slot,
                 entry.params,
                 seed=entry.seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.steps import FULL, GOES_ON, STOPPED, IntArray, Masks, ReadoutChunk, ReadoutResult, StepPlan, StepResult
+from headrace.steps import FULL, STOPPED, UNFINISHED, IntArray, Masks, ReadoutChunk, ReadoutResult, StepPlan, StepResult
 
 
 class FakeRunner:
@@ -33,7 +33,7 @@ class FakeRunner:
         if masks is not None:
             self._apply_masks(masks, slots, tokens)
         self._len[slots] += 1
-        finished = np.where(self._len[slots] >= self._end[slots], FULL, GOES_ON).astype(np.uint8)
+        finished = np.where(self._len[slots] >= self._end[slots], FULL, UNFINISHED).astype(np.uint8)
         for position, slot in enumerate(slots.tolist()) if self._stops else ():
             if tokens[position] in self._stops.get(slot, ()):
                 finished[position] = STOPPED

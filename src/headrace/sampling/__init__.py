@@ -1,4 +1,4 @@
-"""From logits to the next token of each sequence: one file per feature.
+"""Samples the next token of each sequence from its logits: one file per feature.
 
     feature.py    what a feature is: its columns, which sequences use it, what it does in a step
     features.py   all features, in the order in which a step applies them
@@ -20,7 +20,8 @@ To add a sampling parameter:
    `HANDLED_ELSEWHERE` there instead.
 4. Test it in `tests/sampling`. `test_parameters.py` fails if a field is missing from steps 2 and 3.
 
-The server's and the jobs' fields, the CLI and the docs follow `SamplingParams`; their own tests say what is missing.
+Then follow openai/__init__.py: schema/common.py, docs/server.md. A filter also needs the CPU and GPU sampling kernels.
+Tests fail until all are there.
 """
 
 from __future__ import annotations

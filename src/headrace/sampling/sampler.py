@@ -27,7 +27,9 @@ class Sampled:
     """The tokens that a step sampled, in the order of its rows."""
 
     tokens: Tensor  # [R] int64; 0 where `finished` is BROKEN
-    finished: Tensor  # [R] uint8: steps.GOES_ON, STOPPED, FULL, or BROKEN (a logit is NaN, or the largest not finite)
+    finished: (
+        Tensor  # [R] uint8: steps.UNFINISHED, STOPPED, FULL, or BROKEN (a logit is NaN, or the largest not finite)
+    )
     logprobs: SampledLogprobs | None  # of the rows that asked for them
 
 
@@ -61,7 +63,7 @@ class Sampler:
         self._prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self._last_found: tuple[IntArray, dict[Feature, FeatureRows]] | None = None
 
-    def admit(
+    def enter_slot(
         self,
         slot: int,
         params: SamplingParams,

@@ -17,7 +17,8 @@ Invariants:
 - Results come late: `apply` takes in a step submitted before the latest one. A result belongs to a slot's owner only if
   the owner was there when the step was planned (`SlotTable.since`); results for a former owner are dropped.
 - Blocks that were given back may still be written by steps in flight; the next owner's steps run after them, in order.
-- A watched sequence gets an event each step, an announced one an event with its first token; all others one at the end.
+- A watched sequence (`Request.watched`) gets an event each step, an announced one (`Request.announced`) an event with
+  its first token; all others one at the end.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class EventWriter:
         if sequence.logprobs is not None:
             logprobs, sequence.logprobs = tuple(sequence.logprobs), []
         prompt_logprobs = None
-        if sequence.prompt_logprobs is not None and not sequence.owes_prompt_logprobs:
+        if sequence.prompt_logprobs is not None and not sequence.needs_prompt_logprobs:
             prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), None
         return SequenceEvent(
             request_id=sequence.request.request_id,

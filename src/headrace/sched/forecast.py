@@ -29,17 +29,17 @@ class Forecast:
         """Mean share of its limit that an answer reaches; None until enough have finished."""
         return self._sum_shares / self._num_finished if self._num_finished >= MIN_FINISHED else None
 
-    def peak_tokens(self, slots: SlotTable, newcomer: Sequence, *, num_held: int) -> int:
-        """The largest number of tokens held at once, if no sequence but `newcomer` starts.
+    def peak_tokens(self, slots: SlotTable, candidate: Sequence, *, num_held: int) -> int:
+        """The largest number of tokens held at once, if no sequence but `candidate` starts.
 
         All running sequences grow by one token a step. When the k-th of them ends, those after it have grown as much as
         it has, and what the earlier ones held is free.
         """
         running = np.flatnonzero(slots.total)
-        lens = np.append(slots.total[running], len(newcomer.token_ids))
-        ends = np.append(slots.end[running], newcomer.end_len)
-        prompts = np.append(slots.prompt_len[running], newcomer.prompt_len)
-        has_exact_length = np.append(slots.has_exact_length[running], newcomer.has_exact_length)
+        lens = np.append(slots.total[running], len(candidate.token_ids))
+        ends = np.append(slots.end[running], candidate.end_len)
+        prompts = np.append(slots.prompt_len[running], candidate.prompt_len)
+        has_exact_length = np.append(slots.has_exact_length[running], candidate.has_exact_length)
         share = self.share
         learned = lens if share is None else (prompts + share * (ends - prompts)).astype(np.int64)
         remaining = np.maximum(np.where(has_exact_length, ends, learned) - lens, 0)

@@ -21,7 +21,9 @@ class SchedulerLimits:
     queue_policy: QueuePolicy = "fcfs"
     capacity_policy: CapacityPolicy = "max_utilization"
     full_step_tokens: int = 1 << 30  # a step of this size takes no chunk of a prompt that does not fit whole
-    min_slots_to_admit: int = 1  # start sequences only when this many slots are free: fewer steps then contain prefill
+    min_free_slots_to_start: int = (
+        1  # start sequences only when this many slots are free: fewer steps then contain prefill
+    )
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"

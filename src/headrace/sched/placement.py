@@ -17,7 +17,7 @@ from headrace.sched.limits import SchedulerLimits
 from headrace.sched.sequence import Sequence, State
 from headrace.sched.slots import SlotTable
 
-# Share of the KV cache that may be promised beyond its size: recomputing so little after a preemption costs less than
+# Share of the KV cache that may be overcommitted: recomputing so little after a preemption costs less than
 # starting a few sequences later, which then decode in small batches.
 OVERCOMMIT = 0.03
 
@@ -40,7 +40,9 @@ class Placement:
         self._limits = limits
         self._tables = tables
         self._slots = slots
-        self._blocked: tuple[Sequence, int] | None = None  # who did not fit, and the pool's `num_drops` at that time
+        self._blocked: tuple[Sequence, int] | None = (
+            None  # the sequence that did not fit, and the pool's `num_drops` then
+        )
 
     def place(self, sequence: Sequence, draft: PlanDraft) -> Placed | None:
         """Take blocks for a waiting sequence, or none if there is no room for it."""
@@ -101,7 +103,7 @@ class Placement:
 
     def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
-        if sequence.owes_prompt_logprobs:  # every token of the prompt has to be computed
+        if sequence.needs_prompt_logprobs:  # every token of the prompt has to be computed
             return PrefixHit((), salt or "")
         if sequence.request.readout is not None:
             return self._tables.find_prefix(token_ids[: sequence.request.readout.first_position(len(token_ids))], salt)

@@ -18,7 +18,7 @@ class WaitingQueue:
         self._heap: list[tuple[int, int, Sequence]] = []
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
-        """Smaller starts first, and is preempted last."""
+        """The sort key: the smallest starts first, and is preempted last."""
         return (sequence.request.priority if self._by_priority else 0, sequence.arrival)
 
     def push(self, sequence: Sequence) -> None:

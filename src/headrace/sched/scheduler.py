@@ -29,8 +29,8 @@ from headrace.sched.token_gaps import TokenGaps
 from headrace.steps import (
     BROKEN,
     FULL,
-    GOES_ON,
     STOPPED,
+    UNFINISHED,
     IntArray,
     ReadoutChunk,
     ReadoutResult,
@@ -230,7 +230,7 @@ class Scheduler:
     # ---- starting
 
     def _start_waiting(self, draft: PlanDraft) -> None:
-        if self._num_startable() < min(self.limits.min_slots_to_admit, self._num_waiting):
+        if self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
             return
         waits_for_batch = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
@@ -262,7 +262,7 @@ class Scheduler:
         if placed is None:
             return False
         sequence.table = placed.table
-        if sequence.owes_prompt_logprobs:
+        if sequence.needs_prompt_logprobs:
             sequence.prompt_logprobs = [None]  # from the first token, also after a preemption
         self._count_start(sequence, placed.num_cached)
         slot = self.slots.occupy(
@@ -286,7 +286,7 @@ class Scheduler:
             seed=sequence.seed,
             params=sequence.request.params,
             stop_token_ids=sequence.stop_token_ids,
-            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.owes_prompt_logprobs else None,
+            num_prompt_logprobs=sequence.request.params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
         )
 
     # ---- leaving
@@ -353,7 +353,7 @@ class Scheduler:
         for chunk in result.prompt_logprobs:
             if self.slots.since[chunk.slot] <= result.step:
                 self._events.take_prompt_logprobs(chunk)
-        is_over = (finished != GOES_ON) | (self.slots.known[slots] >= self.slots.end[slots])
+        is_over = (finished != UNFINISHED) | (self.slots.known[slots] >= self.slots.end[slots])
         events = []
         for position in np.flatnonzero(is_over | self.slots.is_watched[slots]).tolist():
             sequence = self.slots.sequences[slots[position]]

@@ -61,7 +61,7 @@ class Sequence:
         return self.request.readout is not None or (not self.stop_token_ids and not self.request.params.stop)
 
     @property
-    def owes_prompt_logprobs(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of its prompt are wanted and not complete."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 

@@ -7,7 +7,7 @@
            ─▶ endpoints/prompting    chat template, token ids (a long prompt on a thread)     400
            ─▶ dynamic_batching       a place in the engine, if batches are configured         503
            ─▶ endpoints/generation   submits, watches for disconnects, measures
-           ─▶ one JSON body, or http/sse for a stream
+           ─▶ one JSON body, or http/chunks and http/sse for a stream
 
 Handlers raise errors; only `http/app` turns them into responses. A place in the queue is held from before the first
 await until the first token, so a burst is refused before it costs anything.

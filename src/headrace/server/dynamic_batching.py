@@ -78,7 +78,7 @@ class BatchPolicy:
 class Waiting:
     """One request in the queue."""
 
-    level: int
+    priority: int
     size: int  # sequences
     since: float
     expires_at: float | None
@@ -95,7 +95,7 @@ class Dispatcher:
     def __init__(self, policy: BatchPolicy, timer: Timer | None = None) -> None:
         self._policy = policy
         self._timer = timer
-        self._levels: dict[int, tuple[Queue, Queue]] = {}  # by priority: in time, and timed out
+        self._by_priority: dict[int, tuple[Queue, Queue]] = {}  # by priority: in time, and timed out
         self._expiries: list[
             tuple[float, int, Waiting]
         ] = []  # a heap; requests that have left stay until they reach the top
@@ -111,7 +111,7 @@ class Dispatcher:
         return sum(1 for _ in self._in_order())
 
     @asynccontextmanager
-    async def turn(self, *, size: int = 1, priority: int = 0, timeout_s: float | None = None) -> AsyncIterator[None]:
+    async def enter(self, *, size: int = 1, priority: int = 0, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Wait for a place in the engine and keep it while inside. `size` is the number of sequences."""
         timeout_s = self._policy.timeout_of(timeout_s)
         if self._policy.is_trivial:
@@ -127,7 +127,7 @@ class Dispatcher:
                 self._give_back(waiting.size)  # entered and cancelled in the same loop iteration
             else:
                 self._remove(waiting)
-                self._look()
+                self._dispatch_ready()
             raise
         try:
             yield
@@ -153,7 +153,7 @@ class Dispatcher:
     def _enqueue(self, size: int, priority: int, timeout_s: float | None) -> Waiting:
         now = self._time()
         waiting = Waiting(
-            level=priority if self._policy.by_priority else 0,
+            priority=priority if self._policy.by_priority else 0,
             size=size,
             since=now,
             expires_at=None if timeout_s is None else now + timeout_s,
@@ -163,34 +163,34 @@ class Dispatcher:
         if waiting.expires_at is not None:
             heapq.heappush(self._expiries, (waiting.expires_at, self._num_arrived, waiting))
         self._insert(waiting)
-        self._look()
+        self._dispatch_ready()
         return waiting
 
     def _insert(self, waiting: Waiting) -> None:
-        self._levels.setdefault(waiting.level, ({}, {}))[waiting.is_late][waiting] = None
+        self._by_priority.setdefault(waiting.priority, ({}, {}))[waiting.is_late][waiting] = None
         self._num_waiting_seqs += waiting.size
 
     def _in_order(self) -> Iterator[Waiting]:
         """Waiting requests in order of entry: by priority, and within it those in time before those timed out."""
-        for level in sorted(self._levels):
-            in_time, late = self._levels[level]
+        for priority in sorted(self._by_priority):
+            in_time, late = self._by_priority[priority]
             yield from in_time
             yield from late
 
     def _remove(self, waiting: Waiting) -> None:
-        queues = self._levels[waiting.level]
+        queues = self._by_priority[waiting.priority]
         del queues[waiting.is_late][waiting]
         self._num_waiting_seqs -= waiting.size
         if not any(queues):
-            del self._levels[waiting.level]
+            del self._by_priority[waiting.priority]
 
     def _give_back(self, size: int) -> None:
         self._num_taken -= size
-        self._look()
+        self._dispatch_ready()
 
     # ---- the rules
 
-    def _look(self) -> None:
+    def _dispatch_ready(self) -> None:
         """Let requests in by the rules, and set the timer for the next check."""
         self._apply_timeouts()
         while batch := self._next_batch():
@@ -268,4 +268,4 @@ class Dispatcher:
         if fitting:
             moments.append(self._oldest_since(fitting) + self._policy.max_queue_delay_s)
         if moments:
-            self._alarm = self._clock().call_later(max(0.0, min(moments) - self._time()), self._look)
+            self._alarm = self._clock().call_later(max(0.0, min(moments) - self._time()), self._dispatch_ready)

@@ -93,7 +93,7 @@ class ServerOptions:
 
     @property
     def preferred_batch_sizes(self) -> tuple[int, ...]:
-        """In ascending order."""
+        """The sizes in ascending order."""
         sizes = [text for text in _items(self.preferred_batch_size) if text]
         if not all(text.isdecimal() and int(text) > 0 for text in sizes):
             raise ConfigError(f"preferred_batch_size must be whole numbers from 1, got {self.preferred_batch_size!r}")

@@ -1,4 +1,4 @@
-"""Admission control: the waiting queue is bounded in requests and in tokens, and places are reserved up front.
+"""The queue of waiting requests is bounded in requests and in tokens, and places are reserved up front.
 
     reserve ──▶ count_tokens ──▶ started ──▶ release
     (waiting, tokens estimated)  (running)   (done)

@@ -86,7 +86,7 @@ class Server:
             metrics=self.metrics,
             model_name=model_name,
             state=self.state,
-            turns=self.dispatcher,
+            dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
         )
         self.lifecycle = Lifecycle(

@@ -53,10 +53,10 @@ class State(Protocol):
     def refuse_reason(self) -> str | None: ...
 
 
-class Turns(Protocol):
-    """Dynamic batching: wait for a place in the engine."""
+class BatchDispatcher(Protocol):
+    """Dynamic batching: requests wait for a place in the engine."""
 
-    def turn(
+    def enter(
         self, *, size: int = 1, priority: int = 0, timeout_s: float | None = None
     ) -> AbstractAsyncContextManager[None]: ...
 
@@ -76,7 +76,7 @@ class Services:
     metrics: Metrics
     model_name: str
     state: State
-    turns: Turns | None = None
+    dispatcher: BatchDispatcher | None = None
     deadline_s: Callable[[Mapping[str, Any]], float | None] | None = (
         None  # from the request scope; None: from the options
     )

@@ -6,7 +6,7 @@
     template.py, sandbox.py      chat templates, rendered in a bounded Jinja sandbox
     detokenizer.py, pieces.py    incremental detokenization: constant work per token, never half a character
     stops.py                     stop strings in text that arrives in pieces
-    tool_calls.py, tool_call.py, json_scanner.py   tool calls in an answer, streamed or whole
+    tool_calls.py, tool_call_json.py, json_scanner.py   tool calls in an answer, streamed or whole
     tool_grammar.py              the grammar that forces a tool call
 
 Imports neither torch nor transformers; transformers is used only for a directory without a tokenizer.json. Results

@@ -165,10 +165,10 @@ class _WindowStream:
         return self._emit(self._decode(self._context + self._waiting))
 
     def _emit(self, text: str) -> str:
-        news = text[len(self._context_text) :]
+        new_text = text[len(self._context_text) :]
         self._move_to(self._context + self._waiting)
         self._waiting = []
-        return news
+        return new_text
 
     def _move_to(self, token_ids: list[int]) -> None:
         self._context = token_ids[-_NUM_CONTEXT:]

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TextSource:
-    """Exactly one of the two: a directory with tokenizer files, or the metadata of a GGUF file."""
+    """The source of a tokenizer: either a directory with tokenizer files, or the metadata of a GGUF file."""
 
     directory: Path | None = None
     gguf_metadata: Mapping[str, Any] | None = None

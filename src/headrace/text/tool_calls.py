@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from headrace.errors import RequestError, nearest
 from headrace.text.json_scanner import Found
-from headrace.text.tool_call import Call, NamedCall, ObjectCall
+from headrace.text.tool_call_json import Call, NamedCall, ObjectCall
 
 MakeId = Callable[[], str]
 

@@ -248,7 +248,7 @@ def test_a_refused_client_may_finish_sending_for_a_while() -> None:
 
 
 def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.http.gate.BODIES_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.server.http.gate.MAX_HELD_BODIES", 1)
     bench = GateBench(max_body_bytes=10)
 
     async def post(size: int, *, ends: bool = True) -> Answer:

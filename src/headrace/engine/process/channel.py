@@ -18,7 +18,7 @@ _SOCKET_BYTES = 1 << 20  # asked for; a system may give less
 
 
 class Channel:
-    """Any thread may send; one receives. Owns the socket."""
+    """Owns the socket. Any thread may send; one receives."""
 
     def __init__(self, end: socket.socket, *, max_backlog_bytes: int | None = None) -> None:
         self._socket = end
@@ -34,7 +34,7 @@ class Channel:
         self._is_closed = False
 
     def send(self, payload: bytes) -> None:
-        """Never waits for the peer, unless the backlog is full. ConnectionError: the peer has gone."""
+        """Send a frame. Never waits for the peer, unless the backlog is full. ConnectionError: the peer has gone."""
         frame = memoryview(_LENGTH.pack(len(payload)) + payload)
         with self._changed:
             if self._is_closed:
@@ -76,7 +76,7 @@ class Channel:
             pass  # the peer was first
 
     def close(self) -> None:
-        """To be called by the receiving thread, or when there is none."""
+        """Close the socket. Called by the receiving thread, or when there is none."""
         self.hang_up()
         if self._flusher is not None:
             self._flusher.join()

@@ -73,7 +73,7 @@ class EngineChild:
             return 1
         freeze_loaded_objects()
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
-        loop = EngineLoop(loaded.core, self._after_turn, self._report, batching_delay_s=GATHER_S)
+        loop = EngineLoop(loaded.core, self._after_step, self._report, batching_delay_s=GATHER_S)
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:
@@ -115,7 +115,7 @@ class EngineChild:
         except OSError:
             os._exit(0)
 
-    def _after_turn(self, events: list[SequenceEvent]) -> None:
+    def _after_step(self, events: list[SequenceEvent]) -> None:
         assert self._loop is not None
         stats, now = None, monotonic()
         if now >= self._stats_at + STATS_S or not self._loop.has_work:

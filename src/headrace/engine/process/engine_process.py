@@ -222,7 +222,7 @@ class EngineProcess:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, in which the child finds the same package."""
+    """Returns this process's environment, in which the child finds the same package."""
     root = str(Path(headrace.__file__).resolve().parents[1])
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return dict(os.environ)

@@ -33,8 +33,8 @@ class HealthCheck:
         return None
 
     def _elapsed(self) -> float:
-        """Since the last check. A very long time means that this process was suspended itself, so it counts only in
-        part."""
+        """Returns the seconds since the last check. A very long time means that this process was suspended itself, so
+        it counts only in part."""
         now = self._clock()
         elapsed, self._checked_at = now - self._checked_at, now
         return min(elapsed, self._timeout_s / 4)

@@ -46,7 +46,7 @@ class Supervision:
 
     @classmethod
     def of(cls, *, step_timeout_s: float | None = None, max_restarts: int | None = None) -> Supervision:
-        """With the user's settings. None: the default."""
+        """Returns the rules with the user's settings. None: the default."""
         rules = cls()
         if step_timeout_s is not None:
             rules = replace(rules, step_timeout_s=step_timeout_s)
@@ -111,7 +111,7 @@ class EngineSupervisor:
 
     @property
     def stats(self) -> EngineStats:
-        """Of the process that runs now. A new one counts from zero."""
+        """The counters of the process that runs now. A new one counts from zero."""
         return self._process.stats
 
     @property
@@ -197,7 +197,7 @@ class EngineSupervisor:
             self._restart()
 
     def _wait_for_failure(self) -> BaseException | None:
-        """None: the supervisor is closing."""
+        """Returns the failure; None if the supervisor is closing."""
         check = HealthCheck(self._rules.step_timeout_s, self._rules.clock)
         while not self._closing.is_set():
             if self._process.failure is not None:

@@ -23,7 +23,7 @@ def decompressed(file: ByteReader, compression: Compression | None, name: str) -
 
 
 def compressed(file: ByteWriter, compression: Compression | None) -> ByteWriter:
-    """Closing it ends the stream and closes the file."""
+    """Returns a writer that compresses into `file`. Closing it ends the stream and closes the file."""
     if compression == "gz":
         # No timestamp in the header: the same lines give the same bytes.
         return _CompressedWriter(file, zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31))

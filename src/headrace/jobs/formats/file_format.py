@@ -1,4 +1,4 @@
-"""The format that a file name stands for: `rows.csv.gz` is CSV, compressed with gzip."""
+"""The format that a file name implies: `rows.csv.gz` is CSV, compressed with gzip."""
 
 from __future__ import annotations
 

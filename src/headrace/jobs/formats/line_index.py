@@ -21,7 +21,7 @@ class Bitmap:
             self.add(index)
 
     def add(self, index: int) -> bool:
-        """False if it is already in the set."""
+        """Returns False if it is already in the set."""
         byte, bit = index >> 3, 1 << (index & 7)
         if byte >= len(self._bits):
             self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits) // 2)))

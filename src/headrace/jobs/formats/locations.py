@@ -41,7 +41,7 @@ def local_path(path: str) -> str:
 
 
 def can_be_read_again(path: str) -> bool:
-    """False for stdin, pipes and devices."""
+    """Whether it can be read twice: not stdin, pipes and devices."""
     if path == STANDARD_STREAM:
         return False
     return is_url(path) or stat.S_ISREG(os.stat(local_path(path)).st_mode)

@@ -122,7 +122,7 @@ class SegmentSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After an error the parts are kept and nothing is published."""
+        """Publish the object. After an error the parts are kept and nothing is published."""
         if kind is None:
             self.publish()
         else:

@@ -26,16 +26,16 @@ class Source(Protocol):
         """Whether lines can be added at the end without changing the earlier ones."""
 
     def identity(self, size: int | None = None) -> SourceIdentity | None:
-        """Of the first `size` bytes, or of all. None for a stream, which cannot be read again."""
+        """The identity of the first `size` bytes, or of all. None for a stream, which cannot be read again."""
 
     def read_batches(
         self, *, start: int = 0, limit: int | None = None, skip: Skip | None = None
     ) -> Iterator[list[InputLine]]:
-        """From line `start`, at most `limit` lines that are not blank, without those for which `skip` is true (which
-        still count for the limit)."""
+        """Yields lines that are not blank: from line `start`, at most `limit`, without those for which `skip` is true
+        (which still count for the limit)."""
 
     def line_at(self, index: int) -> InputLine | None:
-        """None past the end. Not possible for streams, compressed files and CSV."""
+        """Returns None past the end. Not possible for streams, compressed files and CSV."""
 
     def estimate_num_lines(self) -> int | None: ...
 

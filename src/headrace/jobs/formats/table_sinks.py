@@ -95,7 +95,7 @@ def parquet_table(file: ByteWriter, name: str) -> TableSink:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """In the order of appearance, then those that only error lines have."""
+    """Returns the columns in the order of appearance, then those that only error lines have."""
     columns = dict.fromkeys(name for row in rows for name in row)
     if "custom_id" not in columns:
         columns |= dict.fromkeys(("index", "line"))

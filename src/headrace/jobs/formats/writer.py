@@ -21,7 +21,7 @@ class Results(Protocol):
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """When `flush` must be called at the latest; None: no need."""
+        """Seconds until `flush` must be called; None: no need."""
         ...
 
     @property
@@ -106,7 +106,7 @@ class ResultWriter:
             self._end()
 
     def _end(self) -> None:
-        """Closing may write: a compressed file has a trailer."""
+        """Close the file. That may write: a compressed file has a trailer."""
         try:
             self._file.close()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""From an input line to a prepared request, or to the error line that it becomes; from an answer to an output line.
+"""Input lines to prepared requests, or to the error lines that they become; answers to output lines.
 
     InputLine ─▶ lines.LineParser            plain_lines, openai_lines: the two line formats
                    │ template                rows of a table become requests

@@ -83,7 +83,7 @@ def read_completion(given: dict[str, Any], defaults: Mapping[str, Any]) -> Sampl
 
 
 def read_plain(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Only the sampling fields of a line; others are not looked at."""
+    """Reads only the sampling fields of a line."""
     request = convert(PlainSampling, {name: value for name, value in given.items() if name in SAMPLING_FIELDS})
     limit = chat_limit(request, defaults["max_tokens"])
     if request.logprobs is None or isinstance(request.logprobs, bool):

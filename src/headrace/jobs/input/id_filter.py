@@ -49,7 +49,7 @@ class IdFilter:
         self._filter: _BloomFilter | None = None  # over all runs
 
     def add(self, ids: Sequence[str], numbers: Sequence[int]) -> list[int | None]:
-        """For each id, the line number of its first use; None: this is its first use, which is now recorded."""
+        """Returns for each id the line number of its first use; None: this is its first use, which is now recorded."""
         keys = [hash(name) for name in ids]
         earlier = self._find_in_runs(keys)
         recent = self._recent

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
 
 
 def _frames(channel: Channel) -> Iterator[bytes]:
-    """Until the job closes the socket or dies."""
+    """Yields frames until the job closes the socket or dies."""
     while (frames := channel.receive()) is not None:
         yield from frames
 

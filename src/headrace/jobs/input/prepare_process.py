@@ -47,7 +47,7 @@ class PreparingProcess:
         yield from map(self._local.prepare, left)
 
     def _prepare_there(self, left: Iterator[list[InputLine]], waiting: deque[list[InputLine]]) -> Iterator[Items]:
-        """While the process lives. `waiting` are the batches that it was sent and has not returned."""
+        """Prepare lines in the process while it lives. `waiting`: the batches that it was sent and has not returned."""
         try:
             frame = encode_setup(self._setup())
         except (TypeError, ValueError, OverflowError) as error:
@@ -108,7 +108,7 @@ def spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _join(process: subprocess.Popen[bytes]) -> None:
-    """Its socket is closed, so it ends by itself."""
+    """Wait for the process. Its socket is closed, so it ends by itself."""
     try:
         process.wait(EXIT_S)
     except subprocess.TimeoutExpired:

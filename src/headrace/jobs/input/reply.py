@@ -48,12 +48,12 @@ class JobFacts:
 
     @cached_property
     def job_id_text(self) -> bytes:
-        """As JSON, without quotes."""
+        """The job id as JSON, without quotes."""
         return encode(self.job_id)[1:-1]
 
     @cached_property
     def model_name_text(self) -> bytes:
-        """As JSON."""
+        """The model name as JSON."""
         return encode(self.model_name)
 
     def now(self) -> int:
@@ -72,7 +72,7 @@ class Reply(Protocol):
 
 
 class UnknownReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
-    """For a line of unknown format. It has the keys of both formats."""
+    """The reply to a line of unknown format. It has the keys of both formats."""
 
     index: int
 

@@ -73,7 +73,7 @@ class LineTemplate:
         messages_column: str | None = None,
         is_chat: bool = False,
     ) -> LineTemplate | None:
-        """None if nothing is given: then lines are requests themselves."""
+        """Returns None if nothing is given: then lines are requests themselves."""
         if prompt is None and messages_column is None:
             if system is not None or is_chat:
                 raise ConfigError(f"{'a system prompt' if system is not None else 'chat'} needs a prompt template too")

@@ -31,8 +31,8 @@ class _Mean:
 
 
 class AnswerLengths:
-    """Three means: by prefix group and `max_tokens`, by `max_tokens` alone, and as a share of the limit. The first one
-    with enough finished answers is used."""
+    """Estimates answer lengths from three means: by prefix group and `max_tokens`, by `max_tokens` alone, and as a
+    share of the limit. The first one with enough finished answers is used."""
 
     def __init__(self) -> None:
         self._means: dict[Any, _Mean] = {}  # the oldest first

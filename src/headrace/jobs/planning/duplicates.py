@@ -91,7 +91,7 @@ class Duplicates:
         return output
 
     def add_duplicate(self, key: bytes, line: Work) -> bool:
-        """If the same request is unfinished, let the line wait for its answer and return True."""
+        """Let the line wait for the answer of the same request, if that is unfinished. Returns whether it is."""
         original = self._originals.get(key)
         if original is None:
             return False

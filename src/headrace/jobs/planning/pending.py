@@ -44,7 +44,7 @@ class ExpectedLengths:
         self._expected: dict[tuple[int, int | None, int], float] = {}
 
     def clear(self) -> None:
-        """More answers are known now."""
+        """Drop the estimates, as more answers are known now."""
         self._expected.clear()
 
     def decode_tokens(self, item: Leaf) -> float:

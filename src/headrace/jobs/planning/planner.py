@@ -69,7 +69,7 @@ class Planner:
         return None
 
     def end_input(self) -> None:
-        """No more lines will be added."""
+        """Note that no more lines will be added."""
         self.has_ended = True
         self._plan()
 

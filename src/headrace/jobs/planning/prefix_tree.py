@@ -50,7 +50,7 @@ class _Node:
     num_decode_tokens: float = 0.0
 
     def close(self) -> None:
-        """Called when all its children were added."""
+        """Finish the node once all its children were added."""
         first = self.children[0]
         self.first = first if isinstance(first, Leaf) else first.first
         for child in self.children:
@@ -151,7 +151,7 @@ def _with_prefix_groups(root: _Node) -> list[_Node]:
 
 
 def _sum_up(node: _Node) -> None:
-    """Called after its children. Until its parent is summed up, its tokens count from the start of the prompt."""
+    """Sum up a node after its children. Until its parent is summed up, tokens count from the start of the prompt."""
     depth = node.depth
     num_new = float(depth)
     num_decode = 0.0

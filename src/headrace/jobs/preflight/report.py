@@ -59,7 +59,7 @@ class CheckReport:
 
     @property
     def expected_completion_tokens(self) -> int | None:
-        """None unless an earlier run measured the length of answers."""
+        """Expected tokens of all answers. None unless an earlier run measured the length of answers."""
         if self.rate is None or self.rate.tokens_per_answer is None:
             return None
         return min(self.max_completion_tokens, round(self.rate.tokens_per_answer * self.num_good))

@@ -58,7 +58,7 @@ class JobEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Of all engines that this run has had."""
+        """The counters of all engines that this run has had."""
         return joined_stats(self._stats_before, self.engine.stats)
 
     def abort(self, request_id: str, index: int | None = None) -> None:

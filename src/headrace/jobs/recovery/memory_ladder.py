@@ -27,13 +27,13 @@ Rung = Callable[[EngineConfig, Settings], Change | None]
 
 
 def is_out_of_memory(failure: BaseException) -> bool:
-    """Also for an error in another process, of which only the text is known here."""
+    """Whether memory ran out, here or in another process, of whose error only the text is known."""
     kinds = {kind.__name__ for kind in type(failure).__mro__}
     return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(mark in str(failure) for mark in _MARKS)
 
 
 def _same(config: EngineConfig, settings: Settings) -> Change | None:
-    """No setting changes: a new engine has empty caches and unfragmented memory."""
+    """Changes no setting: a new engine has empty caches and unfragmented memory."""
     return {}
 
 

@@ -31,7 +31,7 @@ _LOST_DEVICE = ("CUDA error:", "cudaError", "CUDNN_STATUS_EXECUTION_FAILED", "CU
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of the whole job, over all its runs."""
+    """Progress of the whole job, over all its runs."""
 
     num_done: int
     num_answered: int
@@ -67,7 +67,7 @@ class RecoveryPolicy:
         self._num_in_a_row = 0  # deaths in this run without a line done between them
         self._num_done_at_death = -1
         self._reason = "" if last is None else last.reason
-        self._convicted = {
+        self._poison_lines = {
             event.line for event in log.events if isinstance(event, PoisonLine) and not is_done(event.line)
         }
         self._refused = {event.digest for event in log.events if isinstance(event, PoisonRequest)}
@@ -98,12 +98,12 @@ class RecoveryPolicy:
     @property
     def has_poison(self) -> bool:
         """Whether `refuse` can return an error for any line."""
-        return bool(self._convicted or self._refused)
+        return bool(self._poison_lines or self._refused)
 
     def refuse(self, work: Work) -> RequestError | None:
         """The error for a poison line, or for a line that makes the same request as one. None: the line may run."""
         digest = digest_of(work)
-        if work.reply.index in self._convicted:
+        if work.reply.index in self._poison_lines:
             if digest is not None and digest not in self._refused:
                 self.log.append(PoisonRequest(digest))
                 self._refused.add(digest)
@@ -153,7 +153,7 @@ class RecoveryPolicy:
             self._note_death(indices, "process", "the job's process ended without a message", progress, epoch=epoch)
 
     def start_delay_s(self, num_failures: int) -> float:
-        """Before the next attempt to start an engine, after so many failed starts in a row."""
+        """Returns the delay before the next attempt to start an engine, after so many failed starts in a row."""
         return self.rules.delay_s(num_failures, self._random)
 
     def cannot_start(self, error: BaseException) -> ResumableJobError:
@@ -164,7 +164,7 @@ class RecoveryPolicy:
 
     @property
     def status_fields(self) -> dict[str, Any]:
-        """Of `JobStatus`."""
+        """The fields of `JobStatus` that describe recovery."""
         return {**self.log.counts.status_fields, "suspects": self.suspects.num_left}
 
     def _note_death(
@@ -172,8 +172,8 @@ class RecoveryPolicy:
     ) -> None:
         self._reason, last, before = reason, self.log.last_death(), self.suspects.state
         in_flight = sorted(indices)
-        convicted = self.suspects.died(in_flight, loss=loss)
-        has_learned = convicted is not None or self.suspects.state != before
+        poison_line = self.suspects.died(in_flight, loss=loss)
+        has_learned = poison_line is not None or self.suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
         self.log.append(EngineDeath(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
@@ -182,10 +182,10 @@ class RecoveryPolicy:
                 f"the engine died {num_idle} times in a row without a line done between: {reason}; fix the cause, then "
                 "run the same command again to continue"
             )
-        if convicted is not None:
-            self._convict(convicted, progress)
+        if poison_line is not None:
+            self._mark_poison(poison_line, progress)
 
-    def _convict(self, index: int, progress: Progress) -> None:
+    def _mark_poison(self, index: int, progress: Progress) -> None:
         """Mark the line as poison, unless the lines before it were poison too and none was answered since: then the
         lines are not the cause."""
         earlier = [event for event in self.log.events if isinstance(event, PoisonLine)][-MAX_POISON_IN_A_ROW:]
@@ -198,7 +198,7 @@ class RecoveryPolicy:
                 "runs those lines again"
             )
         self.log.append(PoisonLine(index, progress.num_answered))
-        self._convicted.add(index)
+        self._poison_lines.add(index)
 
     def _delay_s(self, num_done: int) -> float:
         self._num_in_a_row = self._num_in_a_row + 1 if num_done == self._num_done_at_death else 1

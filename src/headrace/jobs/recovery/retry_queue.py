@@ -41,7 +41,7 @@ class RetryQueue:
 
     @property
     def seconds_to_next(self) -> float | None:
-        """Until the next line becomes due. None: no line will."""
+        """Seconds until the next line becomes due. None: no line will."""
         now = self._clock()
         later = [at - now for at, _ in self._works.values() if at > now]
         return min(later, default=None)

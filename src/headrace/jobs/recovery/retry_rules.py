@@ -10,7 +10,7 @@ from headrace.engine.restart_policy import JOB_RESTARTS, RestartPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRules:
-    """For failures that are not the request's fault."""
+    """Rules for failures that the request did not cause."""
 
     max_attempts: int = 5  # of a line that the engine answers with an error
     max_idle_deaths: int = 4  # deaths of engines in a row without a line done and without a smaller set of suspects

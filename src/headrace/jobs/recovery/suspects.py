@@ -1,7 +1,7 @@
 """Finds the line that kills the engine by a binary search: smaller and smaller groups of lines run alone.
 
     two deaths ──▶ lines in flight at both ──▶ halves, one at a time, with no other line in flight
-                                                │ all its lines finish: the group is innocent
+                                                │ all its lines finish: the group is cleared
                                                 └ the engine dies: its halves ... ──▶ one line, again ──▶ it is poison
 
 Each death writes the state to the failure log, and lines that the journal has a result for are left out when it is
@@ -63,7 +63,7 @@ class Suspects:
             self.forget([index])
 
     def forget(self, indices: Iterable[int]) -> None:
-        """These lines are done, or cannot run. A trial without lines has passed."""
+        """Remove lines that are done or cannot run. A trial without lines has passed."""
         gone = set(indices)
         self._trials = [_without(trial, gone) for trial in self._trials]
         while self._trials and not self._trials[-1].lines:

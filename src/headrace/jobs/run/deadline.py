@@ -26,7 +26,7 @@ BATCH_LINES = 1024
 
 
 class Deadline:
-    """Of one run. The wall clock is read once, so a later change of the system's time has no effect."""
+    """The deadline of one run. The wall clock is read once, so a later change of the system's time has no effect."""
 
     def __init__(self, at: float) -> None:
         self._until = monotonic() + at - time.time()
@@ -79,7 +79,7 @@ def show_expired(job: JobSpec, directory: JobDirectory, tally: Tally) -> JobStat
 
 
 def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
-    """Of a run that started after its deadline: no line was answered."""
+    """Returns the status of a run that started after its deadline: no line was answered."""
     return JobStatus(
         state="expired",
         output=job.output,

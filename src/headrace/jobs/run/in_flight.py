@@ -40,7 +40,7 @@ class LinesInFlight:
 
     @property
     def indices(self) -> list[int]:
-        """Of the lines in the input."""
+        """The indices of the lines in the input."""
         return [entry.line.reply.index for entry in self._by_id.values()]
 
     def get(self, request_id: str) -> InFlight | None:

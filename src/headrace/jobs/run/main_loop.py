@@ -34,7 +34,7 @@ from headrace.jobs.store.status_file import JobStatus
 
 
 class MainLoop:
-    """Everything happens on the thread that calls `run`."""
+    """The main loop of a run. Everything happens on the thread that calls `run`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class MainLoop:
         self._submitter = Submitter(context, self._outcomes)
         self._collector = Collector(context, self._outcomes)
         self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
-        self._num_batches_owed = 0  # that the feed may read once the planner has room
+        self._num_batches_to_request = 0  # from the feed, once the planner has room
         self._feed = open_feed(
             context.job,
             context.engine.engine,
@@ -77,7 +77,7 @@ class MainLoop:
         try:
             wait_s = TICK_SECONDS
             while not self._is_over:
-                death, wait_s = self._turn(wait_s), TICK_SECONDS
+                death, wait_s = self._iterate(wait_s), TICK_SECONDS
                 if death is not None:
                     self._recover(death)
                     wait_s = 0.0  # there are lines to submit
@@ -90,8 +90,9 @@ class MainLoop:
             self._reporter.show(self._stop.final_state if self._is_over else "failed")
         return self._reporter.report()
 
-    def _turn(self, wait_s: float) -> EngineDeadError | None:
-        """Returns the error if the engine has died, without a traceback: its frames would keep the engine in memory."""
+    def _iterate(self, wait_s: float) -> EngineDeadError | None:
+        """Run one iteration. Returns the error if the engine has died, without a traceback: its frames would keep the
+        engine in memory."""
         try:
             self._take_next(wait_s)
             self._outcomes.flush()
@@ -113,8 +114,8 @@ class MainLoop:
             return
         if not self._stop.is_stopping:
             self._submitter.submit_ready()
-        while self._num_batches_owed and self._planner.has_room:
-            self._num_batches_owed -= 1
+        while self._num_batches_to_request and self._planner.has_room:
+            self._num_batches_to_request -= 1
             self._feed.take_more()
 
     def _check_stop(self) -> None:
@@ -124,7 +125,7 @@ class MainLoop:
                 self._take_last_events()
 
     def _begin_stop(self, request: StopRequest) -> None:
-        """Nothing new starts; lines in flight may finish within the grace period."""
+        """Start no new lines; lines in flight may finish within the grace period."""
         self._stop.begin(request)
         self._feed.stop()
         self._planner.drop_waiting()
@@ -180,7 +181,7 @@ class MainLoop:
                 self._retries.put(item)
             elif (output := planner.add(item)) is not None:  # a duplicate of a line that was answered before
                 outcomes.answer(item, output, is_copy=True)
-        self._num_batches_owed += 1
+        self._num_batches_to_request += 1
 
     # Recovery from the death of the engine.
 

@@ -148,7 +148,7 @@ class _Execution:
         return report
 
     def _publish_finished(self, directory: JobDirectory) -> JobReport:
-        """No line is left: publish the output, if that was not done yet."""
+        """Publish the output of a job without lines left, if that was not done yet."""
         if not directory.is_published:
             self._retry_on_full_disk(lambda: directory.begin(num_expected=directory.journal.num_done))
             self._retry_on_full_disk(lambda: directory.publish(directory.state_when_done))
@@ -169,7 +169,7 @@ class _Execution:
         return num_lines if num_lines is None or limit is None else min(num_lines, limit)
 
     def _retry_on_full_disk(self, action: Callable[[], None]) -> None:
-        """For writes outside the main loop."""
+        """Retry writes outside the main loop."""
         with sigterm_raises(self.job):
             retry_on_full_disk(action, wait_s=self.job.disk_wait_s, tell=self._tell)
 
@@ -178,7 +178,8 @@ class _Execution:
 
 
 def _recovery_of(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | None) -> RecoveryPolicy:
-    """In the state that earlier runs left. If the last run was killed, the lines that it had in flight are suspects."""
+    """Returns the policy in the state that earlier runs left. If the last run was killed, the lines that it had in
+    flight are suspects."""
     if directory is None:
         return RecoveryPolicy(FailureLog(None), job.config, rules=rules)
     recovery = RecoveryPolicy(directory.failure_log(), job.config, rules=rules, is_done=directory.has_result)
@@ -211,7 +212,7 @@ def fast_thread_switching() -> Iterator[None]:
 
 
 def report_of_nothing(job: JobSpec, directory: JobDirectory) -> JobReport:
-    """Of a job with no line left, for which no engine was started."""
+    """Returns the report of a job with no line left, for which no engine was started."""
     return JobReport(
         output=job.output,
         model_name=job.config.model,

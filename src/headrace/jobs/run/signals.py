@@ -15,7 +15,7 @@ from headrace.jobs.spec import JobSpec
 
 @contextmanager
 def sigterm_raises(job: JobSpec) -> Iterator[None]:
-    """For phases without lines in flight (loading the model, publishing): SIGTERM raises an error, and the job can be
+    """Let SIGTERM raise an error, in phases without lines in flight (loading the model, publishing). The job can be
     resumed."""
     if threading.current_thread() is not threading.main_thread() or not job.is_resumable:
         yield
@@ -35,7 +35,7 @@ def sigterm_raises(job: JobSpec) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(send: Callable[[StopRequest], None], tell: Callable[[], None]) -> Iterator[None]:
-    """For the main loop: the first SIGINT or SIGTERM sends a request to stop. The handlers from before are restored
+    """Let the first SIGINT or SIGTERM send a request to stop to the main loop. The handlers from before are restored
     then, so a second signal acts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,7 +19,7 @@ CANCEL_SECONDS = 0.5  # between two checks whether the job was cancelled
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """By a signal, unless a field says otherwise."""
+    """A request to stop the run; from a signal unless a field is set."""
 
     is_cancelled: bool = False  # by `headrace cancel`
     is_expired: bool = False  # by the deadline
@@ -55,7 +55,7 @@ class StopState:
 
     @property
     def final_state(self) -> JobState:
-        """Of a run that ended as planned."""
+        """The state of a run that ended as planned."""
         if self._request is None:
             return "finished"
         return "expired" if self._request.is_expired else "stopped"
@@ -81,7 +81,7 @@ class StopState:
 
     @property
     def seconds_to_check(self) -> float | None:
-        """Until `check` or `is_grace_over` may change. None: neither changes by itself."""
+        """Seconds until `check` or `is_grace_over` may change. None: neither changes by itself."""
         limits = []
         if self._request is not None:
             limits.append(self._leave_at - monotonic())

@@ -145,7 +145,7 @@ class JobMeter:
     def _tokens_left(
         self, stats: EngineStats, tally: Tally, planner: Planner, num_total: int | None
     ) -> TokensLeft | None:
-        """None while the number of lines is unknown, or nothing is known about the length of unread ones."""
+        """Returns None while the number of lines is unknown, or nothing is known about the length of unread ones."""
         if num_total is None:
             return None
         num_executed = tally.num_answered - planner.savings.num_lines

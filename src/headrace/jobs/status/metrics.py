@@ -35,7 +35,7 @@ class JobSeries:
 
     @property
     def shown_name(self) -> str:
-        """On the page, where the name of a counter ends in `_total`."""
+        """The name on the page, where that of a counter ends in `_total`."""
         return f"headrace:job_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def metric(self, status: JobStatus) -> Metric | None:
@@ -54,37 +54,44 @@ class JobSeries:
 
 
 SERIES = (
-    JobSeries("state", "gauge", "1 for the state in which the job is.", lambda s: _one_of(s.state), "state"),
+    JobSeries("state", "gauge", "1 for the current state of the job.", lambda s: _one_of(s.state), "state"),
     JobSeries("started_timestamp_seconds", "gauge", "When this run began.", lambda s: s.started_at),
-    JobSeries("seconds", "gauge", "Time of this run so far.", lambda s: s.seconds),
-    JobSeries("lines", "gauge", "Lines of the input, where that is known.", lambda s: s.lines_total),
-    JobSeries("lines_done", "gauge", "Lines with a result, those of earlier runs included.", lambda s: s.lines_done),
-    JobSeries("lines_before", "gauge", "Lines that earlier runs had done.", lambda s: s.lines_before),
+    JobSeries("seconds", "gauge", "Duration of this run so far.", lambda s: s.seconds),
+    JobSeries("lines", "gauge", "Lines of the input, if known.", lambda s: s.lines_total),
+    JobSeries("lines_done", "gauge", "Lines with a result, earlier runs included.", lambda s: s.lines_done),
+    JobSeries("lines_before", "gauge", "Lines done by earlier runs.", lambda s: s.lines_before),
     JobSeries("lines_answered", "counter", "Lines answered.", lambda s: s.lines_answered),
     JobSeries("lines_failed", "counter", "Lines that became error lines, by code.", lambda s: s.errors, "code"),
-    JobSeries("lines_in_flight", "gauge", "Lines that the engine has.", lambda s: s.lines_in_flight),
-    JobSeries("lines_held", "gauge", "Lines done that wait for room on the disk.", lambda s: s.lines_held),
-    JobSeries("lines_ready", "gauge", "Lines that are read and wait for the engine.", lambda s: s.lines_ready),
+    JobSeries("lines_in_flight", "gauge", "Lines submitted to the engine.", lambda s: s.lines_in_flight),
+    JobSeries("lines_held", "gauge", "Finished lines that wait for disk space.", lambda s: s.lines_held),
+    JobSeries(
+        "lines_ready", "gauge", "Lines that are read and tokenized and wait for the engine.", lambda s: s.lines_ready
+    ),
     JobSeries("prompt_tokens", "counter", "Prompt tokens of answered lines.", lambda s: s.prompt_tokens),
     JobSeries("completion_tokens", "counter", "Tokens of answers.", lambda s: s.completion_tokens),
     JobSeries(
         "tokens_per_second",
         "gauge",
-        "Tokens a second over the last ten seconds, by kind.",
+        "Tokens per second over the last ten seconds, by kind.",
         lambda s: {"prompt": s.rates_now.prompt, "completion": s.rates_now.completion},
         "kind",
     ),
     JobSeries(
         "mean_tokens_per_second",
         "gauge",
-        "Tokens a second over this run, by kind.",
+        "Tokens per second over this run, by kind.",
         lambda s: {"prompt": s.rates_mean.prompt, "completion": s.rates_mean.completion},
         "kind",
     ),
-    JobSeries("prefix_hit_share", "gauge", "Share of prompt tokens that were cached.", lambda s: s.prefix_hit_share),
-    JobSeries("kv_use", "gauge", "Share of the KV cache that is held, 0 to 1.", lambda s: s.kv_use),
-    JobSeries("sequences_running", "gauge", "Answers in the making.", lambda s: s.sequences_running),
-    JobSeries("sequences_waiting", "gauge", "Answers in the engine's queue.", lambda s: s.sequences_waiting),
+    JobSeries(
+        "prefix_hit_share",
+        "gauge",
+        "Share of prompt tokens found in the prefix cache, 0 to 1.",
+        lambda s: s.prefix_hit_share,
+    ),
+    JobSeries("kv_use", "gauge", "Share of the KV cache in use, 0 to 1.", lambda s: s.kv_use),
+    JobSeries("sequences_running", "gauge", "Sequences running.", lambda s: s.sequences_running),
+    JobSeries("sequences_waiting", "gauge", "Sequences in the engine's queue.", lambda s: s.sequences_waiting),
     JobSeries(
         "saved_tokens",
         "counter",
@@ -96,17 +103,29 @@ SERIES = (
         },
         "by",
     ),
-    JobSeries("duplicate_lines", "counter", "Lines answered with another's answer.", lambda s: s.saved.duplicate_lines),
-    JobSeries("tokens_left", "gauge", "Tokens still to compute, where that is known.", lambda s: s.tokens_left),
-    JobSeries("seconds_left", "gauge", "Time left, where that is known.", lambda s: s.seconds_left),
-    JobSeries("limited_by", "gauge", "1 for what limits the job now.", lambda s: _given(s.limited_by), "limit"),
-    JobSeries("gpu_seconds", "gauge", "Time for which the GPU was held.", lambda s: s.gpu_seconds),
+    JobSeries(
+        "duplicate_lines",
+        "counter",
+        "Duplicate lines, answered with the answer of an identical line.",
+        lambda s: s.saved.duplicate_lines,
+    ),
+    JobSeries("tokens_left", "gauge", "Tokens left to compute, if known.", lambda s: s.tokens_left),
+    JobSeries("seconds_left", "gauge", "Time left, if known.", lambda s: s.seconds_left),
+    JobSeries("limited_by", "gauge", "1 for the current bottleneck.", lambda s: _given(s.limited_by), "limit"),
+    JobSeries("gpu_seconds", "gauge", "GPU time used, loading included.", lambda s: s.gpu_seconds),
     JobSeries("cost", "gauge", "Cost so far, in the currency of --gpu-price.", lambda s: s.cost),
-    JobSeries("retries", "counter", "Requests tried again, by cause, in all runs.", lambda s: s.retries, "cause"),
+    JobSeries("retries", "counter", "Requests retried, by cause, in all runs.", lambda s: s.retries, "cause"),
     JobSeries("engine_deaths", "counter", "Engines lost, in all runs.", lambda s: s.engine_deaths, "lost"),
-    JobSeries("poison_rows", "gauge", "Lines that killed the engine and were set aside.", lambda s: s.poison_rows),
-    JobSeries("memory_rungs", "gauge", "Engines that were replaced for want of memory.", lambda s: len(s.memory_rungs)),
-    JobSeries("suspects", "gauge", "Lines that run apart, as one may kill the engine.", lambda s: s.suspects),
+    JobSeries("poison_rows", "gauge", "Lines that killed the engine and became error lines.", lambda s: s.poison_rows),
+    JobSeries(
+        "memory_rungs", "gauge", "Engines replaced because they ran out of memory.", lambda s: len(s.memory_rungs)
+    ),
+    JobSeries(
+        "suspects",
+        "gauge",
+        "Lines that run in isolation, because one of them may kill the engine.",
+        lambda s: s.suspects,
+    ),
 )
 
 

@@ -114,7 +114,7 @@ class JobReport:
 
     @property
     def cost(self) -> float | None:
-        """In the currency of the price."""
+        """The cost in the currency of the price."""
         return None if self.gpu_hours is None or self.gpu_price is None else self.gpu_hours * self.gpu_price
 
     def cost_per_million(self, num_tokens: int) -> float | None:
@@ -150,7 +150,7 @@ class JobReport:
         return self.stats.host_seconds / max(1, self.stats.scheduler.num_steps)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json-summary`. Shares are between 0 and 1."""
+        """Returns the fields of `--json-summary`. Shares are between 0 and 1."""
         tally, scheduler = self.tally, self.stats.scheduler
         return {
             "output": self.output,

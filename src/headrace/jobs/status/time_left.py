@@ -10,7 +10,7 @@ CERTAIN = 1e-3  # how much the mix of prompt and decode tokens must have varied 
 
 @dataclass(frozen=True, slots=True)
 class TokensLeft:
-    """Of all lines without an answer."""
+    """Tokens of all lines without an answer."""
 
     num_prompt_tokens: float  # to compute
     num_decode_tokens: float
@@ -31,7 +31,7 @@ class TokenCosts:
         self._seconds, self._tokens = FORGET * self._seconds + s, FORGET * self._tokens + p + d
 
     def seconds_for(self, num_prompt_tokens: float, num_decode_tokens: float) -> float | None:
-        """None while nothing was computed."""
+        """Returns None while nothing was computed."""
         if self._tokens <= 0:
             return None
         prompt_cost, decode_cost = self._costs()

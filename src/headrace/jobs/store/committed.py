@@ -34,7 +34,7 @@ class Committed:
         self.num_duplicates = 0
 
     def add(self, index: int, attempt: int, *, is_error: bool) -> bool:
-        """False if the line already has a result of this attempt or a later one."""
+        """Returns False if the line already has a result of this attempt or a later one."""
         lines = self._lines
         if index >= len(lines):
             lines.extend(bytes(max(index + 1 - len(lines), len(lines) // 8, 1024)))
@@ -96,7 +96,7 @@ class Committed:
                 file.close()
 
     def _places(self, segments: list[Segment]) -> array[int]:
-        """For each line, the segment and the offset of its result, packed into one integer."""
+        """Returns for each line the segment and the offset of its result, packed into one integer."""
         places = array("q", [_MISSING]) * len(self._lines)
         for number, segment in enumerate(segments):
             start = 0
@@ -113,7 +113,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def replay(segments: Iterable[Segment]) -> Committed:
-    """Only reads."""
+    """Reads segments without changing them."""
     committed = Committed()
     for segment in segments:
         for record, _ in segment.records():

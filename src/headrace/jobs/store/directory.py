@@ -213,7 +213,7 @@ class JobDirectory:
         return str(format_of(self._job.output, self._job.output_format))
 
     def publish(self, state: State = "completed") -> None:
-        """Everything is done: commit, merge into the output, rename, and set the final state."""
+        """Finish a job without lines left: commit, merge into the output, rename, and set the final state."""
         self.journal.commit()
         crash_points.reach("input-ended")
         in_order = self._job.keep_order

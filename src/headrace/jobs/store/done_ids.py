@@ -15,7 +15,7 @@ BATCH_IDS = 4096
 
 
 class _Result(msgspec.Struct):
-    """Of an OpenAI line; other fields are not decoded."""
+    """The result of an OpenAI line; other fields are not decoded."""
 
     custom_id: Any = None
 

@@ -90,7 +90,7 @@ class FailureCounts:
 
     @property
     def status_fields(self) -> dict[str, Any]:
-        """Of `JobStatus`."""
+        """The fields of `JobStatus` that count failures."""
         return {
             "retries": self.retries,
             "engine_deaths": self.deaths,
@@ -103,7 +103,7 @@ class FailureLog:
     """Owned by the process that runs the job. `events` are those of the current pass, oldest first."""
 
     def __init__(self, path: Path | None, *, epoch: int = 1, first_epoch: int = 0, pass_number: int = 1) -> None:
-        """Without a path, events are kept in memory only."""
+        """`path`: without one, events are kept in memory only."""
         self._path = path
         self._epoch = epoch
         self._pass_number = pass_number
@@ -125,7 +125,7 @@ class FailureLog:
                 pass  # the journal reports a disk that is full or broken
 
     def forget_done(self, line: int) -> None:
-        """Its retries are no longer counted."""
+        """Stop counting the retries of a line that is done."""
         self.num_retries.pop(line, None)
 
     @property

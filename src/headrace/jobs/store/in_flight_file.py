@@ -55,7 +55,8 @@ class InFlightFile:
         self._write()
 
     def remove(self, line: int) -> None:
-        """It stays in the file until lines are added. By then the journal has its result, which takes precedence."""
+        """Remove a line. It stays in the file until lines are added; by then the journal has its result, which takes
+        precedence."""
         place = self._place_of.pop(line, None)
         if place is not None:
             self._places[place] = _EMPTY

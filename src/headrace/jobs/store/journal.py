@@ -126,7 +126,7 @@ class Journal:
         return self._committed.last_attempt(index)
 
     def append(self, index: int, result: bytes, attempt: int = 1, error: str | None = None) -> bool:
-        """False if the line already has a result of this attempt: the new one is counted and dropped."""
+        """Returns False if the line already has a result of this attempt: the new one is counted and dropped."""
         if not self._committed.add(index, attempt, is_error=error is not None):
             return False
         self._buffered.append((index, attempt, error, result))
@@ -147,7 +147,7 @@ class Journal:
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """When `flush` must be called at the latest; None: nothing to flush."""
+        """Seconds until `flush` must be called; None: nothing to flush."""
         if not self._buffered and self._num_written == self._num_requested:
             return None
         return max(0.0, self._requested_at + GROUP_SECONDS - monotonic())
@@ -294,7 +294,7 @@ class Journal:
 
 
 def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tuple[int, int]:
-    """Where the last complete record ends, and how many damaged records are before it. Cuts off what follows."""
+    """Returns where the last complete record ends and how many damaged ones are before it. Cuts off what follows."""
     end = num_damaged = num_bad = 0
     for record, offset in segment.records():
         if record is None:
@@ -311,7 +311,7 @@ def _replay(segment: Segment, committed: Committed, watch: Watch | None) -> tupl
 
 
 def _cut(path: Path, end: int) -> None:
-    """Also syncs the rest, which may have been written by a process that died before its sync."""
+    """Truncate the file and sync the rest, which may have been written by a process that died before its sync."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size > end:

@@ -89,7 +89,7 @@ def _try(path: Path, kind: int) -> int | None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """False if the file was removed or replaced between `open` and `flock`."""
+    """Returns False if the file was removed or replaced between `open` and `flock`."""
     opened, named = os.fstat(descriptor), os.stat(path)
     return (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)
 

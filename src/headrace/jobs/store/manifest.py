@@ -17,7 +17,7 @@ from headrace.jobs.formats.identity import SourceIdentity
 
 FORMAT = 1
 
-# `running` while nobody holds the lock: the process was killed.
+# `running` while no process holds the lock: the process was killed.
 # `expired`: completed, but a deadline left some lines without an answer.
 State = Literal["running", "stopped", "cancelled", "completed", "expired"]
 
@@ -75,7 +75,7 @@ def manifest_path(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """None if there is no job, or one that died before it started."""
+    """Returns None if there is no job, or one that died before it started."""
     path = manifest_path(directory)
     try:
         data = path.read_bytes()

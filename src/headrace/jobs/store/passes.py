@@ -43,7 +43,7 @@ def choose_lines(job: JobSpec, current: Pass, journal: Journal) -> Bitmap:
 
 
 def choose_deadline(job: JobSpec, current: Pass, earlier: Manifest | None) -> DeadlineSet | None:
-    """The time that the text stood for when it was first given in this pass: '2h' does not move with each run."""
+    """The time that the text meant when it was first given in this pass: '2h' does not move with each run."""
     text, known = job.deadline, earlier.deadline if earlier else None
     if text is None:
         return None

@@ -53,7 +53,7 @@ def _publish_file(results: Iterable[bytes], output: Path, format: str, merged: P
 
 
 def _publish_object(results: Iterable[bytes], sink: Sink) -> None:
-    """Closing commits the object, so after an error the sink is not closed."""
+    """Publish an object. Closing commits it, so after an error the sink is not closed."""
     copy_results(sink, results)
     crash_points.reach("merged")
     sink.close()

@@ -23,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # one per line: cheaper th
 
 
 def encode(index: int, attempt: int, error: str | None, result: bytes) -> bytes:
-    """With a line break. The checksum covers the fields before it and the result."""
+    """Encode with a line break. The checksum covers the fields before it and the result."""
     head = b'{"i":%d,"a":%d,' % (index, attempt)
     if error is not None:
         head += b'"e":%b,' % _encode_text(error)
@@ -31,7 +31,7 @@ def encode(index: int, attempt: int, error: str | None, result: bytes) -> bytes:
 
 
 def decode(line: bytes) -> Record | None:
-    """None if the record is torn or damaged."""
+    """Returns None if the record is torn or damaged."""
     head = _match(line)
     if head is None or line[-2:] != b"}\n":
         return None

@@ -112,7 +112,7 @@ def _read_value(text: str) -> Any:
 
 
 def _finish_reasons(line: Mapping[str, Any]) -> Iterator[Any]:
-    """Of the answers of a plain line, or of the choices of an OpenAI completion."""
+    """Yields the finish reasons of the answers of a plain line, or of the choices of an OpenAI completion."""
     if FINISH_REASON in line:
         yield line[FINISH_REASON]
     for answer in line.get("outputs") or ():

@@ -53,8 +53,8 @@ def segment_path(directory: Path, epoch: int, number: int) -> Path:
 
 
 def find_segments(directory: Path, *, epochs: range, sealed: Mapping[str, int]) -> list[Segment]:
-    """In the order of writing. Epochs before the range were discarded by --overwrite. Within it only the last epoch may
-    have segments that are not sealed: others were written by a process that had lost the job."""
+    """Returns segments in the order of writing. Epochs before the range were discarded by --overwrite. Within it only
+    the last epoch may have segments that are not sealed: others were written by a process that had lost the job."""
     found = [(path, match) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
     segments = [Segment(path, int(match[1]), int(match[2]), sealed.get(path.name)) for path, match in found]
     counted = [s for s in segments if s.epoch in epochs and (s.end is not None or s.epoch == epochs[-1])]
@@ -62,7 +62,7 @@ def find_segments(directory: Path, *, epochs: range, sealed: Mapping[str, int]) 
 
 
 def remove_segments(directory: Path, *, before_epoch: int | None = None) -> None:
-    """Those of discarded epochs, or all."""
+    """Remove the segments of discarded epochs, or all."""
     for path in directory.iterdir():
         match = _NAME.fullmatch(path.name)
         if match and (before_epoch is None or int(match[1]) < before_epoch):

@@ -103,7 +103,7 @@ class StatusFile:
         self.failure: OSError | None = None
 
     def write(self, status: JobStatus, *, now: bool = False) -> None:
-        """At most once per second, except with `now`."""
+        """Write at most once per second, except with `now`."""
         if self._path is None:
             return
         if not now and self._written_at is not None and self._clock() - self._written_at < MIN_SECONDS:

@@ -27,7 +27,7 @@ class Syncer:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until everything requested is on disk, or the sync has failed."""
+        """Wait until everything requested is on disk, or the sync has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.num_synced >= self._wanted or self.failure is not None)
 

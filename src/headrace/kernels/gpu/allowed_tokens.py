@@ -10,7 +10,7 @@ _CHUNK = 4096
 
 
 def keep_allowed(
-    logits: Tensor,  # [R, V], changed in row: tokens that are not allowed become -inf, a NaN stays a NaN
+    logits: Tensor,  # [R, V], changed in place: tokens that are not allowed become -inf, a NaN stays a NaN
     rows: Tensor,  # [Q] int64, rows of the batch whose slots use the feature
     slots: Tensor,  # [R] int64, the slot of each row
     bits: Tensor,  # [num_slots, V / 8 rounded up] uint8, the lowest bit for the first token

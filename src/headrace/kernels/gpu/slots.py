@@ -89,7 +89,7 @@ def _write_tables(block_tables, slots, indexes, blocks, num_writes, stride, BLOC
     tl.store(block_tables + slot * stride + index, tl.load(blocks + item, mask=inside, other=0), mask=inside)
 
 
-def admit(
+def enter_slot(
     columns: Tensor,  # [4, A] int32: slot, number of tokens, how many of them are computed, start in `prompts`
     prompts: Tensor,  # int32, concatenated
     max_tokens: int,  # of the longest prompt
@@ -99,33 +99,33 @@ def admit(
     is_finished: Tensor,  # [num_slots] bool
 ) -> None:
     """Writes the tokens and lengths of sequences that enter slots."""
-    num_admitted = columns.shape[1]
-    _admit[(num_admitted, triton.cdiv(max_tokens, _WRITES))](
+    num_entries = columns.shape[1]
+    _enter_slot[(num_entries, triton.cdiv(max_tokens, _WRITES))](
         columns,
         prompts,
         tokens,
         lens,
         computed,
         is_finished,
-        num_admitted,
+        num_entries,
         tokens.stride(0),
         BLOCK=_WRITES,
         num_warps=4,
     )
 
 
-@triton.jit(do_not_specialize=["num_admitted"])
-def _admit(columns, prompts, tokens, lens, computed, is_finished, num_admitted, token_stride, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_entries"])
+def _enter_slot(columns, prompts, tokens, lens, computed, is_finished, num_entries, token_stride, BLOCK: tl.constexpr):
     number, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(columns + number).to(tl.int64)
-    length = tl.load(columns + num_admitted + number)
-    start = tl.load(columns + 3 * num_admitted + number)
+    length = tl.load(columns + num_entries + number)
+    start = tl.load(columns + 3 * num_entries + number)
     item = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = item < length
     tl.store(tokens + slot * token_stride + item, tl.load(prompts + start + item, mask=inside, other=0), mask=inside)
     if chunk == 0:
         tl.store(lens + slot, length.to(tl.int64))
-        tl.store(computed + slot, tl.load(columns + 2 * num_admitted + number).to(tl.int64))
+        tl.store(computed + slot, tl.load(columns + 2 * num_entries + number).to(tl.int64))
         tl.store(is_finished + slot, False)
 
 
@@ -138,7 +138,7 @@ def append_tokens(
     is_finished: Tensor,  # [num_slots] bool
     end_len: Tensor,  # [num_slots] int64
     stop_token_ids: Tensor,  # [num_slots, width] int64
-    out: Tensor,  # [2, B] int32: the token, and one of steps.GOES_ON, STOPPED, FULL, BROKEN
+    out: Tensor,  # [2, B] int32: the token, and one of steps.UNFINISHED, STOPPED, FULL, BROKEN
     *,
     advances: Tensor | None,  # [num_slots] int64, `computed`, in a decode step
 ) -> None:
@@ -200,12 +200,12 @@ def _append(
     finished = tl.where(is_stop, 1, tl.where(is_full, 2, 0))
     flag = tl.load(flags + item, mask=inside, other=0).to(tl.int32)
     finished = tl.where(flag != 0, flag, finished)
-    goes_on = inside & (was_finished == 0)
-    tl.store(tokens + slot * token_stride + length, token.to(tl.int32), mask=goes_on & (length < MAX_LEN))
-    tl.store(lens + slot, length + 1, mask=goes_on)
-    tl.store(is_finished + slot, (finished != 0), mask=goes_on)
+    is_active = inside & (was_finished == 0)
+    tl.store(tokens + slot * token_stride + length, token.to(tl.int32), mask=is_active & (length < MAX_LEN))
+    tl.store(lens + slot, length + 1, mask=is_active)
+    tl.store(is_finished + slot, (finished != 0), mask=is_active)
     if ADVANCES:
         at = tl.load(computed + slot, mask=inside, other=0)
-        tl.store(computed + slot, at + 1, mask=goes_on)
+        tl.store(computed + slot, at + 1, mask=is_active)
     tl.store(out + item, token.to(tl.int32), mask=inside)
     tl.store(out + out_stride + item, finished, mask=inside)

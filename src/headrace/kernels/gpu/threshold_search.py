@@ -108,8 +108,8 @@ def _search(
     """
     count, count_above = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     mass_above = tl.full([], 0.0, tl.float32)
-    goes_on = tl.full([], 1, tl.int32)
-    while goes_on > 0:
+    continues = tl.full([], 1, tl.int32)
+    while continues > 0:
         step = (high - low) // PIVOTS + 1
         counts, masses = _measure(at, vocab_size, best, scale, low, step, BY_MASS, SHIFT, PIVOTS, BLOCK)
         if BY_MASS:
@@ -129,7 +129,7 @@ def _search(
             stops = (count - count_above <= 1) | is_short
         high = tl.where(is_inner, next_low - 1, high)
         low = low + step * pivot.to(tl.int64)
-        goes_on = ((low < high) & (stops == 0)).to(tl.int32)
+        continues = ((low < high) & (stops == 0)).to(tl.int32)
     return low, high, count, count_above, mass_above
 
 

@@ -14,7 +14,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """None is a field that is not given; the defaults are those of `SamplingParams`."""
+    """Fields for sampling. None: the field is not given; the defaults are those of `SamplingParams`."""
 
     model: str | None = None
     n: int | None = None

@@ -1,4 +1,4 @@
-"""How decode attention splits long contexts over programs, so that no program reads on alone at the end of a kernel."""
+"""How decode attention splits long contexts over programs, so that no program runs alone at the end of a kernel."""
 
 from __future__ import annotations
 

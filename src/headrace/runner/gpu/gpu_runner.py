@@ -170,7 +170,7 @@ class GpuRunner:
         for entry in slot_entries:
             self._next_positions[entry.slot] = entry.num_computed
             self._prompt_logprobs.enter(entry)
-            self._sampler.admit(
+            self._sampler.enter_slot(
                 entry.slot,
                 entry.params,
                 seed=entry.seed,

@@ -48,7 +48,7 @@ class GpuSlots:
 
     def enter(self, slot_entries: tuple[SlotEntry, ...], places: list[slice], upload: Upload) -> None:
         columns, prompts = (upload.get(place) for place in places)
-        slot_kernels.admit(
+        slot_kernels.enter_slot(
             columns.view(4, -1),
             prompts,
             max(len(entry.token_ids) for entry in slot_entries),

@@ -46,7 +46,7 @@ def sharing_graph_size(num_seqs: int, max_size: int) -> int:
 
 
 def fastest_sizes(milliseconds_by_size: Mapping[int, float]) -> dict[int, int]:
-    """For each size itself, or a larger one whose graph is faster by `_MIN_SPEEDUP`.
+    """Returns for each size itself, or a larger one whose graph is faster by `_MIN_SPEEDUP`.
 
     Libraries choose a poor kernel for some sizes: the largest GEMM of an 8B model takes 292 us for 448 rows in bfloat16
     on an H200, and 165 us for 480.

@@ -52,8 +52,8 @@ class PrefillShape:
         return (self.num_tokens,) * 2 + (self.num_seqs,) * 2 + (self.num_seqs + 1, 2 * self.num_tiles)
 
     def packed(self, slots: IntArray, num_tokens: IntArray, num_decodes: int, padding_slot: int) -> IntArray:
-        """These arrays, one after the other, for a step whose first `num_decodes` slots decode one token each. Each is
-        aligned to 16 bytes."""
+        """Packs these arrays one after the other, for a step whose first `num_decodes` slots decode one token each.
+        Each is aligned to 16 bytes."""
         num_prompts = len(slots) - num_decodes
         lens = np.zeros(self.num_seqs, np.int64)
         lens[:num_decodes] = 1

@@ -37,7 +37,7 @@ def check_model(services: Services, name: str | None) -> None:
 
 
 def priority_of(services: Services, given: int | None) -> int:
-    """Refused under a policy by order of arrival, which would ignore it."""
+    """Returns the priority. Refuses one if the policy is the order of arrival, which would ignore it."""
     if not given:
         return 0
     if services.engine.settings.queue_policy != "priority":
@@ -116,7 +116,7 @@ async def running(
     reason = "error"
     try:
         with exchange.watched_by(stream.event_queue, deadline_s=deadline_s):
-            async with _turn(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
+            async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
                     yield stream
     except (ClientGoneError, ApiError, asyncio.CancelledError):
@@ -129,18 +129,20 @@ async def running(
 
 
 @asynccontextmanager
-async def _turn(
+async def _place_in_engine(
     services: Services, exchange: Exchange, *, size: int, priority: int, deadline_s: float | None
 ) -> AsyncIterator[None]:
-    """A place in the engine under dynamic batching. Waiting for one ends at the request's deadline."""
-    if services.turns is None:
+    """Hold a place in the engine under dynamic batching. Waiting for one ends at the request's deadline."""
+    if services.dispatcher is None:
         yield
         return
     timeout_s = seconds_in(exchange.scope["headers"], QUEUE_TIMEOUT)
     async with AsyncExitStack() as place:
         try:
             async with asyncio.timeout(deadline_s):
-                await place.enter_async_context(services.turns.turn(size=size, priority=priority, timeout_s=timeout_s))
+                await place.enter_async_context(
+                    services.dispatcher.enter(size=size, priority=priority, timeout_s=timeout_s)
+                )
         except TimeoutError:
             raise too_late(deadline_s or 0.0) from None
         yield

@@ -1,4 +1,4 @@
-"""Prompts and conversations as token ids. Long ones are tokenized on a thread, so that the event loop goes on."""
+"""Tokenizes prompts and conversations: long ones on a thread, so that the event loop is not blocked."""
 
 from __future__ import annotations
 

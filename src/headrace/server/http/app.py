@@ -32,7 +32,7 @@ class App:
             pass
         except HeadraceError as error:
             await self._fail(exchange, error)
-        except Exception as error:  # the server's edge: one request's fault is no other's
+        except Exception as error:  # the server's edge: an error in one request must not affect others
             # The traceback without the message, which may hold what the client sent.
             log.error("%s in %s", type(error).__name__, self._handler_name(exchange), exc_info=_without_message(error))
             await exchange.fail(internal_error())
@@ -67,7 +67,7 @@ class App:
 
 
 def _check_is_admin(exchange: Exchange) -> None:
-    """The gate has checked the key. Without a gate, nobody is an admin."""
+    """The gate has checked the key. Without a gate there is no admin."""
     if not exchange.scope.get("headrace", {}).get("is_admin"):
         raise ApiError(404, "there is no such route", code="not_found")
 

@@ -24,7 +24,7 @@ class BodyPart(Protocol):
 
     @property
     def can_be_written(self) -> bool:
-        """False while the client is slow to read: then use `send`, which waits."""
+        """Whether the client reads fast enough; if not, use `send`, which waits."""
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -99,7 +99,7 @@ class Exchange:
 
     @contextmanager
     def watched_by(self, event_queue: EventQueue, *, deadline_s: float | None = None) -> Iterator[None]:
-        """While inside, a client that disconnects ends the event queue, and so does the deadline."""
+        """Let a disconnect and the deadline end the event queue while inside."""
         loop = asyncio.get_running_loop()
         watching = loop.create_task(self._watch(event_queue))
         timer = None

@@ -1,7 +1,7 @@
-"""The one gate before the application: who may pass, with how much, in which time.
+"""ASGI middleware in front of the application: authentication, CORS, and limits on body size and read time.
 
-Denies by default: every path but the public ones needs a key once there are keys. It judges `scope["path"]`, and the
-application routes by the very same string; neither the Host header nor a URL is ever looked at.
+Denies by default: every path but the public ones needs a key once there are keys. It decides by `scope["path"]`, the
+string the application routes by; the Host header and the URL are not used.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-MOST_PRESENTED_KEYS = 4
-BODIES_AT_ONCE = 64  # so many of the longest bodies may be held at once, by all connections together
+MAX_PRESENTED_KEYS = 4
+MAX_HELD_BODIES = 64  # limit on all bodies held at once, in multiples of max_body_bytes
 PREFLIGHT_SECONDS = b"600"
 
 _REASONS = {
@@ -44,8 +44,8 @@ log = logging.getLogger("headrace.access")
 
 
 class Gate:
-    """An ASGI application around another. What it learns of a request is in `scope["headrace"]`:
-    `request_id`, `arrived_at`, and of the key `key_name`, `cache_salt` and `is_admin`."""
+    """Wraps an ASGI application. What it finds out about a request is in `scope["headrace"]`: `request_id`,
+    `arrived_at`, and `key_name`, `cache_salt` and `is_admin` of the key."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Gate:
         answer = _Answer(send, self._headers_of_every_answer(scope, facts["request_id"]))
         scope = {**scope, "path": self._path(scope), "root_path": self._options.root_path, "headrace": facts}
         try:
-            await self._pass(scope, receive, answer)
+            await self._handle(scope, receive, answer)
         except ApiError as error:
             self._on_refused(_REASONS.get(error.status, "validation"))
             await _refuse(error, scope, receive, answer, self._options)
@@ -80,12 +80,12 @@ class Gate:
             if self._options.enable_log_requests:
                 self._log(scope, answer)
 
-    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         origin = _header(scope, b"origin")
         if origin is not None:
             self._check_origin(origin)
             if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
-                await self._permit(scope, answer)
+                await self._answer_preflight(scope, answer)
                 return
         scope["headrace"] |= self._identify(scope)
         if not _has_body(scope):
@@ -93,20 +93,20 @@ class Gate:
             return
         parts: list[bytes] = []
         try:
-            if await self._read_body(scope, receive, parts):  # else the client has left
+            if await self._read_body(scope, receive, parts):  # else the client disconnected
                 answer.is_body_read = True
                 await self._app(scope, _once(b"".join(parts), receive), answer.send)
         finally:
             self._num_held_bytes -= sum(map(len, parts))
 
     def _path(self, scope: Scope) -> str:
-        """Without the prefix under which a proxy serves this server, if the proxy has left it on."""
+        """Returns the path without `root_path`, the prefix that a proxy may have left on it."""
         path, prefix = str(scope["path"]), self._options.root_path
         if prefix and path.startswith(prefix + "/"):
             return path[len(prefix) :]
         return path
 
-    # ---- who
+    # ---- authentication
 
     def _identify(self, scope: Scope) -> dict[str, Any]:
         path = scope["path"]
@@ -126,14 +126,14 @@ class Gate:
 
     def _presented_key(self, scope: Scope) -> Key | None:
         found: Key | None = None
-        for presented in _presented(scope)[:MOST_PRESENTED_KEYS]:
+        for presented in _presented(scope)[:MAX_PRESENTED_KEYS]:
             found = self._keys.find(presented) or found
         return found
 
-    # ---- from where
+    # ---- CORS
 
     def _check_origin(self, origin: bytes) -> None:
-        """A page that is not on the list must not even be able to send: a browser asks only for some requests."""
+        """Refuse other origins on every request: browsers send a preflight only for some."""
         if "*" not in self._origins and origin.decode("latin-1") not in self._origins:
             raise ApiError(
                 403,
@@ -142,7 +142,7 @@ class Gate:
                 code="origin",
             )
 
-    async def _permit(self, scope: Scope, answer: _Answer) -> None:
+    async def _answer_preflight(self, scope: Scope, answer: _Answer) -> None:
         asked = _header(scope, b"access-control-request-headers") or b"authorization, content-type, x-api-key"
         headers = [
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
@@ -166,10 +166,10 @@ class Gate:
             headers += [(b"vary", b"origin"), (b"access-control-expose-headers", b"x-request-id, retry-after")]
         return headers
 
-    # ---- how much, in which time
+    # ---- request bodies
 
     async def _read_body(self, scope: Scope, receive: Receive, parts: list[bytes]) -> bool:
-        """Whether all of it came; each part is counted as it is taken."""
+        """Read the body into `parts`. Returns False if the client disconnected."""
         limit, seconds = self._options.max_body_bytes, self._options.read_timeout_s
         if _content_length(scope) > limit:
             raise _too_long(limit)
@@ -185,7 +185,7 @@ class Gate:
                     self._num_held_bytes += len(parts[-1])
                     if num_bytes > limit:
                         raise _too_long(limit)
-                    if self._num_held_bytes > BODIES_AT_ONCE * limit:
+                    if self._num_held_bytes > MAX_HELD_BODIES * limit:
                         raise _too_much()
                     if not message.get("more_body", False):
                         return True
@@ -208,7 +208,7 @@ class Gate:
 
 
 class _Answer:
-    """`send`, with the headers that every answer has, and a memory of how far it came."""
+    """Wraps `send`: adds the common headers and records the status."""
 
     def __init__(self, send: Send, headers: list[Header]) -> None:
         self._send = send
@@ -217,7 +217,7 @@ class _Answer:
         self.is_body_read = False
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Not a coroutine of its own: this runs for every token."""
+        """Send a message. Not a coroutine of its own, as it runs for every token."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
@@ -225,8 +225,9 @@ class _Answer:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answer, options: ServerOptions) -> None:
-    """Answer at once and close; but let the client finish sending within reason, or it might never see the answer."""
-    if answer.status is not None:  # too late to say anything
+    """Send the error and close. The rest of the body is read before closing, within limits, so that the client sees
+    the response."""
+    if answer.status is not None:  # the response has already started
         raise error
     body = error_body(error)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -256,7 +257,7 @@ async def _drop_body(receive: Receive, options: ServerOptions) -> None:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then whatever comes: the client's leaving."""
+    """Returns the body as one message, then what `receive` gives: the disconnect."""
     is_given = False
 
     async def receive_whole() -> Message:
@@ -295,7 +296,7 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's, if it is short and plain; else a new one."""
+    """Returns the client's request id if it is short and plain, else a new one."""
     given = _header(scope, b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given.decode()

@@ -68,7 +68,7 @@ class Lifecycle:
         self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
         self._drain_timeout: asyncio.Timeout | None = None
-        self._is_hurried = False
+        self._skips_drain = False
         self._exit_code = 0
 
     @property
@@ -107,7 +107,7 @@ class Lifecycle:
             self._state.drain()
             self._stopping = asyncio.create_task(self._stop())
             return
-        self._is_hurried = True
+        self._skips_drain = True
         if self._drain_timeout is not None:
             self._drain_timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -126,7 +126,7 @@ class Lifecycle:
             self._exit_code = 1
             self._print_line(f"aborting {self.num_in_flight} requests")
             await self._abort_all()
-            self._is_hurried = False  # also after a second signal there is time for the last chunks
+            self._skips_drain = False  # also after a second signal there is time for the last chunks
             if not await self._finish_within(ABORT_S):
                 for task in self._uvicorn.server_state.tasks:
                     task.cancel()
@@ -135,7 +135,7 @@ class Lifecycle:
     async def _finish_within(self, seconds: float) -> bool:
         """Whether all requests in flight ended within that time, before a second signal."""
         try:
-            async with asyncio.timeout(0 if self._is_hurried else seconds) as self._drain_timeout:
+            async with asyncio.timeout(0 if self._skips_drain else seconds) as self._drain_timeout:
                 while tasks := self._uvicorn.server_state.tasks:
                     await asyncio.wait(set(tasks))
         except TimeoutError:

@@ -47,8 +47,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_reading_head = True
         self._num_head_bytes = 0  # received of an incomplete head
         self._num_parsed_bytes = 0  # of it, already delivered by the parser
-        self._is_deaf = False  # further input is dropped
-        self._is_ahead = False  # the client has sent its next request before the response (pipelining)
+        self._ignores_input = False  # further input is dropped
+        self._is_pipelining = False  # the client has sent its next request before the response (pipelining)
         self._error: ApiError | None = None
         self._head_alarm: asyncio.TimerHandle | None = None
         self._write_alarm: asyncio.TimerHandle | None = None
@@ -64,7 +64,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
             self.limits.on_refused("connections")
-            self._is_deaf = True
+            self._ignores_input = True
             transport.abort()
             return
         self._set_head_alarm()
@@ -80,16 +80,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._is_deaf:
+        if self._ignores_input:
             return
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade:
-            self._is_deaf = True  # no upgrades are supported; the request itself is answered
+            self._ignores_input = True  # no upgrades are supported; the request itself is answered
             self._close_after_answer()
         except (httptools.HttpParserError, _Stop):
-            self._is_deaf = True
-            if self._is_ahead or (self._is_answering and self.cycle.response_started):
+            self._ignores_input = True
+            if self._is_pipelining or (self._is_answering and self.cycle.response_started):
                 self._close_after_answer()
             else:
                 self._refuse(self._error or ApiError(400, "this is not a valid HTTP request", code="bad_request"))
@@ -106,7 +106,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._is_answering:  # uvicorn would not notice its end while another request waits behind it
-            self._is_ahead = True
+            self._is_pipelining = True
             raise _Stop
         super().on_message_begin()
         self._is_reading_head = True
@@ -159,7 +159,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_later()
-        elif self._is_deaf:
+        elif self._ignores_input:
             self._close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -201,7 +201,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_alarm = None
-        self._is_deaf = True
+        self._ignores_input = True
         if self._num_head_bytes == 0:
             self._close()
         else:

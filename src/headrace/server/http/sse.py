@@ -45,7 +45,7 @@ class EventStream:
         self._is_silent = False
 
     def __enter__(self) -> EventStream:
-        self._look()
+        self._check_silence()
         return self
 
     def __exit__(
@@ -54,14 +54,14 @@ class EventStream:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         if not self._interval_s:
             return
         if self._num_seen == self._num_sent:
             self._is_silent = True
             self._event_queue.wake()
         self._num_seen = self._num_sent
-        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_silence)
 
     def send(self, events: bytes) -> Awaitable[None]:
         """One or more whole events."""

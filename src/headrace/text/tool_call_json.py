@@ -17,11 +17,12 @@ class Call(Protocol):
 
     @property
     def text(self) -> str:
-        """Everything that was fed, except a character that was an error."""
+        """The text that was fed, except a character that was an error."""
         ...
 
     def feed(self, char: str) -> Found:
-        """Takes one character. ERROR: this is not a call, without the character. OBJECT_END: it is complete."""
+        """Takes one character. ERROR: the text so far, without this character, is not a call. OBJECT_END: the call is
+        complete."""
         ...
 
     @property
