@@ -1,4 +1,4 @@
-"""Output tokens per second on this CPU with the embedded model: Headrace and the other engines that are installed.
+"""Output tokens per second on this CPU with the default model: Headrace and the other engines that are installed.
 
 Each engine runs in its own process, one after the other, in rounds (so that a machine that slows down slows all of
 them): the same prompts, greedy, end of sequence ignored, all cores. Peak memory is that of the process.

@@ -1,4 +1,4 @@
-"""Workloads of the CPU benchmark: chat prompts for the embedded model, lengths fixed by seed."""
+"""Workloads of the CPU benchmark: chat prompts for the default model, lengths fixed by seed."""
 
 from __future__ import annotations
 

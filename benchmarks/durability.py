@@ -8,7 +8,7 @@ compares the medians of all rounds, `pairs` each round with its neighbour; by wa
 machine, and by CPU time, with children. On a busy machine whole jobs vary by more than the loss, so the calls that
 accept, write, sync and publish results are timed as well: `share_of_cpu` is the CPU time of the journal's calls beyond
 that of the plain writer's, as a share of the plain job's CPU time (`share_of_sync`: that of the sync thread, which
-blocks nobody), and `share_alone` is the time in which nothing else runs: opening and publishing.
+blocks no other thread), and `share_alone` is the time in which nothing else runs: opening and publishing.
 
     python benchmarks/durability.py --json benchmarks/results/durability.json        # four minutes
     python benchmarks/durability.py --step-ms 10 --rows 4096 --json benchmarks/results/durability-paced.json

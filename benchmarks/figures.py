@@ -52,6 +52,7 @@ STYLE = """
 
 WIDTH, MARGIN, GAP = 980, 28, 20
 TOP, PLOT_HEIGHT, BOTTOM = 122, 230, 62
+LABEL_LINE = 12  # height of a value's label
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +191,21 @@ def _group(group: Group, left: float, width: float, base: float, unit: float) ->
             f'<rect x="{x + 1:.1f}" y="{base - height:.1f}" width="{bar_width - 2:.1f}" height="{height:.1f}" rx="2" '
             f'fill="{COLOURS[bar.engine]}"/>'
         )
-        if bar.engine != "vllm":
-            kind = "value own" if bar.engine == "headrace" else "value"
-            yield _text(x + bar_width / 2, base - height - 5, _shown(bar.value), kind, anchor="middle")
+    labelled = [(place, bar) for place, bar in enumerate(group.bars) if bar.engine != "vllm"]
+    heights = _label_heights([bar.value * unit + 5 for _, bar in labelled])
+    for (place, bar), height in zip(labelled, heights, strict=True):
+        kind = "value own" if bar.engine == "headrace" else "value"
+        yield _text(start + (place + 0.5) * bar_width, base - height, _shown(bar.value), kind, anchor="middle")
     yield _text(left + width / 2, base + 20, group.label, "label", anchor="middle")
+
+
+def _label_heights(heights: Sequence[float]) -> list[float]:
+    """Labels are wider than bars: of two neighbours at nearly the same height, the higher one moves up a line."""
+    moved = list(heights)
+    for i in range(1, len(moved)):
+        low, high = sorted((i - 1, i), key=lambda place: moved[place])
+        moved[high] = max(moved[high], moved[low] + LABEL_LINE)
+    return moved
 
 
 def _shown(value: float) -> str:

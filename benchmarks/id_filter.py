@@ -6,7 +6,7 @@ Each container takes the same ids, a few of them for the second time, in batches
 with which line it came first (a set cannot: it only says that the id is there). Each run is a process of its own; runs
 are interleaved. Only the container's calls are timed. Memory is the process's peak beyond what it had at the start.
 
-    headrace        SeenIds: 64-bit hashes in a dictionary, then in sorted runs (long ones in a file) behind a filter
+    headrace        IdFilter: 64-bit hashes in a dictionary, then in sorted runs (long ones in a file) behind a filter
     set             the 8-byte digests of all ids
     dict            line number by 64-bit hash
     sqlite-*-text   (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID, INSERT OR IGNORE, one transaction, no journal
@@ -37,7 +37,7 @@ BATCH = 4096
 MILLION = 1_000_000
 REPEAT_EVERY = 100_000  # one id of so many was there before: it is an error of the input, and rare
 CACHE_KIB = 65_536  # of sqlite, in memory
-PATIENCE_S = 240.0  # after so long a run is stopped, and what it has done is reported
+MAX_RUN_S = 240.0  # after so long a run is stopped, and what it has done is reported
 
 Found = list[int | None]
 Add = Callable[[Sequence[str], Sequence[int]], Found]
@@ -47,9 +47,9 @@ Add = Callable[[Sequence[str], Sequence[int]], Found]
 
 
 def headrace(directory: str) -> Add:
-    from headrace.jobs.input.id_filter import SeenIds
+    from headrace.jobs.input.id_filter import IdFilter
 
-    return SeenIds(directory=Path(directory)).add
+    return IdFilter(directory=Path(directory)).add
 
 
 def digests(directory: str) -> Add:
@@ -132,7 +132,7 @@ def fill(name: str, kind: str, millions: list[int], directory: str, pipe: Any) -
     wall = cpu = 0.0
     number = 1
     for goal in millions:
-        while number <= goal * MILLION and wall < PATIENCE_S:
+        while number <= goal * MILLION and wall < MAX_RUN_S:
             numbers = list(range(number, min(number + BATCH, goal * MILLION + 1)))
             ids = [id_of(original(one), kind) for one in numbers]
             began, began_cpu = time.perf_counter(), time.process_time()

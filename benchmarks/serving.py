@@ -367,7 +367,7 @@ def main() -> None:
 def levels(given: argparse.Namespace, model: str, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a record per concurrency level, and one of the offline rate compared with the largest level."""
     flags = ["--model", model, "--served-model-name", "model"]
-    flags += ["--max-num-queued-reqs", str(2 * max(given.concurrency))]
+    flags += ["--max-num-queued-reqs", str(2 * max(WARM_UP[0], *given.concurrency))]
     flags += [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     last_id = LAST_ID.get(given.model, VLLM_LAST_ID)
 

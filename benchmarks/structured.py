@@ -2,8 +2,8 @@
 
     python benchmarks/structured.py --json benchmarks/results/structured-cpu.json
 
-The masks are those of the embedded model's vocabulary, for sequences that write given texts: each step reads one token
-per sequence and computes which tokens may follow. The requests run on the embedded model; every answer has the same
+The masks are those of the default model's vocabulary, for sequences that write given texts: each step reads one token
+per sequence and computes which tokens may follow. The requests run on the default model; every answer has the same
 length. On a busy machine look at the CPU time, which does not count other programs.
 """
 

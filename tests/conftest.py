@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture. A test's random numbers do not depend on the tests before it, which differ between workers.
-    The first worker that needs the embedded model fetches it, while the others wait."""
+    The first worker that needs the default model fetches it, while the others wait."""
     torch.manual_seed(0)
     if item.get_closest_marker("embedded"):
         from headrace.models.sources import locate

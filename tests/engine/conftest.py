@@ -16,6 +16,6 @@ def llm(tiny_directory: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def smollm() -> Iterator[LLM]:
-    """The embedded model, for tests marked `embedded`."""
+    """The default model, for tests marked `embedded`."""
     with LLM(max_model_len=512) as engine:
         yield engine

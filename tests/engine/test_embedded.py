@@ -1,4 +1,4 @@
-"""The embedded model end to end: greedy answers equal those of transformers with the same weights."""
+"""The default model end to end: greedy answers equal those of transformers with the same weights."""
 
 from __future__ import annotations
 

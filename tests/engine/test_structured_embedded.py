@@ -1,4 +1,4 @@
-"""The embedded model with grammars: a large vocabulary and meaningful answers."""
+"""The default model with grammars: a large vocabulary and meaningful answers."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
     stops[slots[5], 0], end_len[slots[5]], flags[5] = sampled[5], 1, BROKEN
     stops[slots[6], 3], end_len[slots[6]] = sampled[6], 1
     lens[slots[7]] = max_len  # a full slot: nothing may be written past its end
-    standing = [UNFINISHED, STOPPED, FULL, BROKEN, UNFINISHED, BROKEN, STOPPED, FULL, *[UNFINISHED] * 62]
+    expected_states = [UNFINISHED, STOPPED, FULL, BROKEN, UNFINISHED, BROKEN, STOPPED, FULL, *[UNFINISHED] * 62]
     expected_tokens, expected_lens, expected_finished = tokens.clone(), lens.clone(), is_finished.clone()
     for row, slot in enumerate(slots.tolist()):
         if is_finished[slot]:
@@ -237,7 +237,7 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
         if lens[slot] < max_len:
             expected_tokens[slot, lens[slot]] = sampled[row].int()
         expected_lens[slot] += 1
-        expected_finished[slot] = standing[row] != UNFINISHED
+        expected_finished[slot] = expected_states[row] != UNFINISHED
     computed = torch.arange(num_rows, device=place.device)
     expected_computed = computed + (expected_lens - lens) * advances
 
@@ -260,7 +260,7 @@ def test_sampled_tokens_are_appended_to_the_slots_that_go_on(place: Place, advan
     assert torch.equal(computed, expected_computed)
     had_not_ended = [i for i in range(70) if i != 4]
     assert out[0, had_not_ended].tolist() == sampled[had_not_ended].tolist()
-    assert out[1, had_not_ended].tolist() == [standing[i] for i in had_not_ended]
+    assert out[1, had_not_ended].tolist() == [expected_states[i] for i in had_not_ended]
 
 
 @everywhere

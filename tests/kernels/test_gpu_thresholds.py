@@ -183,9 +183,11 @@ def test_each_filter_keeps_what_transformers_keeps(
         # In bfloat16 a hundred logits may equal the threshold; transformers keeps others of them, in its sort's order.
         # How many are kept is a matter of sums, here in float32: where 1e-6 of the sum is less than the token at the
         # threshold, they can differ by that token.
-        ours, judges = (logits.masked_fill(~kept, -INF).sort(dim=1, descending=True).values for kept in (found, theirs))
-        assert (ours != judges).sum(dim=1).max() <= 1
-        assert (ours != judges).any(dim=1).float().mean() < 0.1
+        ours, reference = (
+            logits.masked_fill(~kept, -INF).sort(dim=1, descending=True).values for kept in (found, theirs)
+        )
+        assert (ours != reference).sum(dim=1).max() <= 1
+        assert (ours != reference).any(dim=1).float().mean() < 0.1
     else:
         assert torch.equal(found, theirs)
 

@@ -1,4 +1,4 @@
-"""The embedded model against transformers' own reading of the weights."""
+"""The default model against transformers' own reading of the weights."""
 
 from __future__ import annotations
 

@@ -156,10 +156,10 @@ def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes()
     num = 4 * len(KINDS)
     logits = torch.randn(num, VOCAB_SIZE) * 2
     texts = [(random_tokens(1 + i % 20, top=20), random_tokens(i % 30, top=20)) for i in range(num)]
-    crowd, slots = Slots(64), torch.randperm(64)[:num].tolist()
+    batch, slots = Slots(64), torch.randperm(64)[:num].tolist()
     for i, slot in enumerate(slots):
-        crowd.enter_slot(slot, *texts[i], seed=i, **KINDS[i % len(KINDS)])
-    sampled, from_logits = crowd.sample(logits, slots)
+        batch.enter_slot(slot, *texts[i], seed=i, **KINDS[i % len(KINDS)])
+    sampled, from_logits = batch.sample(logits, slots)
     for i in range(num):
         alone = Slots(1)
         alone.enter_slot(0, *texts[i], seed=i, **KINDS[i % len(KINDS)])

@@ -159,7 +159,7 @@ def test_logits_far_from_zero_are_sampled_by_their_differences():
     assert support([1e4, 1e4 + 0.5, 0.0], top_p=0.99) == [{0, 1}] * 2
 
 
-def test_minus_infinity_is_never_drawn():
+def test_minus_infinity_is_never_sampled():
     assert support([-INF, 0.0, -INF, 0.0, -INF]) == [{1, 3}] * 2
     assert support([-INF, 0.0, -INF, 0.0, -INF], top_k=4, top_p=0.999) == [{1, 3}] * 2
 

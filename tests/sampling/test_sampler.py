@@ -55,11 +55,11 @@ ALL_KINDS: list[dict[str, Any]] = [
 def test_a_sequence_samples_the_same_alone_and_among_fifty_others_in_another_slot():
     torch.manual_seed(0)
     logits = torch.randn(51, VOCAB_SIZE) * 2
-    crowd = Sampler(64, VOCAB_SIZE)
+    batch = Sampler(64, VOCAB_SIZE)
     slots = torch.randperm(64)[:51].tolist()
     for i, slot in enumerate(slots):
-        enter_slot(crowd, slot, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
-    together = sample(crowd, logits, slots, list(range(10, 61))).tokens.tolist()
+        enter_slot(batch, slot, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
+    together = sample(batch, logits, slots, list(range(10, 61))).tokens.tolist()
     for i in range(51):
         alone = Sampler(1, VOCAB_SIZE)
         enter_slot(alone, 0, seed=i, **ALL_KINDS[i % len(ALL_KINDS)])
@@ -132,7 +132,7 @@ def test_a_stop_token_at_the_longest_length_counts_as_a_stop():
     assert sample(sampler, peaked(7), [0]).finished.tolist() == [STOPPED]
 
 
-def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_go_on():
+def test_a_row_with_unusable_logits_is_broken_and_its_neighbours_continue():
     sampler = Sampler(3, VOCAB_SIZE)
     for slot in range(3):
         enter_slot(sampler, slot, temperature=0.0, logprobs=1, stops=(0,), end_len=11 if slot == 1 else 1000)
@@ -240,16 +240,16 @@ def test_written_slots_reach_the_device_with_the_next_step(shares_memory):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_row_samples_the_same_alone_and_in_a_crowd_and_greedy_rows_what_a_cpu_draws():
+def test_on_a_gpu_a_row_samples_the_same_alone_and_in_a_batch_and_greedy_rows_match_the_cpu():
     torch.manual_seed(4)
     logits = torch.randn(45, VOCAB_SIZE) * 2
-    crowd, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
+    batch, on_cpu = Sampler(45, VOCAB_SIZE, "cuda"), Sampler(45, VOCAB_SIZE)
     for slot in range(45):
-        enter_slot(crowd, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
+        enter_slot(batch, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
         enter_slot(on_cpu, slot, seed=slot, **ALL_KINDS[slot % len(ALL_KINDS)])
     host_slots = torch.arange(45)
     slots, lens = host_slots.cuda(), host_slots.cuda() + 10
-    together = crowd.sample(logits.cuda(), slots, lens, host_slots=host_slots.numpy()).tokens.tolist()
+    together = batch.sample(logits.cuda(), slots, lens, host_slots=host_slots.numpy()).tokens.tolist()
     expected = on_cpu.sample(logits.clone(), host_slots, host_slots + 10).tokens.tolist()
     for i in range(45):
         alone = Sampler(1, VOCAB_SIZE, "cuda")

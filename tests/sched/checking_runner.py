@@ -29,7 +29,7 @@ from headrace.steps import (
 from headrace.types import FinishReason, Readout, Request, SamplingParams, SequenceEvent, TokenLogprobs
 
 VOCAB_SIZE = 40
-GARBAGE = 9_999  # the tokens that a finished slot goes on to "sample"
+GARBAGE = 9_999  # the tokens that a finished slot still "samples"
 TOP_WIDTH = 3
 
 

@@ -116,9 +116,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.collect()
 
     @precondition(lambda self: self.driver.scheduler.has_unfinished)
-    @rule(depth=st.integers(0, MAX_IN_FLIGHT - 1), num_turns=st.integers(1, 8))
-    def go_on(self, depth: int, num_turns: int) -> None:
-        for _ in range(num_turns):
+    @rule(depth=st.integers(0, MAX_IN_FLIGHT - 1), num_steps=st.integers(1, 8))
+    def run_steps(self, depth: int, num_steps: int) -> None:
+        for _ in range(num_steps):
             self.driver.step(depth)
             self.driver.check_blocks()
 
@@ -140,12 +140,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.driver.drain(depth=len(self.prompts) % MAX_IN_FLIGHT, max_steps=self._most_turns())
+        self.driver.drain(depth=len(self.prompts) % MAX_IN_FLIGHT, max_steps=self._max_steps())
         self.nothing_is_preempted_where_that_is_promised()
         self.driver.check_answers()
         self.driver.check_empty()
 
-    def _most_turns(self) -> int:
+    def _max_steps(self) -> int:
         """Even one by one, and one token a step, each sequence would be done in its length and the pipeline's."""
         num_sequences = len(self.driver.answers)
         return MAX_IN_FLIGHT + num_sequences * (self.driver.limits.max_model_len + MAX_IN_FLIGHT)

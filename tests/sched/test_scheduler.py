@@ -147,13 +147,13 @@ def test_a_stop_token_ends_an_answer_and_is_its_last_token() -> None:
 
 
 def test_an_answer_does_not_depend_on_the_other_sequences() -> None:
-    alone, crowded = make_driver(), make_driver(max_num_batched_tokens=9, max_num_seqs=5)
+    alone, batched = make_driver(), make_driver(max_num_batched_tokens=9, max_num_seqs=5)
     for number in range(9):
-        crowded.add(make_request(f"{number}", range(number, number + 7), max_tokens=9), seeds=(number,))
-    for driver in (alone, crowded):
+        batched.add(make_request(f"{number}", range(number, number + 7), max_tokens=9), seeds=(number,))
+    for driver in (alone, batched):
         driver.add(make_request("mine", range(10), max_tokens=9), seeds=(1234,))
         finish(driver, depth=2)
-    assert alone.answers["mine", 0].token_ids == crowded.answers["mine", 0].token_ids
+    assert alone.answers["mine", 0].token_ids == batched.answers["mine", 0].token_ids
 
 
 # ---- order and starting
@@ -352,7 +352,7 @@ def test_a_block_whose_last_token_ended_an_answer_is_not_taken_for_computed() ->
     answer = decode_alone(range(8), seed=0, end_len=12)
     assert answer.index(answer[3]) == 3
     driver.add(make_request("stopped", range(8), max_tokens=20), stop_token_ids=(answer[3],))
-    driver.drain(depth=3)  # steps in flight went on after the stop token, but the device did not
+    driver.drain(depth=3)  # steps in flight continued after the stop token, but the device did not
     driver.add(make_request("follow-up", [*range(8), *answer, 30], max_tokens=2))
     finish(driver)
     assert driver.answers["follow-up", 0].num_cached_tokens == 8

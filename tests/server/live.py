@@ -34,8 +34,8 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 class TinyApp:
-    """/echo responds with the body's length; /flood writes forever; /stream writes until `end` or an abort; /deaf
-    ignores disconnects."""
+    """/echo responds with the body's length; /flood writes forever; /stream writes until `end` or an abort;
+    /ignores-disconnect does not watch for a disconnect."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -50,9 +50,12 @@ class TinyApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_running += 1
         try:
-            await {"/stream": self._stream, "/flood": self._flood, "/deaf": self._deaf}.get(scope["path"], self._echo)(
-                receive, send
-            )
+            handlers = {
+                "/stream": self._stream,
+                "/flood": self._flood,
+                "/ignores-disconnect": self._ignore_disconnect,
+            }
+            await handlers.get(scope["path"], self._echo)(receive, send)
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
@@ -83,7 +86,7 @@ class TinyApp:
             await asyncio.sleep(0)
         self.num_left += 1
 
-    async def _deaf(self, receive: Receive, send: Send) -> None:
+    async def _ignore_disconnect(self, receive: Receive, send: Send) -> None:
         """Do not watch for a disconnect."""
         await self.end.wait()
 

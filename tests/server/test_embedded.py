@@ -1,4 +1,4 @@
-"""The embedded model behind the API, for tests where the text matters."""
+"""The default model behind the API, for tests where the text matters."""
 
 from __future__ import annotations
 

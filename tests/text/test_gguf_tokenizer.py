@@ -258,7 +258,7 @@ def test_a_sentencepiece_file_without_scores_is_refused() -> None:
         load(sentencepiece_metadata(scores=None))
 
 
-# The embedded model
+# The default model
 
 
 @pytest.fixture(scope="module")

@@ -213,9 +213,9 @@ def test_sentencepiece_files_are_read_as_sentencepiece_reads_them(tmp_path: Path
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    tokenizer, judge = load(tmp_path), spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    tokenizer, reference = load(tmp_path), spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
     for text in TEXTS:
-        assert tokenizer.encode(text) == [judge.bos_id(), *judge.encode(text)]
+        assert tokenizer.encode(text) == [reference.bos_id(), *reference.encode(text)]
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -232,10 +232,10 @@ def test_tiktoken_files_are_read_as_tiktoken_reads_them(tmp_path: Path) -> None:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    judge = tiktoken.Encoding("judge", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    reference = tiktoken.Encoding("reference", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     for text in TEXTS:
-        assert tokenizer.encode(text, add_special_tokens=False) == judge.encode(text)
-        assert tokenizer.decode(judge.encode(text)) == text
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text)
+        assert tokenizer.decode(reference.encode(text)) == text
 
 
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

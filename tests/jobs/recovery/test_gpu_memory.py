@@ -57,7 +57,7 @@ class Hog:
                 size //= 2
 
 
-def test_a_job_goes_on_after_its_gpu_ran_out_of_memory(tmp_path: Path) -> None:
+def test_a_job_continues_after_its_gpu_ran_out_of_memory(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": f"line {number}, " * 5, "max_tokens": 16, "ignore_eos": True} for number in range(NUM_LINES)]

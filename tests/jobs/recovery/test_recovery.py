@@ -219,7 +219,7 @@ def test_an_engine_whose_death_is_seen_by_submit_is_replaced_too(write_lines: Wr
     faulty = FaultyStart(start, FaultyRunner(dies_at={3}))
     num_calls = 0
 
-    def deaf(config: EngineConfig, deliver: Any) -> Engine:
+    def dies_in_submit(config: EngineConfig, deliver: Any) -> Engine:
         engine = faulty(config, deliver)
         submit = engine.client.submit
 
@@ -234,7 +234,7 @@ def test_an_engine_whose_death_is_seen_by_submit_is_replaced_too(write_lines: Wr
         engine.client.submit = waits_for_death  # type: ignore[method-assign]
         return engine
 
-    report = run(source, deaf)
+    report = run(source, dies_in_submit)
     assert (report.exit_code, len(read(source)), report.failures.deaths) == (0, 40, {"engine": 1})
 
 

@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: its greedy choices judged by transformers in float32 on the same weights."""
+"""The whole engine on a GPU: its greedy choices compared with transformers in float32 on the same weights."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def prefill_graphs_run(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat16(
     family: str, tmp_path: Path, prefill_graphs_run: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A judge in float32 on the same bfloat16 weights finds how far each side's choices lie below the best. Ours are
-    first made with prefill graphs, then without."""
+    """A reference in float32 on the same bfloat16 weights finds how far each side's choices lie below the best. Ours
+    are first made with prefill graphs, then without."""
     in_bf16 = rounded(save_model(tmp_path, family), torch.bfloat16)
-    judge = rounded(save_model(tmp_path, family), torch.float32)
+    reference = rounded(save_model(tmp_path, family), torch.float32)
     prompts = prompts_with_shared_prefixes()
-    theirs = [shortfalls(judge, prompt, transformers_answer(in_bf16, prompt)) for prompt in prompts]
+    theirs = [shortfalls(reference, prompt, transformers_answer(in_bf16, prompt)) for prompt in prompts]
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", **settings) as llm:
         first = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -90,10 +90,11 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
         assert llm.stats.scheduler.num_prefix_hit_tokens > 0
     for outputs in (first, again):
         answers = [list(output.outputs[0].token_ids) for output in outputs]
-        ours = torch.cat([shortfalls(judge, *pair) for pair in zip(prompts, answers, strict=True)])
+        ours = torch.cat([shortfalls(reference, *pair) for pair in zip(prompts, answers, strict=True)])
         assert ours.mean() < 1.5 * torch.cat(theirs).mean() + 0.005
         if family not in MIXTURES:  # rounding sends a token to another expert now and then, with any answer
-            # After a few texts bfloat16 is far off whoever computes: it moves the judge's own opinion of our choice.
+            # After a few tokens bfloat16 itself deviates this much, in any implementation: allow twice what it moves
+            # the reference.
             in_their_eyes = torch.cat([shortfalls(in_bf16, *pair) for pair in zip(prompts, answers, strict=True)])
             limit = (1.5 * torch.cat(theirs).max() + 0.05).maximum(2 * (ours - in_their_eyes).abs())
             assert (ours < limit).all(), (ours - limit).max()
@@ -101,13 +102,13 @@ def test_greedy_choices_are_as_near_the_best_as_those_of_transformers_in_bfloat1
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tmp_path: Path) -> None:
-    judge = rounded(save_model(tmp_path, family), torch.float32)
+    reference = rounded(save_model(tmp_path, family), torch.float32)
     prompts = prompts_with_shared_prefixes()
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
     with LLM(str(tmp_path), dtype="bfloat16", quantization="fp8", **settings) as llm:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     found = [
-        shortfalls(judge, prompt, list(output.outputs[0].token_ids))
+        shortfalls(reference, prompt, list(output.outputs[0].token_ids))
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     # A random token lies about 3 below the best. With the inputs of their GEMMs rounded to eight bits, the
@@ -162,7 +163,7 @@ def test_abort_and_preemption_leave_nothing_behind_on_a_gpu(tmp_path: Path) -> N
     assert same > 0.8 * len(prompts)  # the others part where rounding decides between near-equal tokens
 
 
-def test_a_plain_request_draws_the_same_whatever_its_neighbours_ask_for_on_a_gpu(tmp_path: Path) -> None:
+def test_a_plain_request_samples_the_same_in_any_batch_on_a_gpu(tmp_path: Path) -> None:
     save_model(tmp_path)
     plain = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=4)
     neighbours = [
@@ -197,7 +198,7 @@ def test_changes_of_logits_reach_sampling_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_of_prompts_are_near_those_of_transformers_on_a_gpu(tmp_path: Path) -> None:
-    judge = rounded(save_model(tmp_path), torch.float32)
+    reference = rounded(save_model(tmp_path), torch.float32)
     prompts = prompts_with_shared_prefixes()[:12]
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=2)
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
@@ -205,7 +206,7 @@ def test_log_probabilities_of_prompts_are_near_those_of_transformers_on_a_gpu(tm
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for output, prompt in zip(outputs, prompts, strict=True):
         with torch.inference_mode():
-            logits = judge(torch.tensor([prompt], device="cuda")).logits[0, :-1]
+            logits = reference(torch.tensor([prompt], device="cuda")).logits[0, :-1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:], device="cuda")[:, None])[:, 0]
         assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
         found = torch.tensor([entry.logprob for entry in output.prompt_logprobs[1:] if entry], device="cuda")
@@ -249,7 +250,7 @@ def test_neighbours_under_a_grammar_do_not_change_an_answer_on_a_gpu(tmp_path: P
     assert [o.outputs[0].token_ids for o in beside_bound] == [o.outputs[0].token_ids for o in beside_free]
 
 
-def test_a_preempted_answer_goes_on_in_its_grammar_on_a_gpu(tmp_path: Path) -> None:
+def test_a_preempted_answer_continues_in_its_grammar_on_a_gpu(tmp_path: Path) -> None:
     save_model(tmp_path)
     asked = [[1 + token % 94 for token in prompt] for prompt in prompts_with_shared_prefixes()]
     params = bound("[a-z ]{40,50}[0-9]", seed=3)

@@ -110,7 +110,7 @@ def test_a_handler_that_ignores_the_abort_is_cancelled(monkeypatch: pytest.Monke
     async def body() -> None:
         async with Live(shutdown_timeout_s=0.0) as live:
             _, writer = await live.connect()
-            writer.write(b"GET /deaf HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /ignores-disconnect HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: live.tiny.num_running == 1)
             send(signal.SIGTERM)
             assert await live.exit == 1

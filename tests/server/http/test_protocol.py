@@ -210,7 +210,7 @@ def test_a_handler_that_ignores_a_disconnect_is_cancelled(monkeypatch: pytest.Mo
     async def body() -> None:
         async with Live() as live:
             _, writer = await live.connect()
-            writer.write(b"GET /deaf HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /ignores-disconnect HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: live.tiny.num_running == 1)
             writer.close()
             await until(lambda: live.tiny.num_running == 0)
