@@ -72,7 +72,7 @@ def test_a_job_continues_after_its_gpu_ran_out_of_memory(tmp_path: Path) -> None
     finally:
         hog.give_back()
     assert report.exit_code == 0
-    assert report.trouble.memory_rungs == ["started again"]
+    assert report.failures.memory_rungs == ["started again"]
     before, then = hog.allocated_at_start
     assert then < before + CACHE_BYTES // 4  # nothing of the dead engine is left
     answers = [json.loads(line) for line in output.read_text().splitlines()]
