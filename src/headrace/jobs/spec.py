@@ -33,7 +33,7 @@ class JobSpec:
     template: LineTemplate | None = None  # makes a request of each line; None: lines are requests
     input_format: str | None = None  # None: from the file name
     output_format: str | None = None
-    max_error_rate: float = 0.1  # of the lines done, once 1,000 are done; 1 never stops
+    max_error_rate: float = 0.1  # of at least 1,000 lines; 1 never stops
     gpu_price: float | None = None  # per GPU hour, in any currency
     keep_order: bool = False  # publish in the order of the input, not of completion
     redo: str | None = None  # repeat these lines, see `store.redo`

@@ -19,7 +19,8 @@ from headrace.errors import JobError
 from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.status.report import JobReport
+from headrace.jobs.status import report as report_module
+from headrace.jobs.status.report import JobReport, Tally
 from headrace.jobs.store.clean import clean
 from headrace.jobs.store.job_view import find_job, view_job
 
@@ -116,3 +117,30 @@ def test_a_few_errors_and_a_short_file_do_not_stop_a_job(write_lines: WriteLines
     for lines in (mixed(1200, 120), mixed(0, 999)):
         source = write_lines(*lines)
         assert run(source, source.parent / "out.jsonl", start, overwrite=True).tally.num_done == len(lines)
+
+
+def test_errors_found_while_reading_ahead_are_compared_with_all_lines_read(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch is read as a whole before any of its lines is answered."""
+    monkeypatch.setattr(report_module, "MIN_LINES_TO_JUDGE", 10)
+    lines = [{"text": str(index)} for index in range(200)] + ["{broken"] * 12
+    source = write_lines(*lines)
+    tally = run(source, source.parent / "out.jsonl", start).tally
+    assert (tally.num_answered, tally.num_failed) == (200, 12)
+
+
+def test_errors_found_before_the_thousandth_line_count_too(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(*["{broken"] * 400, *[{"text": "a"}] * 1600)
+    with pytest.raises(JobError, match=r"400 of the first 1,0\d\d lines are errors"):
+        run(source, source.parent / "out.jsonl", start)
+
+
+def test_lines_that_fail_in_the_engine_are_compared_with_those_that_were_started() -> None:
+    tally = Tally(num_answered=880, num_read=200_000)
+    tally.errors["engine_error"] = 120
+    tally.refuse_too_many_errors(0.1, num_in_flight=200)  # 120 of 1,200
+    with pytest.raises(JobError, match="120 of the first 1,199 lines that were started are errors"):
+        tally.refuse_too_many_errors(0.1, num_in_flight=199)
+    tally.num_bad = 120  # they were never started
+    tally.refuse_too_many_errors(0.1, num_in_flight=199)

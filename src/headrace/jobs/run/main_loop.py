@@ -174,13 +174,16 @@ class MainLoop:
     def _take_prepared(self, items: Items) -> None:
         planner, outcomes, suspects = self._planner, self._outcomes, self._recovery.suspects
         is_searching = suspects.trial is not None
+        tally = outcomes.tally
         for item in items:
+            tally.num_read += 1
             if isinstance(item, BadLine):
-                outcomes.fail(item.reply, item.error)
+                outcomes.fail_bad(item)
             elif is_searching and item.reply.index in suspects:
                 self._retries.put(item)
             elif (output := planner.add(item)) is not None:  # a duplicate of a line that was answered before
                 outcomes.answer(item, output, is_copy=True)
+        outcomes.refuse_too_many_errors()  # with these lines, there may be enough to judge earlier errors
         self._num_batches_to_request += 1
 
     # Recovery from the death of the engine.

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from headrace.errors import RequestError
 from headrace.jobs.input.line_output import LineOutput
+from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import JobFacts, Reply
 from headrace.jobs.run.context import RunContext
@@ -22,6 +23,7 @@ class Outcomes:
         self._planner = context.planner
         self._recovery = context.recovery
         self._disk = context.disk
+        self._in_flight = context.in_flight
         self.tally = Tally()
         self.writing_seconds = 0.0
 
@@ -46,7 +48,18 @@ class Outcomes:
         self._results.append(reply.index, reply.error(error, self._facts), error=error.code)
         self._recovery.done(reply.index)
         self.tally.add_error(reply.index, error)
-        self.tally.refuse_too_many_errors(self._job.max_error_rate, is_resumable=self._job.is_resumable)
+        self.refuse_too_many_errors()
+
+    def fail_bad(self, line: BadLine) -> None:
+        """A line that cannot start."""
+        self.tally.num_bad += 1
+        self.fail(line.reply, line.error)
+
+    def refuse_too_many_errors(self) -> None:
+        job = self._job
+        self.tally.refuse_too_many_errors(
+            job.max_error_rate, num_in_flight=len(self._in_flight), is_resumable=job.is_resumable
+        )
 
     def flush(self) -> None:
         started = perf_counter()

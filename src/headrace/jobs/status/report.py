@@ -36,6 +36,8 @@ class Sample:
 class Tally:
     """Counts by line. Owned by the job's main loop until the report is made."""
 
+    num_read: int = 0  # finished or not
+    num_bad: int = 0  # errors that were found before the line could start
     num_answered: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -74,15 +76,27 @@ class Tally:
         if len(self.first_errors) < MAX_FIRST_ERRORS:
             self.first_errors.append(message_of(error, index))
 
-    def refuse_too_many_errors(self, max_error_rate: float, *, is_resumable: bool = False) -> None:
-        """Stop a job whose input is probably wrong as a whole. A few hundred lines are too few to decide that."""
-        if self.num_done < MIN_LINES_TO_JUDGE or self.num_failed <= max_error_rate * self.num_done:
-            return
-        again = "; finished lines are kept, and a higher rate continues the job" if is_resumable else ""
-        raise JobError(
-            f"{self.num_failed:,} of the first {self.num_done:,} lines are errors, more than --max-error-rate "
-            f"{max_error_rate:g}; the first: {self.first_errors[0]}; see all with --check{again}"
-        )
+    def refuse_too_many_errors(
+        self, max_error_rate: float, *, num_in_flight: int = 0, is_resumable: bool = False
+    ) -> None:
+        """Stop a job whose input is probably wrong as a whole. A few hundred lines are too few to decide that.
+
+        Errors are found earlier than answers: a bad line when it is read, long before the lines around it run. So all
+        errors are compared with all lines read, and those of lines that were started with all lines that were started.
+        A line that is not finished counts as good.
+        """
+        num_started = self.num_done - self.num_bad + num_in_flight
+        for num_failed, num_lines, which in (
+            (self.num_failed, self.num_read, "lines"),
+            (self.num_failed - self.num_bad, num_started, "lines that were started"),
+        ):
+            if num_lines >= MIN_LINES_TO_JUDGE and num_failed > max_error_rate * num_lines:
+                again = "; finished lines are kept, and a higher rate continues the job" if is_resumable else ""
+                first = f"; the first: {self.first_errors[0]}" if self.first_errors else ""
+                raise JobError(
+                    f"{num_failed:,} of the first {num_lines:,} {which} are errors, more than --max-error-rate "
+                    f"{max_error_rate:g}{first}; see all with --check{again}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
