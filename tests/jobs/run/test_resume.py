@@ -431,3 +431,45 @@ def test_all_names_of_an_output_are_one_job(write_lines: WriteLines, start: Star
     run_job(JobSpec(input=str(source), output=str(tmp_path / "link.jsonl")), start=start, quiet=True)
     assert (tmp_path / "link.jsonl").is_symlink()
     assert run(source, never).num_before == 3
+
+
+class Changing(FakeRunner):
+    """Changes the input at the third step. A small input has been read by then."""
+
+    def __init__(self, change: Callable[[], Any]) -> None:
+        super().__init__(max_num_seqs=8, vocab_size=128)
+        self._change = change
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        if self.num_steps == 3:
+            self._change()
+        return super().submit(plan)
+
+
+def test_an_input_that_changes_while_the_job_runs_is_not_published_until_it_is_restored(
+    write_lines: WriteLines, start: Start
+) -> None:
+    source = write_lines(*prompts(40))
+    before = source.read_bytes()
+    for change in (before[:100], before.replace(b"line", b"LINE")):
+        source.write_bytes(before)
+        os.utime(source, (1, 1))
+        runner = Changing(functools.partial(source.write_bytes, change))
+        with pytest.raises(JobError, match="the input has changed while the job was running"):
+            run(source, functools.partial(start, runner=runner), overwrite=True)
+        assert not output_of(source).exists()
+        assert view_job(job_directory(str(output_of(source)))).state == "stopped"
+    with pytest.raises(JobError, match="the input has changed since the job"):
+        run(source, never)
+    source.write_bytes(before)
+    assert run(source, start).exit_code == 0
+    assert read(output_of(source)).keys() == set(range(40))
+
+
+def test_an_input_that_is_removed_while_the_job_runs_is_answered_to_its_end(
+    write_lines: WriteLines, start: Start
+) -> None:
+    source = write_lines(*prompts(40), "{broken")
+    report = run(source, functools.partial(start, runner=Changing(source.unlink)))
+    assert (report.exit_code, report.tally.num_answered) == (3, 40)
+    assert read(output_of(source)).keys() == set(range(41))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import JobError
-from headrace.jobs.formats.locations import is_url, num_bytes, open_bytes, open_store
+from headrace.jobs.formats.locations import ByteReader, is_url, num_bytes, open_bytes, open_store
 
 if TYPE_CHECKING:
     from headrace.jobs.formats.source import Source
@@ -29,7 +30,19 @@ def identify(path: str, size: int | None = None) -> SourceIdentity:
     if is_url(path):
         store, place = open_store(path)
         return SourceIdentity(size, 0, (str(store.ukey(place)),))
-    return SourceIdentity(size, CHUNK_BYTES, _chunk_hashes(path, size))
+    file = open_bytes(path)
+    try:
+        return identify_file(file, path, size)
+    finally:
+        file.close()
+
+
+def identify_file(file: ByteReader, path: str, size: int) -> SourceIdentity:
+    """The identity of the first `size` bytes of an open local file, or of all if it has fewer."""
+    size = min(size, file.seek(0, os.SEEK_END))
+    file.seek(0)
+    hashes = [_hash(file, min(CHUNK_BYTES, size - begin), path) for begin in range(0, size, CHUNK_BYTES)]
+    return SourceIdentity(size, CHUNK_BYTES, tuple(hashes))
 
 
 def what_changed(source: Source, known: SourceIdentity) -> str | None:
@@ -72,21 +85,10 @@ def _ends_a_line(path: str, size: int) -> bool:
     return around[:1] == b"\n" or around[1:2] == b"\n" or around[1:3] == b"\r\n"
 
 
-def _chunk_hashes(path: str, size: int) -> tuple[str, ...]:
-    hashes = []
-    file = open_bytes(path)
-    try:
-        for begin in range(0, size, CHUNK_BYTES):
-            hashes.append(_hash(file, min(CHUNK_BYTES, size - begin), path))
-    finally:
-        file.close()
-    return tuple(hashes)
-
-
-def _hash(file: object, size: int, path: str) -> str:
+def _hash(file: ByteReader, size: int, path: str) -> str:
     digest = hashlib.sha256()
     while size:
-        piece = file.read(min(PIECE_BYTES, size))  # type: ignore[attr-defined]
+        piece = file.read(min(PIECE_BYTES, size))
         if not piece:
             raise JobError(f"{path} was truncated while it was read")
         digest.update(piece)

@@ -41,10 +41,13 @@ def local_path(path: str) -> str:
 
 
 def can_be_read_again(path: str) -> bool:
-    """Whether it can be read twice: not stdin, pipes and devices."""
+    """Whether it can be read twice: not stdin, pipes and devices. A file that was removed counts as a file."""
     if path == STANDARD_STREAM:
         return False
-    return is_url(path) or stat.S_ISREG(os.stat(local_path(path)).st_mode)
+    try:
+        return is_url(path) or stat.S_ISREG(os.stat(local_path(path)).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def open_bytes(path: str) -> ByteReader:

@@ -102,7 +102,7 @@ def _first_status(job: JobSpec, directory: JobDirectory) -> JobStatus:
 def _unfinished(job: JobSpec, directory: JobDirectory) -> Iterator[BadLine]:
     parser = LineParser(job.defaults, seed=job.config.seed, model_name=job.config.model, template=job.template)
     with closing(job.open_input()) as source:
-        for lines in source.read_batches(limit=job.limit, skip=directory.has_result):
+        for lines in directory.checked(source.read_batches(limit=job.limit, skip=directory.has_result)):
             for line in lines:
                 item = parser.parse(line)
                 if isinstance(item, BadLine):

@@ -127,7 +127,7 @@ class _Execution:
                 lines = self.source.read_batches(limit=job.limit, skip=None if directory is None else directory.is_done)
                 return MainLoop(
                     context,
-                    lines,
+                    lines if directory is None else directory.checked(lines),
                     num_expected=num_left,
                     min_lines_for_process=self.options.min_lines_for_process,
                     on_status=self.metrics.update,

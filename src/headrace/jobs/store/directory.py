@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from headrace.jobs.files import job_error, sync_directory
 from headrace.jobs.formats import Source
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.formats.locations import exists, is_url, local_path
+from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.reply import EXPIRED
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.store.agreement import TEMPLATE, agreed_identity, check_fingerprint
@@ -26,6 +28,7 @@ from headrace.jobs.store.done_ids import DoneIds
 from headrace.jobs.store.failure_log import FAILURE_LOG_NAME, FailureLog
 from headrace.jobs.store.fingerprint import fingerprint_of
 from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, lines_in_flight
+from headrace.jobs.store.input_watch import InputWatch
 from headrace.jobs.store.journal import Journal
 from headrace.jobs.store.lock import JobLock
 from headrace.jobs.store.manifest import Manifest, State, manifest_path, read_manifest
@@ -42,13 +45,17 @@ CANCEL = "cancel"  # this file exists after a request to stop the job
 class JobDirectory:
     """Owned by the process that runs the job. Changes nothing before `begin`, except that it cuts a torn tail."""
 
-    def __init__(self, job: JobSpec, source: Source, lock: JobLock, earlier: Manifest | None) -> None:
+    def __init__(
+        self, job: JobSpec, source: Source, lock: JobLock, earlier: Manifest | None, watch: InputWatch
+    ) -> None:
         self.path = job.directory
         self._job = job
         self._lock = lock
         self._earlier = None if job.overwrite else earlier
         self._discarded = earlier if job.overwrite else None
+        self._watch = watch
         self._identity = agreed_identity(job, source, self._earlier)
+        self._watch.begin(self._identity)
         self._fingerprint = fingerprint_of(job)
         check_fingerprint(job, self._fingerprint, self._earlier)
         self.current = choose_pass(job, self._earlier)  # the pass of this run
@@ -81,9 +88,11 @@ class JobDirectory:
         except OSError as error:
             raise job_error(f"the job directory {path} cannot be written: {error.strerror}", error) from error
         crash_points.reach("lock-taken")
+        watch = InputWatch(source)
         try:
-            return cls(job, source, lock, _read_earlier(path, job))
+            return cls(job, source, lock, _read_earlier(path, job), watch)
         except BaseException:
+            watch.close()
             _leave(path, lock)
             raise
 
@@ -212,9 +221,14 @@ class JobDirectory:
     def _output_format(self) -> str:
         return str(format_of(self._job.output, self._job.output_format))
 
+    def checked(self, batches: Iterable[list[InputLine]]) -> Iterator[list[InputLine]]:
+        """The batches of the input. Refuses one that changes while it is read."""
+        return self._watch.checked(batches)
+
     def publish(self, state: State = "completed") -> None:
         """Finish a job without lines left: commit, merge into the output, rename, and set the final state."""
         self.journal.commit()
+        self._watch.check()
         crash_points.reach("input-ended")
         in_order = self._job.keep_order
         publish(
@@ -242,6 +256,7 @@ class JobDirectory:
 
     def close(self) -> None:
         self.journal.close()
+        self._watch.close()
         _leave(self.path, self._lock)
 
     def is_ours(self) -> bool:
