@@ -22,7 +22,7 @@ from headrace.jobs.input import prepare_process
 from headrace.jobs.input.plain_lines import PlainReply
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.recovery.memory_ladder import RUNGS, MemoryLadder, is_out_of_memory
-from headrace.jobs.recovery.policy import RecoveryPolicy
+from headrace.jobs.recovery.policy import Progress, RecoveryPolicy
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
@@ -390,13 +390,15 @@ def test_an_engine_that_dies_with_nothing_to_do_ends_the_job(write_lines: WriteL
 # Loss of the whole process.
 
 
-def lose_process(source: Path, indices: list[int]) -> None:
-    """As if the process of the last run had been killed with these lines in flight."""
+def lose_process(source: Path, indices: list[int], *, num_epochs: int = 0) -> None:
+    """As if the process of the last run, or of one that came `num_epochs` later, had been killed with these lines in
+    flight."""
     directory = directory_of(source)
     manifest = read_manifest(directory)
     assert manifest is not None
-    write_manifest(directory, replace(manifest, state="running"))
-    file = InFlightFile(directory / "in-flight", epoch=manifest.epoch)
+    epoch = manifest.epoch + num_epochs
+    write_manifest(directory, replace(manifest, state="running", epoch=epoch))
+    file = InFlightFile(directory / "in-flight", epoch=epoch)
     file.add(indices)
     file.close()
 
@@ -480,6 +482,38 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
     run(source, None)
     run(write_lines(*prompts(3)), None, overwrite=True)
     assert started == ["process", "thread"]
+
+
+def test_no_line_is_blamed_for_losses_of_a_process_that_is_not_the_engines(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is preempted again and again, each time with the same long line in flight."""
+    from headrace.jobs.run import run_job as run_module
+
+    def no_model(*arguments: Any) -> Engine:
+        raise ModelError("no model")
+
+    source = write_lines(*prompts(20))
+    interrupted(source, start)  # the next runs have their engine in a separate process
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "start_engine_process", no_model)
+        for _ in range(9):
+            lose_process(source, [19], num_epochs=1)
+            with pytest.raises((ModelError, ResumableJobError)):
+                run(source, None)
+    monkeypatch.setattr(run_module, "start_engine_process", start)
+    report = run(source, None)
+    assert (report.exit_code, report.failures.poison_rows, len(read(source))) == (0, 0, 20)
+    assert report.failures.deaths == {"device": 1, "process": 9}
+
+
+def test_a_job_whose_process_is_lost_again_and_again_without_progress_says_so() -> None:
+    policy = RecoveryPolicy(FailureLog(None), EngineConfig())
+    for epoch in range(1, 4):
+        policy.process_was_lost(epoch, [7], Progress(0, 0), had_own_process=True)
+    with pytest.raises(ResumableJobError, match="the job's process was lost 4 times in a row without a line done"):
+        policy.process_was_lost(4, [7], Progress(0, 0), had_own_process=True)
+    assert policy.suspects.trial is None
 
 
 def test_a_torn_record_of_the_failure_log_loses_only_itself(tmp_path: Path) -> None:

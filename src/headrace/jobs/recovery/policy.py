@@ -145,12 +145,22 @@ class RecoveryPolicy:
             )
         return Restart(self.config, delay_s, f"the engine died: {reason}")
 
-    def process_was_lost(self, epoch: int, indices: Sequence[int], progress: Progress) -> None:
+    def process_was_lost(
+        self, epoch: int, indices: Sequence[int], progress: Progress, *, had_own_process: bool
+    ) -> None:
         """The process of the run before this one ended without a message, with these lines in flight. It is logged
-        once, however often the next run is started."""
+        once, however often the next run is started. `had_own_process`: its engine was in another process. Then no line
+        is suspected: one that kills its engine does not kill the job, but a preempted container does."""
         last = self.log.last_death()
         if last is None or last.epoch != epoch:
-            self._note_death(indices, "process", "the job's process ended without a message", progress, epoch=epoch)
+            self._note_death(
+                indices,
+                "process",
+                "the job's process ended without a message",
+                progress,
+                epoch=epoch,
+                is_suspicious=not had_own_process,
+            )
 
     def start_delay_s(self, num_failures: int) -> float:
         """Returns the delay before the next attempt to start an engine, after so many failed starts in a row."""
@@ -168,18 +178,27 @@ class RecoveryPolicy:
         return {**self.log.counts.status_fields, "suspects": self.suspects.num_left}
 
     def _note_death(
-        self, indices: Iterable[int], loss: Loss, reason: str, progress: Progress, *, epoch: int | None = None
+        self,
+        indices: Iterable[int],
+        loss: Loss,
+        reason: str,
+        progress: Progress,
+        *,
+        epoch: int | None = None,
+        is_suspicious: bool = True,
     ) -> None:
+        """`is_suspicious`: whether one of the lines may be the cause."""
         self._reason, last, before = reason, self.log.last_death(), self.suspects.state
         in_flight = sorted(indices)
-        poison_line = self.suspects.died(in_flight, loss=loss)
+        poison_line = self.suspects.died(in_flight, loss=loss) if is_suspicious else None
         has_learned = poison_line is not None or self.suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
         self.log.append(EngineDeath(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
         if num_idle >= self.rules.max_idle_deaths:
+            what = "the job's process was lost" if loss == "process" else "the engine died"
             raise ResumableJobError(
-                f"the engine died {num_idle} times in a row without a line done between: {reason}; fix the cause, then "
+                f"{what} {num_idle} times in a row without a line done between: {reason}; fix the cause, then "
                 "run the same command again to continue"
             )
         if poison_line is not None:

@@ -5,7 +5,7 @@
                                                 └ the engine dies: its halves ... ──▶ one line, again ──▶ it is poison
 
 Each death writes the state to the failure log, and lines that the journal has a result for are left out when it is
-read: a crash of the whole process during a search counts as one more death.
+read: a crash of the process that has the engine counts as one more death, also during a search.
 """
 
 from __future__ import annotations

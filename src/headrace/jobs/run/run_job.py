@@ -105,7 +105,7 @@ class _Execution:
         job, tell = self.job, self._tell
         inbox: Inbox = SimpleQueue()
         num_expected = self._num_expected
-        recovery = _recovery_of(job, directory, self.options.rules)
+        recovery = _recovery_of(job, directory, self.options)
         tell(f"loading {job.config.model} ...")
         with sigterm_raises(job):
             engine = JobEngine(self._start_of(recovery), inbox.put, recovery.config)
@@ -157,7 +157,7 @@ class _Execution:
     def _start_of(self, recovery: RecoveryPolicy) -> Start:
         if self.options.start is not None:
             return self.options.start
-        return start_engine_process if recovery.log.has_lost_process else start_engine
+        return start_engine_process if _needs_own_process(recovery, self.options) else start_engine
 
     def _has_more(self, directory: JobDirectory) -> bool:
         """Whether any line is left. If not, no model has to be loaded."""
@@ -177,17 +177,23 @@ class _Execution:
         self.options.console.tell(line)
 
 
-def _recovery_of(job: JobSpec, directory: JobDirectory | None, rules: RetryRules | None) -> RecoveryPolicy:
-    """Returns the policy in the state that earlier runs left. If the last run was killed, the lines that it had in
-    flight are suspects."""
+def _recovery_of(job: JobSpec, directory: JobDirectory | None, options: RunOptions) -> RecoveryPolicy:
+    """Returns the policy in the state that earlier runs left. If the last run was killed and its engine was in the same
+    process, the lines that it had in flight are suspects."""
     if directory is None:
-        return RecoveryPolicy(FailureLog(None), job.config, rules=rules)
-    recovery = RecoveryPolicy(directory.failure_log(), job.config, rules=rules, is_done=directory.has_result)
+        return RecoveryPolicy(FailureLog(None), job.config, rules=options.rules)
+    recovery = RecoveryPolicy(directory.failure_log(), job.config, rules=options.rules, is_done=directory.has_result)
     if directory.lost_lines:
         journal = directory.journal
         progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
-        recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress)
+        had_own_process = _needs_own_process(recovery, options)  # by the losses that are known before this one
+        recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress, had_own_process=had_own_process)
     return recovery
+
+
+def _needs_own_process(recovery: RecoveryPolicy, options: RunOptions) -> bool:
+    """Whether the engine gets a separate process. A caller's own `start` is taken to use this process."""
+    return options.start is None and recovery.log.has_lost_process
 
 
 def _note_failure(directory: JobDirectory, error: BaseException) -> None:
