@@ -19,6 +19,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 COMPARED_STEP = 16  # tokens; the default block size
+LONG_TEXT = 16  # characters for each token of the context; texts have about four to a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,17 @@ def prefix(prompt: Prompt) -> tuple[str, Sequence[int]]:
 class PromptReader:
     """Turns prompts into token ids with the model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        grammars: Grammars | None = None,
+        *,
+        max_model_len: int | None = None,
+    ) -> None:
+        """`max_model_len` is for `check_long_text` only."""
         self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
         self._grammars = grammars
         self._vocab_size = vocab_size
 
@@ -100,6 +110,25 @@ class PromptReader:
             TokenizedPrompt(text, np.array(next(encoded), np.int32) if text is not None else self._ids_of(prompt))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
+
+    def check_long_text(self, text: str) -> None:
+        """Refuse a text that is much too long for the context before all of it is tokenized, which takes a minute and
+        gigabytes for 50 MB. Its start decides: it must have twice the tokens, since the cut may change the last ones.
+        """
+        max_model_len = self._max_model_len
+        if max_model_len is None or len(text) <= LONG_TEXT * max_model_len:
+            return
+        start_len = LONG_TEXT * max_model_len // 2
+        while start_len < len(text):
+            num_tokens = len(self.tokenizer.encode(text[:start_len], add_special_tokens=False))
+            if num_tokens > 2 * max_model_len:
+                raise RequestError(
+                    f"the prompt has {len(text):,} characters, the first {start_len:,} of them are {num_tokens:,} "
+                    f"tokens, but the context holds {max_model_len:,}; shorten the prompt or raise max_model_len",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+            start_len *= 2
 
     def read_pairs(self, prompts: Sequence[Prompt], continuations: Sequence[Prompt]) -> list[TokenizedPair]:
         """Tokenize prompts with one continuation each.

@@ -12,12 +12,15 @@ from headrace.jobs.input.id_filter import IdFilter
 from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.lines import BadLine, LineParser
 from headrace.jobs.input.prepare import LinePreparer, Work
+from headrace.jobs.input.prepare_wire import SentTokenizer, Setup
 from headrace.text import Tokenizer
 
 
-def prepare(tokenizer: Tokenizer | None, *lines: dict[str, Any]) -> list[Work | BadLine]:
+def prepare(
+    tokenizer: Tokenizer | None, *lines: dict[str, Any], max_model_len: int | None = None
+) -> list[Work | BadLine]:
     numbered = [InputLine(index, 0, json.dumps(line).encode()) for index, line in enumerate(lines)]
-    prompts = PromptReader(tokenizer, 258)
+    prompts = PromptReader(tokenizer, 258, max_model_len=max_model_len)
     preparer = LinePreparer(LineParser({}, seed=0, model_name="fake"), prompts)
     return JobChecks(prompts).check(preparer.prepare(numbered))
 
@@ -97,3 +100,46 @@ def test_an_id_filter_stays_in_memory_where_no_file_can_be_written(tmp_path: Pat
     for number in range(1, 20):
         assert seen.add([str(number)], [number]) == [None]
     assert seen.add(["1", "19", "20"], [21, 22, 23]) == [1, 19, None]
+
+
+def test_a_prompt_that_is_much_too_long_is_refused_by_its_start(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing 50 MB takes a minute and gigabytes."""
+    num_characters = []
+
+    def encode_batch(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        num_characters.extend(map(len, texts))
+        return [list(text.encode()) for text in texts]
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode_batch)
+    huge = "x" * 1_000_000
+    messages = [{"role": "user", "content": huge}]
+    items = prepare(tokenizer, {"prompt": huge}, {"prompt": "ok"}, chat("1", messages=messages), max_model_len=64)
+    assert [code_of(item) for item in (items[0], items[2])] == ["context_length_exceeded"] * 2
+    assert isinstance(items[1], Work)
+    assert isinstance(items[0], BadLine) and "1,000,000 characters" in str(items[0].error)
+    assert sum(num_characters) < 2_000
+
+
+def test_a_long_text_of_few_tokens_is_not_refused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may have tokens of many spaces, or drop them."""
+    few = [1] * 128
+    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, add_special_tokens=True: [few] * len(texts))
+    (item,) = prepare(tokenizer, {"prompt": " " * 100_000}, max_model_len=64)
+    assert isinstance(item, Work), "the engine checks the number of tokens"
+
+
+def test_the_process_that_prepares_lines_knows_the_context(tokenizer: Tokenizer) -> None:
+    setup = Setup(
+        defaults={},
+        seed=0,
+        model_name="fake",
+        template=None,
+        vocab_size=258,
+        tokenizer=SentTokenizer.of(tokenizer),
+        max_model_len=64,
+    )
+    line = InputLine(0, 0, json.dumps({"prompt": "x" * 100_000}).encode())
+    (item,) = setup.preparer().prepare([line])
+    assert code_of(item) == "context_length_exceeded"

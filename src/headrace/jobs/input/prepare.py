@@ -78,8 +78,8 @@ class LinePreparer:
                 with_special.append((place, request, request.prompt))
             else:
                 items[place] = self._read_ids(request)
-        self._tokenize(with_special, items, add_special_tokens=True)
-        self._tokenize(without, items, add_special_tokens=False)
+        self._tokenize(self._without_long(with_special, items), items, add_special_tokens=True)
+        self._tokenize(self._without_long(without, items), items, add_special_tokens=False)
         return [item for item in items if item is not None]
 
     def _render(self, request: LineRequest) -> str | BadLine:
@@ -96,6 +96,17 @@ class LinePreparer:
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
         return self._work(request, prompt.token_ids.tobytes(), None)
+
+    def _without_long(self, rendered: list[_Rendered], items: list[Work | BadLine | None]) -> list[_Rendered]:
+        """Returns the list without texts that are much too long, which become errors."""
+        check, kept = self._prompts.check_long_text, []
+        for one in rendered:
+            try:
+                check(one[2])
+                kept.append(one)
+            except (RequestError, ConfigError) as error:
+                items[one[0]] = BadLine(one[1].reply, _as_request_error(error))
+        return kept
 
     def _tokenize(
         self, rendered: list[_Rendered], items: list[Work | BadLine | None], *, add_special_tokens: bool

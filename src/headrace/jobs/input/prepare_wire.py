@@ -64,11 +64,12 @@ class Setup(msgspec.Struct, frozen=True):
     template: LineTemplate | None
     vocab_size: int
     tokenizer: SentTokenizer | None
+    max_model_len: int | None = None
 
     def preparer(self) -> LinePreparer:
         parser = LineParser(self.defaults, seed=self.seed, model_name=self.model_name, template=self.template)
         tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
-        return LinePreparer(parser, PromptReader(tokenizer, self.vocab_size))
+        return LinePreparer(parser, PromptReader(tokenizer, self.vocab_size, max_model_len=self.max_model_len))
 
 
 class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):

@@ -51,7 +51,8 @@ class _Check:
         self, job: JobSpec, front: Front, report: CheckReport, report_problem: Callable[[Problem], None]
     ) -> None:
         parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
-        prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars)
+        max_model_len = front.checks.limits.max_model_len
+        prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars, max_model_len=max_model_len)
         self._preparer = LinePreparer(parser, prompts)
         self._job_checks = JobChecks(prompts)
         self._checks = front.checks

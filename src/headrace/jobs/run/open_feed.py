@@ -28,7 +28,8 @@ def open_feed(
     min_lines_for_process: int,
 ) -> Feed:
     """The feed keeps no reference to the engine, which may die and be replaced before the input ends."""
-    prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars)
+    max_model_len = engine.settings.max_model_len
+    prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars, max_model_len=max_model_len)
     checks = JobChecks(prompts, seen_ids=None if directory is None else directory.seen_ids)
     local = LinePreparer(_parser(job, engine.model_name, directory), prompts)
     preparer: Preparer = local
@@ -51,6 +52,7 @@ def _parser(job: JobSpec, model_name: str, directory: JobDirectory | None) -> Li
 
 def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProcess:
     model_name, vocab_size, tokenizer = engine.model_name, engine.spec.vocab_size, engine.tokenizer
+    max_model_len = engine.settings.max_model_len
 
     def setup() -> Setup:
         return Setup(
@@ -60,6 +62,7 @@ def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProc
             template=job.template,
             vocab_size=vocab_size,
             tokenizer=None if tokenizer is None else SentTokenizer.of(tokenizer),
+            max_model_len=max_model_len,
         )
 
     return PreparingProcess(setup, local)
