@@ -33,9 +33,9 @@ def queue(
     )
 
 
-def refusal(made: RequestQueue, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
+def refusal(made: RequestQueue, num_requests: int = 1, num_tokens: int = 0) -> Overloaded:
     with pytest.raises(Overloaded) as refused:
-        made.reserve(num_requests, num_body_bytes=num_body_bytes)
+        made.reserve(num_requests, num_tokens=num_tokens)
     return refused.value
 
 
@@ -48,7 +48,7 @@ def counts(made: RequestQueue) -> tuple[int, int, int]:
 
 def test_a_place_is_waiting_then_running_then_free() -> None:
     made = queue()
-    reservation = made.reserve(2, num_body_bytes=400)
+    reservation = made.reserve(2, num_tokens=100)
     assert counts(made) == (2, 100, 0)
     reservation.count_tokens(70)
     assert counts(made) == (2, 70, 0)
@@ -75,7 +75,7 @@ def test_the_oldest_wait_is_that_of_the_oldest_waiting_request() -> None:
 
 def test_release_and_started_may_be_called_twice() -> None:
     made = queue()
-    with made.reserve(1, num_body_bytes=40) as reservation:
+    with made.reserve(1, num_tokens=10) as reservation:
         reservation.started()
         reservation.started()
         reservation.release()
@@ -86,7 +86,7 @@ def test_release_and_started_may_be_called_twice() -> None:
 
 def test_the_with_block_releases_places_after_an_error() -> None:
     made = queue()
-    with pytest.raises(ZeroDivisionError), made.reserve(3, num_body_bytes=100):
+    with pytest.raises(ZeroDivisionError), made.reserve(3, num_tokens=25):
         raise ZeroDivisionError
     assert counts(made) == (0, 0, 0)
 
@@ -115,24 +115,24 @@ def test_more_prompts_than_the_queue_can_hold_are_a_request_error() -> None:
 # ---- tokens
 
 
-def test_tokens_are_estimated_from_the_body_until_they_are_counted() -> None:
+def test_estimated_tokens_fill_the_queue_until_they_are_counted() -> None:
     made = queue(max_tokens=1000)
-    made.reserve(1, num_body_bytes=2400)
-    assert refusal(made, num_body_bytes=1604).reason == "queue_tokens"
-    made.reserve(1, num_body_bytes=1600)
+    made.reserve(1, num_tokens=600)
+    assert refusal(made, num_tokens=401).reason == "queue_tokens"
+    made.reserve(1, num_tokens=400)
 
 
 def test_an_empty_queue_accepts_a_request_of_any_length() -> None:
     made = queue(max_tokens=1000)
-    reservation = made.reserve(1, num_body_bytes=1_000_000)
+    reservation = made.reserve(1, num_tokens=250000)
     reservation.count_tokens(5000)
-    assert refusal(made, num_body_bytes=4).reason == "queue_tokens"
+    assert refusal(made, num_tokens=1).reason == "queue_tokens"
 
 
 def test_a_request_with_more_tokens_than_estimated_is_refused_and_released() -> None:
     made = queue(max_tokens=1000)
-    made.reserve(1, num_body_bytes=3600)
-    second = made.reserve(1, num_body_bytes=40)
+    made.reserve(1, num_tokens=900)
+    second = made.reserve(1, num_tokens=10)
     with pytest.raises(Overloaded) as refused:
         second.count_tokens(101)
     assert refused.value.reason == "queue_tokens"
@@ -148,7 +148,7 @@ def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
 
     async def handle(number: int, gate: asyncio.Event) -> None:
         try:
-            with made.reserve(1, num_body_bytes=40) as reservation:
+            with made.reserve(1, num_tokens=10) as reservation:
                 await gate.wait()  # tokenizing, on another thread
                 tokenized.append(number)
                 reservation.count_tokens(12)
@@ -176,7 +176,7 @@ def start_requests(made: RequestQueue, clock: HandTimer, *, per_second: int, sec
     """Start requests of 10 tokens each at this rate."""
     for _ in range(seconds):
         for _ in range(per_second):
-            made.reserve(1, num_body_bytes=40).started()
+            made.reserve(1, num_tokens=10).started()
         clock.move(1.0)
 
 
@@ -194,8 +194,8 @@ def test_retry_after_for_tokens_uses_the_token_rate() -> None:
     clock = HandTimer()
     made = queue(max_tokens=1000, clock=clock)
     start_requests(made, clock, per_second=2, seconds=10)  # 20 tokens per second
-    made.reserve(1, num_body_bytes=4000)
-    assert refusal(made, num_body_bytes=400).retry_after_s == 5
+    made.reserve(1, num_tokens=1000)
+    assert refusal(made, num_tokens=100).retry_after_s == 5
 
 
 def test_retry_after_is_the_maximum_while_the_queue_does_not_drain() -> None:

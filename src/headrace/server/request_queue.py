@@ -22,7 +22,6 @@ from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
 QUEUE_FACTOR = 4  # default queue size, in multiples of what the engine can run
-BYTES_PER_TOKEN = 4  # estimate from the body size, until the tokens are counted
 
 WINDOW_S = 30  # window over which the drain rate is measured
 MAX_RETRY_S = 60
@@ -88,8 +87,11 @@ class RequestQueue:
         """The wait of the oldest waiting request."""
         return next((self._clock() - arrived for arrived in self._arrivals.values()), 0.0)
 
-    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation:
-        """Reserve places for `num_requests`, all or none. An empty queue accepts a body of any size."""
+    def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> Reservation:
+        """Reserve places for `num_requests`, all or none. `num_tokens`: an estimate, until `count_tokens`.
+
+        An empty queue accepts any number of tokens.
+        """
         self._refuse_if_not_ready()
         if num_requests > self.limits.max_requests:
             raise RequestError(
@@ -101,7 +103,6 @@ class RequestQueue:
         num_excess = self.num_waiting + num_requests - self.limits.max_requests
         if num_excess > 0:
             raise self._overloaded("queue_full", "requests", num_excess, self._departures.requests_per_s)
-        num_tokens = num_body_bytes // BYTES_PER_TOKEN
         self._check_tokens(num_tokens, num_others=self.num_waiting_tokens)
         self.num_waiting += num_requests
         self.num_waiting_tokens += num_tokens
