@@ -133,7 +133,7 @@ def test_a_full_queue_is_a_503_with_retry_after(engine: LimitedEngine) -> None:
         first = asyncio.create_task(made.complete())
         await until(lambda: made.server.queue.num_waiting == 1)
         refused = await made.complete()
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
+        assert refused.status_code == 503 and refused.headers["retry-after"].isdecimal()
         assert refused.json()["error"]["code"] == "queue_full"
         engine.client.limit_running(None)
         assert (await first).status_code == 200
