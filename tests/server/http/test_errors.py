@@ -66,7 +66,6 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES}, TEXT: {"promp
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"guided_json": {}}, "guided_json"),
         ({"suffix": "end"}, "suffix"),
-        ({"store": True}, "store"),
         ({"tempature": 1}, "tempature"),
         ({"model": 3}, "model"),
     ],
@@ -114,7 +113,6 @@ def test_labels_nulls_and_values_without_effect_are_accepted(server: Server, pat
         ({"messages": MESSAGES, "echo": True}, "echo"),
         ({"messages": MESSAGES, "functions": [{}]}, "functions"),
         ({"messages": MESSAGES, "modalities": ["audio"]}, "modalities"),
-        ({"messages": MESSAGES, "reasoning_effort": "high"}, "reasoning_effort"),
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
     ],
 )

@@ -12,6 +12,7 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta
 from headrace.openai.body import read
 from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
+from headrace.openai.fields import note_ignored
 from headrace.openai.logprobs import chat_entries
 from headrace.openai.sampling import (
     AnswerLimit,
@@ -103,8 +104,8 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
             raise bad_request(f"unknown parameter 'text.{name}'", f"text.{name}", UNKNOWN)
     if text is None:
         return None
-    if text.get("verbosity") not in (None, "medium"):
-        raise not_supported("text.verbosity", "text.verbosity is not supported; leave it out")
+    if text.get("verbosity") is not None:
+        note_ignored("text.verbosity")
     given = text.get("format")
     if given is None:
         return None
