@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
+from headrace.other_settings import explanation
 from headrace.types import refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
@@ -26,7 +27,7 @@ def setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-@refuses_unknown(ConfigError)
+@refuses_unknown(ConfigError, explain=explanation)
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The user's settings of one engine, under vLLM's names."""

@@ -35,8 +35,10 @@ JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # in JSON answers; bounded, since
 MAX_GRAMMAR_LEN = 1 << 17  # characters of a schema, regex, grammar or list of choices
 
 
-def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]], type[T]]:
-    """Class decorator: an unknown keyword argument raises `error` with the nearest known name."""
+def refuses_unknown(
+    error: Callable[[str], HeadraceError], *, explain: Callable[[str], str | None] = lambda name: None
+) -> Callable[[type[T]], type[T]]:
+    """Class decorator: an unknown keyword argument raises `error` with an explanation or the nearest known name."""
 
     def decorate(cls: type[T]) -> type[T]:
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
@@ -46,6 +48,8 @@ def refuses_unknown(error: Callable[[str], HeadraceError]) -> Callable[[type[T]]
         def checked(self: T, *args: Any, **kwargs: Any) -> None:
             for name in kwargs:
                 if name not in known:
+                    if (why := explain(name)) is not None:
+                        raise error(f"{cls.__name__} has no argument {name!r}: {why}")
                     raise error(unknown_argument(cls.__name__, name, known))
             original(self, *args, **kwargs)
 

@@ -160,7 +160,7 @@ def test_a_chat_that_exceeds_the_context_explains_what_to_do(
     monkeypatch.setattr("sys.stdin", io.StringIO("a" * 200 + "\nhi\n"))
     answer_lines(conversation)
     out, err = capsys.readouterr()
-    assert "the context holds 128" in err and "/clear starts a new conversation" in err
+    assert "maximum context length is 128 tokens" in err and "/clear starts a new conversation" in err
     assert len(out.splitlines()) == 1
 
 

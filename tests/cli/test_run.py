@@ -176,3 +176,17 @@ def test_a_check_needs_no_output_and_runs_nothing(
     source.write_text('{"prompt": [1, 2]}\n')
     assert main(["run", str(source), "--check", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_flags_of_other_engines_are_explained_as_for_the_server(
+    source: Path, jobs: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--quiet"]
+    assert main([*command, "--swap-space", "4"]) == 0
+    assert "--swap-space is ignored: preempted sequences are recomputed" in capsys.readouterr().err
+    assert main([*command, "--scheduler-delay-factor=2"]) == 0
+    assert "(--max-queue-delay-us: only in 'headrace serve')" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--batch-scheduler-policy", "max_utilization"])
+    assert stopped.value.code == 2
+    assert "--batch-scheduler-policy is refused: use --capacity-policy" in capsys.readouterr().err

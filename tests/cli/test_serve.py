@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,12 @@ import pytest
 
 from headrace.cli import serve as command
 from headrace.cli.engine_flags import flag_of
-from headrace.cli.removed_flags import ALIASES, OTHER_FLAGS, table
+from headrace.cli.removed_flags import ALIASES, table
 from headrace.cli.serve import Parsed, build_parser, option_groups, read
 from headrace.cli.serving_table import table as options_table
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.other_settings import OTHER_FLAGS
 from headrace.server.options import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-operations.md"
@@ -145,6 +149,54 @@ def test_every_vllm_flag_is_ignored_or_refused_in_one_line(capsys: pytest.Captur
 )
 def test_flags_named_by_older_guides_are_known(flag: str) -> None:
     assert flag in OTHER_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("flag", "way_out"),
+    [
+        ("--batch-scheduler-policy", "use --capacity-policy"),
+        ("--max-tokens-in-paged-kv-cache", "use --num-gpu-blocks-override"),
+        ("--executor_static_batch_size", "use --capacity-policy static_batch"),
+    ],
+)
+def test_names_of_tensorrt_llm_are_explained(capsys: pytest.CaptureFixture[str], flag: str, way_out: str) -> None:
+    assert f"{flag} is refused: {way_out}" in refused(capsys, flag, "8")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_on"),
+    [
+        (["--enable-chunked-prefill", "False"], False),
+        (["--enable-chunked-prefill=false"], False),
+        (["--enable-chunked-prefill", "True"], True),
+        (["--no-enable-chunked-prefill", "false"], True),
+        (["--no-enable-chunked-prefill=true"], False),
+    ],
+)
+def test_a_switch_may_have_true_or_false_as_its_value(given: list[str], is_on: bool) -> None:
+    config = parsed("m", *given, "--port", "5").config
+    assert (config.model, config.enable_chunked_prefill) == ("m", is_on)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "64", "--max-num-seqs", "4"],
+            "max_num_batched_tokens=64 must be at least max_model_len=512",
+        ),
+        (["--quantization", "fp8", "--device", "cpu"], "fp8"),
+    ],
+)
+def test_a_setting_that_the_engine_refuses_is_an_error_of_one_line(
+    tiny_directory: Path, given: list[str], problem: str
+) -> None:
+    command = [sys.executable, "-m", "headrace", "serve", str(tiny_directory), "--port", "0", *given]
+    environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_DEBUG"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headrace: error: ") and problem in line
 
 
 def test_no_flag_is_both_supported_and_removed() -> None:

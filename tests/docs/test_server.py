@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.openai.fields import LABELS, UNSUPPORTED
+from headrace.openai.fields import HINTS, LABELS, UNSUPPORTED
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
@@ -27,7 +27,7 @@ def test_every_parameter_is_on_the_page(request_type: type) -> None:
 
 
 def test_everything_that_is_refused_or_without_effect_is_on_the_page() -> None:
-    assert LABELS | UNSUPPORTED.keys() | STATEFUL.keys() <= named(PAGE)
+    assert LABELS | HINTS | UNSUPPORTED.keys() | STATEFUL.keys() <= named(PAGE)
 
 
 def test_every_route_is_on_the_page() -> None:

@@ -151,7 +151,7 @@ def test_an_answer_ends_at_the_end_of_the_context(tiny_directory: Path) -> None:
 
 def test_a_prompt_that_is_too_long_is_refused_with_its_index_and_the_numbers(llm: LLM) -> None:
     long = [1] * (SHAPE["max_position_embeddings"] + 1)
-    with pytest.raises(RequestError, match=r"prompt 1: the prompt has 513 tokens .* context holds 512"):
+    with pytest.raises(RequestError, match=r"prompt 1: This model's .* is 512 tokens.* 513 tokens"):
         llm.generate([[1, 2], long], GREEDY, use_tqdm=False)
     assert texts(llm, "still alive", GREEDY)  # the engine still works
 

@@ -180,7 +180,7 @@ def test_a_prompt_may_fill_the_whole_context_and_no_more(tiny_directory: Path) -
     with LLM(str(tiny_directory), max_model_len=32, max_num_seqs=2, num_gpu_blocks_override=2) as llm:
         assert llm.embed([tokens[:32]], pooling="mean", use_tqdm=False)
         assert llm.score([tokens[:30]], [tokens[30:]], use_tqdm=False)[0].outputs.num_tokens == 3
-        with pytest.raises(RequestError, match=r"prompt 0: the prompt has 33 tokens, but the context holds 32"):
+        with pytest.raises(RequestError, match=r"prompt 0: This model's .* is 32 tokens.* 33 tokens"):
             llm.embed([tokens], use_tqdm=False)
         assert llm.embed([tokens[:5]], use_tqdm=False)  # the engine still works
 

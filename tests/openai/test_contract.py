@@ -74,7 +74,14 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "text format": {"response_format": {"type": "text"}},
     "structured_outputs": {"structured_outputs": {"regex": "[ab]{4}"}, "max_tokens": 30},
     "labels": {**dict.fromkeys(sorted(LABELS), "x"), "metadata": {"a": "b"}},
-    "store and service_tier": {"store": False, "service_tier": "default"},
+    "service_tier": {"service_tier": "default"},
+    "hints": {
+        "store": True,
+        "prediction": {"type": "content", "content": "x"},
+        "verbosity": "low",
+        "reasoning": {"effort": "high"},
+    },
+    "whole numbers": {"max_tokens": 4.0, "n": 2.0, "seed": 5.0},
     "nulls": {"n": None, "stop": None, "unheard_of": None, "logit_bias": None, "stream": None, "tools": None},
     "neutral": {"stream": False, "priority": 0, "detokenize": True, "use_beam_search": False, "echo": False},
     "salt and id": {"cache_salt": "a", "request_id": "mine"},
@@ -87,7 +94,8 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
     "both maxima": {"max_completion_tokens": 6},
     "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
-    "effort": {"reasoning_effort": "none"},
+    "effort": {"reasoning_effort": "high"},
+    "thinking": {"chat_template_kwargs": {"enable_thinking": False}},
     "several messages": {"messages": [{"role": "system", "content": "Be brief."}, *MESSAGES]},
     "earlier tool call": {
         "messages": [
@@ -114,7 +122,7 @@ ANSWERED_TEXT: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, dict[str, Any]] = {
     "unknown": {"temprature": 1},
     "unsupported": {"suffix": "end"},
-    "store": {"store": True},
+    "fraction of a token": {"max_tokens": 2.5},
     "service_tier": {"service_tier": "flex"},
     "guided": {"guided_json": {}},
     "text for a number": {"temperature": "warm"},
@@ -165,7 +173,6 @@ REFUSED_CHAT: dict[str, dict[str, Any]] = {
     "logprobs type": {"logprobs": 3},
     "prompt": {"prompt": "hi"},
     "echo": {"echo": True},
-    "effort": {"reasoning_effort": "high"},
     "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
     "reserved variable": {"chat_template_kwargs": {"tools": 1}},
     "tool_choice": {"tool_choice": "required"},

@@ -185,7 +185,7 @@ def test_a_prompt_without_tokens_is_refused() -> None:
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers() -> None:
     driver = make_driver()
-    with pytest.raises(RequestError, match=r"64 tokens.*context holds 64") as refusal:
+    with pytest.raises(RequestError, match=r"context length is 64 tokens.*64 tokens, and at least one") as refusal:
         driver.add(make_request("long", range(64)))
     assert refusal.value.code == "context_length_exceeded"
     driver.add(make_request("fits", range(63)))

@@ -42,6 +42,7 @@ class Full(HeadraceError):
 class FakeReservation:
     owner: FakeRequestQueue
     num_requests: int
+    num_estimated: int = 0
     num_tokens: int = 0
     is_started: bool = False
     is_released: bool = False
@@ -70,10 +71,10 @@ class FakeRequestQueue:
     reservations: list[FakeReservation] = field(default_factory=list)
     oldest_wait_s: float = 0.0
 
-    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> FakeReservation:
+    def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> FakeReservation:
         if self.is_full:
             raise Full
-        self.reservations.append(FakeReservation(self, num_requests))
+        self.reservations.append(FakeReservation(self, num_requests, num_estimated=num_tokens))
         return self.reservations[-1]
 
     @property

@@ -45,7 +45,7 @@ class ReservingApp:
             return
         self.num_seen += 1
         body = (await receive()).get("body", b"")
-        with self.queue.reserve(1, num_body_bytes=len(body)) as reservation:
+        with self.queue.reserve(1, num_tokens=len(body)) as reservation:
             reservation.count_tokens(len(body))
             if self.num_seen % 2:
                 reservation.started()

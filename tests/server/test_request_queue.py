@@ -21,21 +21,22 @@ def settings() -> Settings:
 def queue(
     max_requests: int = 4,
     max_tokens: int = 1000,
+    max_num_seqs: int = 1,
     state: ServerState | None = None,
     clock: HandTimer | None = None,
     **options: object,
 ) -> RequestQueue:
     return RequestQueue(
         ServerOptions(**options),  # type: ignore[arg-type]
-        QueueLimits(max_requests, max_tokens),
+        QueueLimits(max_requests, max_tokens, max_num_seqs),
         clock or HandTimer(),
         state,
     )
 
 
-def refusal(made: RequestQueue, num_requests: int = 1, num_body_bytes: int = 0) -> Overloaded:
+def refusal(made: RequestQueue, num_requests: int = 1, num_tokens: int = 0) -> Overloaded:
     with pytest.raises(Overloaded) as refused:
-        made.reserve(num_requests, num_body_bytes=num_body_bytes)
+        made.reserve(num_requests, num_tokens=num_tokens)
     return refused.value
 
 
@@ -48,7 +49,7 @@ def counts(made: RequestQueue) -> tuple[int, int, int]:
 
 def test_a_place_is_waiting_then_running_then_free() -> None:
     made = queue()
-    reservation = made.reserve(2, num_body_bytes=400)
+    reservation = made.reserve(2, num_tokens=100)
     assert counts(made) == (2, 100, 0)
     reservation.count_tokens(70)
     assert counts(made) == (2, 70, 0)
@@ -75,7 +76,7 @@ def test_the_oldest_wait_is_that_of_the_oldest_waiting_request() -> None:
 
 def test_release_and_started_may_be_called_twice() -> None:
     made = queue()
-    with made.reserve(1, num_body_bytes=40) as reservation:
+    with made.reserve(1, num_tokens=10) as reservation:
         reservation.started()
         reservation.started()
         reservation.release()
@@ -86,7 +87,7 @@ def test_release_and_started_may_be_called_twice() -> None:
 
 def test_the_with_block_releases_places_after_an_error() -> None:
     made = queue()
-    with pytest.raises(ZeroDivisionError), made.reserve(3, num_body_bytes=100):
+    with pytest.raises(ZeroDivisionError), made.reserve(3, num_tokens=25):
         raise ZeroDivisionError
     assert counts(made) == (0, 0, 0)
 
@@ -115,24 +116,24 @@ def test_more_prompts_than_the_queue_can_hold_are_a_request_error() -> None:
 # ---- tokens
 
 
-def test_tokens_are_estimated_from_the_body_until_they_are_counted() -> None:
+def test_estimated_tokens_fill_the_queue_until_they_are_counted() -> None:
     made = queue(max_tokens=1000)
-    made.reserve(1, num_body_bytes=2400)
-    assert refusal(made, num_body_bytes=1604).reason == "queue_tokens"
-    made.reserve(1, num_body_bytes=1600)
+    made.reserve(1, num_tokens=600)
+    assert refusal(made, num_tokens=401).reason == "queue_tokens"
+    made.reserve(1, num_tokens=400)
 
 
 def test_an_empty_queue_accepts_a_request_of_any_length() -> None:
     made = queue(max_tokens=1000)
-    reservation = made.reserve(1, num_body_bytes=1_000_000)
+    reservation = made.reserve(1, num_tokens=250000)
     reservation.count_tokens(5000)
-    assert refusal(made, num_body_bytes=4).reason == "queue_tokens"
+    assert refusal(made, num_tokens=1).reason == "queue_tokens"
 
 
 def test_a_request_with_more_tokens_than_estimated_is_refused_and_released() -> None:
     made = queue(max_tokens=1000)
-    made.reserve(1, num_body_bytes=3600)
-    second = made.reserve(1, num_body_bytes=40)
+    made.reserve(1, num_tokens=900)
+    second = made.reserve(1, num_tokens=10)
     with pytest.raises(Overloaded) as refused:
         second.count_tokens(101)
     assert refused.value.reason == "queue_tokens"
@@ -148,7 +149,7 @@ def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
 
     async def handle(number: int, gate: asyncio.Event) -> None:
         try:
-            with made.reserve(1, num_body_bytes=40) as reservation:
+            with made.reserve(1, num_tokens=10) as reservation:
                 await gate.wait()  # tokenizing, on another thread
                 tokenized.append(number)
                 reservation.count_tokens(12)
@@ -172,53 +173,91 @@ def test_a_burst_is_refused_before_any_of_it_is_tokenized() -> None:
 # ---- Retry-After
 
 
-def start_requests(made: RequestQueue, clock: HandTimer, *, per_second: int, seconds: int) -> None:
-    """Start requests of 10 tokens each at this rate."""
-    for _ in range(seconds):
-        for _ in range(per_second):
-            made.reserve(1, num_body_bytes=40).started()
-        clock.move(1.0)
+def retries(made: RequestQueue, number: int, num_requests: int = 1) -> list[int]:
+    return [refusal(made, num_requests).retry_after_s for _ in range(number)]
 
 
-def test_retry_after_is_the_time_until_enough_requests_have_started() -> None:
-    clock = HandTimer()
-    made = queue(max_requests=8, clock=clock)
-    start_requests(made, clock, per_second=2, seconds=10)
-    assert made.drain_rate == 2.0
+def test_a_burst_on_an_idle_server_is_told_to_come_back_soon() -> None:
+    made = queue(max_requests=8, max_num_seqs=2)
     made.reserve(8)
-    assert refusal(made, 6).retry_after_s == 3
-    assert refusal(made, 1).retry_after_s == 1
+    assert retries(made, 8) == [1, 1, 1, 1, 2, 2, 3, 3]
 
 
-def test_retry_after_for_tokens_uses_the_token_rate() -> None:
+def test_a_burst_after_little_traffic_is_told_to_come_back_soon() -> None:
     clock = HandTimer()
-    made = queue(max_tokens=1000, clock=clock)
-    start_requests(made, clock, per_second=2, seconds=10)  # 20 tokens per second
-    made.reserve(1, num_body_bytes=4000)
-    assert refusal(made, num_body_bytes=400).retry_after_s == 5
+    made = queue(max_requests=8, max_num_seqs=2, clock=clock)
+    for _ in range(3):
+        with made.reserve() as reservation:
+            reservation.started()
+            clock.move(4.0)
+        clock.move(20.0)
+    made.reserve(8)
+    assert made.drain_rate == 2 / 4
+    assert retries(made, 8) == [1, 1, 2, 4, 6, 8, 10, 12]
 
 
-def test_retry_after_is_the_maximum_while_the_queue_does_not_drain() -> None:
-    made = queue(max_requests=1)
+def test_the_values_are_spread_up_to_the_time_that_the_queue_needs() -> None:
+    clock = HandTimer()
+    made = queue(max_requests=8, max_num_seqs=2, clock=clock)
+    waiting = [made.reserve() for _ in range(8)]
+    for reservation in waiting[:2]:
+        reservation.started()
+    clock.move(10.0)
+    for _ in range(2):
+        made.reserve()
+    assert made.drain_rate == 2 / 10
+    assert retries(made, 9) == [5, 10, 15, 20, 25, 30, 35, 40, 5]
+
+
+def test_a_request_of_several_prompts_waits_for_as_many_places() -> None:
+    made = queue(max_requests=8, max_num_seqs=2)
+    made.reserve(2).started()
+    made.reserve(8)
+    assert retries(made, 3, num_requests=6) == [3, 4, 4]
+
+
+def test_retry_after_for_tokens_counts_the_requests_that_hold_them() -> None:
+    made = queue(max_requests=10, max_tokens=1000, max_num_seqs=1)
+    made.reserve().started()
+    for _ in range(4):
+        made.reserve(num_tokens=250)
+    assert [refusal(made, num_tokens=tokens).retry_after_s for tokens in (100, 100, 500)] == [1, 2, 4]
+    assert refusal(made, num_tokens=1_000_000).retry_after_s == 4
+
+
+def test_a_queue_that_does_not_drain_asks_for_more_and_more_time_up_to_the_maximum() -> None:
+    clock = HandTimer()
+    made = queue(max_requests=1, clock=clock)
     made.reserve(1)
-    assert refusal(made).retry_after_s == MAX_RETRY_S
-
-
-def test_the_drain_rate_ignores_idle_time_before_the_window() -> None:
-    clock = HandTimer()
-    made = queue(max_requests=100, clock=clock)
-    start_requests(made, clock, per_second=1, seconds=5)
+    assert refusal(made).retry_after_s == 1
+    clock.move(20.0)
+    assert refusal(made).retry_after_s == 20
+    made = queue(max_requests=3, clock=clock)
+    made.reserve(3)
     clock.move(1000.0)
-    start_requests(made, clock, per_second=6, seconds=4)
-    assert made.drain_rate == 6.0
-    clock.move(WINDOW_S)
-    assert made.drain_rate == 0.0
+    assert retries(made, 3) == [WINDOW_S, MAX_RETRY_S, MAX_RETRY_S]
+
+
+def test_a_rate_is_measured_while_requests_wait_over_the_last_window() -> None:
+    clock = HandTimer()
+    made = queue(max_requests=1000, clock=clock)
+    made.reserve()  # waits throughout
+    for per_second in (1, 6):
+        for _ in range(WINDOW_S):
+            for _ in range(per_second):
+                made.reserve().started()
+            clock.move(1.0)
+        assert made.drain_rate == per_second
 
 
 def test_requests_that_leave_the_queue_unstarted_do_not_count_as_drained() -> None:
-    made = queue()
-    made.reserve(1).release()
-    assert made.drain_rate == 0.0
+    clock = HandTimer()
+    made = queue(max_requests=100, clock=clock)
+    made.reserve()
+    for _ in range(50):
+        made.reserve().release()
+    clock.move(10.0)
+    assert made.drain_rate == 1 / 10
 
 
 # ---- status, states
@@ -250,4 +289,4 @@ def test_the_default_limits_are_four_times_the_engines_capacity(settings: Settin
     limits = QueueLimits.of(ServerOptions(), settings)
     assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
-    assert QueueLimits.of(options, settings) == QueueLimits(5, 6)
+    assert QueueLimits.of(options, settings) == QueueLimits(5, 6, max_num_seqs=8)

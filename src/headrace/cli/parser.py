@@ -21,9 +21,26 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and report unknown options before missing arguments: they are often the cause."""
-        given = sys.argv[1:] if args is None else list(args)
+        given = self._with_plain_switches(sys.argv[1:] if args is None else list(args))
         self._refuse_unknown(given)
         return super().parse_known_args(given, namespace)
+
+    def _with_plain_switches(self, given: Sequence[str]) -> list[str]:
+        """The command line with `--switch False` and `--switch=False` as `--no-switch`, as some vLLM guides write."""
+        kept: list[str] = []
+        for argument in given:
+            flag, has_value, value = argument.partition("=")
+            if not has_value and kept and argument.lower() in ("true", "false"):
+                flag, value = kept[-1], argument
+            action = self._option_string_actions.get(flag)
+            if not isinstance(action, argparse.BooleanOptionalAction) or value.lower() not in ("true", "false"):
+                kept.append(argument)
+                continue
+            if not has_value:
+                kept.pop()
+            is_on = (value.lower() == "true") != flag.startswith("--no-")
+            kept.append(next(name for name in action.option_strings if name.startswith("--no-") != is_on))
+        return kept
 
     @property
     def flags(self) -> list[str]:

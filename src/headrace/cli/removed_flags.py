@@ -1,157 +1,12 @@
-"""Flags of current and older versions of `vllm serve` that Headrace does not have, and what to use instead.
-
-A flag that would not change any answer is ignored with one line on stderr. One that would is refused.
-"""
+"""Removes the flags of other engines from a command line, and explains each: `headrace/other_settings.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Callable, Collection, Sequence
 
 from headrace.errors import ConfigError
-
-Outcome = Literal["ignored", "refused"]
-
-
-@dataclass(frozen=True, slots=True)
-class OtherFlag:
-    outcome: Outcome
-    answer: str  # what replaced it, or why it is not needed
-    takes_value: bool = True
-    neutral: tuple[str, ...] = ()  # values that match what Headrace does anyway; accepted silently
-
-    def message(self, flag: str) -> str:
-        return f"{flag} is {self.outcome}: {self.answer}"
-
-
-def _ignored(answer: str, *, value: bool = True) -> OtherFlag:
-    return OtherFlag("ignored", answer, value)
-
-
-def _refused(answer: str, *neutral: str, value: bool = True) -> OtherFlag:
-    return OtherFlag("refused", answer, value, neutral)
-
-
-_ONE_DEVICE = "a server runs on one device; start one server per device behind a load balancer"
-_NO_DRAFTS = "there is no speculative decoding yet"
-_NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
-
-OTHER_FLAGS: dict[str, OtherFlag] = {
-    # of older versions of vLLM
-    "--scheduler-delay-factor": _ignored("--max-queue-delay-us sets the batching delay"),
-    "--use-v2-block-manager": _ignored("there is only one block manager", value=False),
-    "--swap-space": _ignored("preempted sequences are recomputed, mostly from the prefix cache; nothing is swapped"),
-    "--num-scheduler-steps": _ignored("scheduling is always asynchronous: steps are submitted ahead of results"),
-    "--multi-step-stream-outputs": _ignored(
-        "scheduling is always asynchronous: steps are submitted ahead of results", value=False
-    ),
-    "--preemption-mode": _ignored(
-        "preempted sequences are recomputed; --capacity-policy guaranteed_no_evict avoids preemption"
-    ),
-    "--max-seq-len-to-capture": _ignored("CUDA graphs cover all decode steps, and small steps with prefill"),
-    "--max-context-len-to-capture": _ignored("CUDA graphs cover all decode steps, and small steps with prefill"),
-    "--cuda-graph-sizes": _ignored("CUDA graphs are captured at start for a fixed series of sizes"),
-    "--disable-async-output-proc": _ignored(
-        "output is always processed on another thread than the engine's", value=False
-    ),
-    "--guided-decoding-backend": _ignored("llguidance is the only backend for structured output"),
-    "--num-lookahead-slots": _ignored("blocks are allocated when they are needed"),
-    "--disable-log-requests": _ignored("it is the default; --enable-log-requests turns logging on", value=False),
-    "--disable-log-stats": _ignored("statistics are on /metrics, not in the log", value=False),
-    "--disable-uvicorn-access-log": _ignored("there is no access log without --enable-log-requests", value=False),
-    "--max-num-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--max-long-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--long-prefill-token-threshold": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--max-paddings": _ignored("steps have no padding"),
-    "--disable-sliding-window": _refused("a sliding window is part of the model", value=False),
-    "--speculative-model": _refused(_NO_DRAFTS),
-    "--num-speculative-tokens": _refused(_NO_DRAFTS),
-    "--rope-scaling": _refused("edit rope_scaling in the model's config.json"),
-    "--rope-theta": _refused("edit rope_theta in the model's config.json"),
-    "--engine-use-ray": _ignored("the engine runs in its own process, without Ray", value=False),
-    "--worker-use-ray": _ignored("the engine runs in its own process, without Ray", value=False),
-    "--disable-frontend-multiprocessing": _ignored("the engine always runs in its own process", value=False),
-    # of current versions, not needed here
-    "--async-scheduling": _ignored(
-        "scheduling is always asynchronous: steps are submitted ahead of results", value=False
-    ),
-    "--no-async-scheduling": _ignored(
-        "scheduling is always asynchronous: steps are submitted ahead of results", value=False
-    ),
-    "--enforce-eager": _ignored("CUDA graphs are always used on a GPU; answers are the same", value=False),
-    "--trust-remote-code": _ignored(
-        "code from a model's repository is never run; supported families need none", value=False
-    ),
-    "--distributed-executor-backend": _ignored("the engine runs in its own process"),
-    "--enable-server-load-tracking": _ignored("/load is always available", value=False),
-    "--enable-tokenizer-info-endpoint": _ignored("/tokenizer_info is always available", value=False),
-    "--h11-max-incomplete-event-size": _ignored("--max-header-bytes is the limit"),
-    "--h11-max-header-count": _ignored("--max-num-headers is the limit"),
-    "--disable-fastapi-docs": _ignored("there is no documentation page, only /openapi.json", value=False),
-    "--uvicorn-log-level": _ignored("errors are logged to stderr; --enable-log-requests logs requests"),
-    "--prefix-caching-hash-algo": _ignored("prefixes are compared token by token, not by a hash"),
-    "--watermark": _ignored("one block in a hundred is kept free for running sequences when a request starts"),
-    "--tokenizer-mode": _ignored("the fast tokenizer is always used"),
-    "--performance-mode": _ignored(
-        "batch sizes are chosen for the device; --max-num-seqs and --max-num-batched-tokens override them"
-    ),
-    "--scheduler-reserve-full-isl": _ignored(
-        "--capacity-policy decides how many blocks a request needs to start", value=False
-    ),
-    "--compilation-config": _ignored("kernels are compiled and CUDA graphs captured at start"),
-    "--structured-outputs-config": _ignored("llguidance is the only backend for structured output"),
-    "--show-hidden-metrics-for-version": _ignored("older metric names are always on /metrics"),
-    "--enable-prompt-tokens-details": _ignored("the usage always includes them", value=False),
-    "--disable-access-log-for-endpoints": _ignored("there is no access log without --enable-log-requests"),
-    "--max-log-len": _ignored("prompts and answers are never logged"),
-    # of current versions, not supported
-    "--tensor-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-tp": _refused(_ONE_DEVICE, "1"),
-    "--pipeline-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-pp": _refused(_ONE_DEVICE, "1"),
-    "--data-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-dp": _refused(_ONE_DEVICE, "1"),
-    "--enable-expert-parallel": _refused(_ONE_DEVICE, value=False),
-    "--api-server-count": _refused("one process serves HTTP", "1"),
-    "--enable-lora": _refused(_NO_LORA, value=False),
-    "--lora-modules": _refused(_NO_LORA),
-    "--speculative-config": _refused(_NO_DRAFTS),
-    "--spec-method": _refused(_NO_DRAFTS),
-    "--spec-model": _refused(_NO_DRAFTS),
-    "--spec-tokens": _refused(_NO_DRAFTS),
-    "--cpu-offload-gb": _refused("weights stay on the device; use a smaller model or --quantization fp8", "0", "0.0"),
-    "--kv-transfer-config": _refused("the KV cache is not moved between servers"),
-    "--chat-template": _refused("the model's own chat template is used; put another into its tokenizer_config.json"),
-    "--generation-config": _refused("sampling parameters come from each request", "vllm"),
-    "--override-generation-config": _refused("sampling parameters come from each request"),
-    "--hf-overrides": _refused("edit the model's config.json"),
-    "--download-dir": _refused("set HF_HUB_CACHE for hub models and HEADRACE_CACHE for the default model"),
-    "--reasoning-parser": _refused("reasoning text is part of the answer"),
-    "--stream-interval": _refused("each token is sent when it is sampled", "1"),
-    "--max-num-active-seqs": _refused("--max-num-seqs is the limit"),
-    "--enable-force-include-usage": _refused("clients request it with stream_options", value=False),
-    "--return-tokens-as-token-ids": _refused("it is not supported", value=False),
-    "--logprobs-mode": _refused("log-probabilities are the model's, before sampling parameters apply", "raw_logprobs"),
-    "--response-role": _refused("the role of answers is always assistant", "assistant"),
-    "--trust-request-chat-template": _refused("chat templates in requests are never run", value=False),
-    "--enable-log-outputs": _refused("prompts and answers are never logged", value=False),
-    "--otlp-traces-endpoint": _refused("tracing is not supported; statistics are on /metrics"),
-    "--custom-histogram-buckets": _refused("the buckets are vLLM's; metrics with headrace: names have finer ones"),
-    "--enable-ssl-refresh": _refused("a new certificate needs a restart", value=False),
-    "--ssl-ciphers": _refused("Python's defaults are used; a TLS proxy can use others"),
-    "--uds": _refused("the server listens on --host and --port only"),
-    "--ssl-ca-certs": _refused(
-        "clients authenticate with keys, not certificates; a TLS proxy can require certificates"
-    ),
-    "--ssl-cert-reqs": _refused(
-        "clients authenticate with keys, not certificates; a TLS proxy can require certificates"
-    ),
-    "--middleware": _refused("use a proxy in front of the server"),
-    "--allow-credentials": _refused("there are no cookies; keys are sent in headers", value=False),
-    "--allowed-methods": _refused("--allowed-origins is sufficient for browsers"),
-    "--allowed-headers": _refused("--allowed-origins is sufficient for browsers"),
-}
+from headrace.other_settings import OTHER_FLAGS, OtherFlag
 
 ALIASES = {  # vLLM's names for settings that Headrace has
     "gpu_memory_utilization": ("--device-memory-utilization",),
@@ -162,35 +17,47 @@ ALIASES = {  # vLLM's names for settings that Headrace has
 }
 
 
-def without_other_flags(arguments: Sequence[str], print_line: Callable[[str], None]) -> list[str]:
-    """Remove the flags above from a command line, with one line for each. A refused one raises a ConfigError."""
+def without_other_flags(
+    arguments: Sequence[str], print_line: Callable[[str], None], flags: Collection[str]
+) -> list[str]:
+    """Remove the flags of other engines, with one line for each. A refused one raises a ConfigError.
+
+    `flags`: those of the command. An answer may name flags that only `headrace serve` has.
+    """
     kept: list[str] = []
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         flag, has_value, value = argument.partition("=")
         other = OTHER_FLAGS.get(flag.replace("_", "-") if flag.startswith("--") else flag)
-        if other is None:
+        if other is None or flag in flags:
             kept.append(argument)
             continue
         if other.takes_value and not has_value and remaining and not remaining[0].startswith("--"):
             value = remaining.pop(0)
-        check_flag(flag, other, value, print_line)
+        check_flag(flag, other, value, print_line, flags)
     return kept
 
 
-def check_flag(flag: str, other: OtherFlag, value: str, print_line: Callable[[str], None]) -> None:
+def check_flag(
+    flag: str, other: OtherFlag, value: str, print_line: Callable[[str], None], flags: Collection[str] | None = None
+) -> None:
     if value and value in other.neutral:
         return
     if other.outcome == "refused":
         exception = f" (only {' or '.join(other.neutral)} is accepted)" if other.neutral else ""
-        raise ConfigError(other.message(flag) + exception)
-    print_line(other.message(flag))
+        raise ConfigError(other.message(flag) + exception + _elsewhere(other, flags))
+    print_line(other.message(flag) + _elsewhere(other, flags))
+
+
+def _elsewhere(other: OtherFlag, flags: Collection[str] | None) -> str:
+    named = [] if flags is None else [flag for flag in re.findall(r"--[a-z0-9-]+", other.answer) if flag not in flags]
+    return f" ({' and '.join(named)}: only in 'headrace serve')" if named else ""
 
 
 def table() -> str:
     """Generate the Markdown table of docs/serving-operations.md."""
-    head = "| vLLM flag | here | |\n| --- | --- | --- |\n"
+    head = "| flag | here | |\n| --- | --- | --- |\n"
     return head + "".join(
         f"| `{flag}` | {other.outcome} | {other.answer}{_accepted(other)} |\n" for flag, other in OTHER_FLAGS.items()
     )

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
+from headrace.cli.removed_flags import without_other_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
-from headrace.errors import ResumableJobError
+from headrace.errors import ConfigError, ResumableJobError
 
 if TYPE_CHECKING:
     from headrace.jobs.spec import JobSpec
@@ -38,7 +39,7 @@ RESUMABLE = 75
 
 def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
-    given = parser.parse_args(arguments)
+    given = _parsed(parser, arguments)
     if given.output is None and not given.check:
         parser.error("the following arguments are required: -o/--output")
     if given.rate is not None and not given.check:
@@ -90,6 +91,17 @@ def main(arguments: Sequence[str]) -> int:
         return RESUMABLE
     _print_report(report, given)
     return report.exit_code
+
+
+def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
+    try:
+        return parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _print_line(line: str) -> None:
+    print(f"headrace: {line}", file=sys.stderr, flush=True)
 
 
 def build_parser() -> CommandParser:
@@ -193,7 +205,6 @@ def _add_table_flags(parser: CommandParser) -> None:
 
 
 def _duration(text: str) -> float:
-    from headrace.errors import ConfigError
     from headrace.jobs.times import read_duration
 
     try:

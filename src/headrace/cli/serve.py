@@ -66,7 +66,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--explain-flags",
         action="store_true",
-        help="list the vLLM flags that Headrace does not have, and their replacements",
+        help="list the flags of vLLM and TensorRT-LLM that Headrace does not have, and their replacements",
     )
     for title, description, fields in option_groups():
         add_field_flags(parser.add_argument_group(title, description), ServerOptions, fields, ALIASES)
@@ -77,7 +77,7 @@ def build_parser() -> CommandParser:
 def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
     """Parse the command line, which overrides the file. An invalid value is a usage error."""
     try:
-        given = parser.parse_args(without_other_flags(arguments, _print_line))
+        given = parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
         values = _values(given)
         return Parsed(_make(EngineConfig, values), _make(ServerOptions, values))
     except ConfigError as error:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from headrace.cli.removed_flags import OTHER_FLAGS, check_flag
+from headrace.cli.removed_flags import check_flag
 from headrace.errors import ConfigError, nearest
+from headrace.other_settings import OTHER_FLAGS
 
 LISTS = ("preferred_batch_size", "allowed_origins")  # lists in TOML, comma-separated on the command line
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from headrace.errors import RequestError, nearest
 from headrace.openai.errors import INVALID_TYPE, MISSING, UNKNOWN, bad_request
-from headrace.openai.fields import LABELS, REASONS, UNSUPPORTED, refusal
+from headrace.openai.fields import HINTS, LABELS, REASONS, UNSUPPORTED, note_ignored, refusal
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -49,12 +50,22 @@ def convert(kind: type[T], given: dict[str, Any], *, unsupported: Mapping[str, t
     names = kind.__struct_fields__
     if not given.keys() <= set(names):
         given = _without_other_names(given, names, {**UNSUPPORTED, **(unsupported or {})})
+    integers = _integer_fields(kind)
+    for name, value in given.items():
+        if type(value) is float and name in integers and value.is_integer():
+            given = {**given, name: int(value)}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _wrong_type(error) from None
     except RecursionError:
         raise _too_deep() from None
+
+
+@cache
+def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Fields that also take 2.0: clients of languages without integers write it."""
+    return frozenset(name for name, hint in get_type_hints(kind).items() if hint == int | None)
 
 
 def _without_other_names(
@@ -64,8 +75,11 @@ def _without_other_names(
     for name, value in given.items():
         if name in names or name in LABELS or value is None:
             continue
+        if name in HINTS:
+            note_ignored(name)
+            continue
         if name not in refused:
-            hint = nearest(name, [*names, *refused, *LABELS])
+            hint = nearest(name, [*names, *refused, *LABELS, *HINTS])
             raise bad_request(f"unknown parameter {name!r}{hint}", name, UNKNOWN)
         if (error := refusal(name, value, refused[name], REASONS)) is not None:
             raise error

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from headrace.errors import RequestError
 from headrace.openai.errors import not_supported
+
+_log = logging.getLogger(__name__)
 
 # Accepted with any value and without effect: they label a request or account for it.
 LABELS = frozenset(
@@ -21,6 +25,9 @@ LABELS = frozenset(
         "user",
     }
 )
+
+# Hints that clients send by default. Accepted with any value and ignored: an answer without them is a right one.
+HINTS = frozenset({"prediction", "reasoning", "store", "verbosity"})
 
 # Known and not supported. Refused unless the value is null or one of these, which ask for the default behaviour.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -42,20 +49,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "prompt_cache_options": (),
     "prompt_embeds": (),
     "repetition_detection": (),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
     "stream_interval": (1,),
     "suffix": ("",),
     "thinking_token_budget": (),
     "top_a": (0,),
     "truncation_side": ("left",),
-    "verbosity": ("medium",),
     "vllm_xargs": (),
     "web_search_options": (),
 }
@@ -72,7 +76,6 @@ REASONS = {
     "guided_regex": "use structured_outputs",
     "previous_response_id": "nothing is stored; send the whole conversation as input",
     "prompt_embeds": "no tensors are read from clients",
-    "store": "nothing is stored",
     "suffix": "models here continue text and do not insert it",
 }
 
@@ -95,6 +98,12 @@ BATCH_REASONS = {
     "stream": "a batch job writes whole answers",
     "tools": "a batch job writes answers as text",
 }
+
+
+@cache
+def note_ignored(name: str) -> None:
+    """Log that a parameter is ignored, once for each name."""
+    _log.warning("%s in a request is ignored: it has no effect here (this is logged once)", name)
 
 
 def refusal(name: str, value: Any, neutral: tuple[Any, ...], reasons: Mapping[str, str]) -> RequestError | None:

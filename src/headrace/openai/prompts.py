@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from headrace.engine.prompts import Messages, Prompt, PromptReader
-from headrace.openai.errors import INVALID_TYPE, MISSING, bad_request, not_supported
+from headrace.openai.errors import INVALID_TYPE, MISSING, bad_request
+from headrace.openai.fields import note_ignored
 
 MAX_PROMPTS = 1024
 REASONING_EFFORT = "reasoning_effort"
+TEMPLATE_HINTS = (REASONING_EFFORT, "enable_thinking")  # ignored where the template does not read them
 
 # Arguments of transformers' `apply_chat_template`. A template would read them as variables.
 _RESERVED = frozenset(
@@ -75,7 +77,7 @@ def render_chat(
 
 
 def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that the template reads. One that it does not read would be ignored, so it is refused."""
+    """The variables that the template reads. Others are refused, except hints about reasoning."""
     template = reader.tokenizer.chat_template
     read = frozenset() if template is None else template.variables
     checked = {}
@@ -86,13 +88,11 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[
             raise bad_request("the names in chat_template_kwargs must be identifiers", "chat_template_kwargs")
         if name in read:
             checked[name] = value
-        elif name != REASONING_EFFORT:
+        elif name in TEMPLATE_HINTS:
+            note_ignored(name)
+        else:
             raise bad_request(
                 f"the model's chat template has no variable {name!r}; leave it out", f"chat_template_kwargs.{name}"
-            )
-        elif value != "none":
-            raise not_supported(
-                name, "the model's chat template does not read reasoning_effort; leave it out or set it to none"
             )
     return checked
 

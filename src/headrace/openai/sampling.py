@@ -12,7 +12,7 @@ from headrace.openai.response_format import structured_outputs
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.sched.limits import check_prompt_len
+from headrace.sched.limits import check_prompt_len, context_error
 from headrace.types import MAX_LOGPROBS, SamplingParams
 
 MAX_N = 128  # OpenAI's
@@ -170,9 +170,9 @@ def check_context(num_prompt: int, limit: AnswerLimit, max_model_len: int, *, pr
     check_prompt_len(num_prompt, max_model_len, param=prompt_param)
     num_answer = limit.num_tokens if limit.is_given and limit.num_tokens is not None else 1
     if num_prompt + num_answer > max_model_len:
-        raise bad_request(
-            f"the prompt has {num_prompt:,} tokens and {limit.param} is {num_answer:,}, but the context holds "
-            f"{max_model_len:,}; lower {limit.param} to {max_model_len - num_prompt:,} or shorten the prompt",
-            limit.param,
-            "context_length_exceeded",
+        raise context_error(
+            f"you requested {num_prompt + num_answer} tokens ({num_prompt} in the prompt, {num_answer} in the "
+            f"completion). Please reduce the length of the prompt, or {limit.param} to {max_model_len - num_prompt}.",
+            max_model_len,
+            param=limit.param,
         )

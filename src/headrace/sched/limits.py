@@ -58,10 +58,19 @@ def check_prompt_len(prompt_len: int, max_model_len: int, *, num_sampled: int = 
     if prompt_len == 0:
         raise RequestError("the prompt has no tokens", param=param, code="empty_prompt")
     if prompt_len + num_sampled > max_model_len:
-        more = " and at least one must follow" if num_sampled else ""
-        raise RequestError(
-            f"the prompt has {prompt_len:,} tokens{more}, but the context holds "
-            f"{max_model_len:,}; shorten the prompt or raise max_model_len",
+        more = ", and at least one must follow" if num_sampled else ""
+        raise context_error(
+            f"your prompt has {prompt_len} tokens{more}. "
+            "Please reduce the length of the prompt, or raise max_model_len.",
+            max_model_len,
             param=param,
-            code="context_length_exceeded",
         )
+
+
+def context_error(problem: str, max_model_len: int, *, param: str) -> RequestError:
+    """Begins with OpenAI's and vLLM's words, with plain numbers: clients search for them, and then shorten a prompt."""
+    return RequestError(
+        f"This model's maximum context length is {max_model_len} tokens. However, {problem}",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -22,9 +22,11 @@ from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
 QUEUE_FACTOR = 4  # default queue size, in multiples of what the engine can run
-BYTES_PER_TOKEN = 4  # estimate from the body size, until the tokens are counted
 
 WINDOW_S = 30  # window over which the drain rate is measured
+MIN_BUSY_S = 1  # requests must have waited for this long without a break before the rate is measured
+FIRST_RUN_S = 1.0  # assumed time that a request runs, until one has finished
+RUN_SMOOTHING = 0.1  # weight of a finished request in the mean time
 MAX_RETRY_S = 60
 
 
@@ -42,6 +44,7 @@ class Overloaded(HeadraceError):
 class QueueLimits:
     max_requests: int
     max_tokens: int
+    max_num_seqs: int = 1  # of the engine: how many can run at once
 
     @classmethod
     def of(cls, options: ServerOptions, settings: Settings) -> QueueLimits:
@@ -49,6 +52,7 @@ class QueueLimits:
         return cls(
             max_requests=options.max_num_queued_reqs or QUEUE_FACTOR * settings.max_num_seqs,
             max_tokens=options.max_num_queued_tokens or QUEUE_FACTOR * num_cache_tokens,
+            max_num_seqs=settings.max_num_seqs,
         )
 
 
@@ -70,7 +74,8 @@ class RequestQueue:
         self._overload_status = options.overload_status
         self._drain_seconds = math.ceil(options.shutdown_timeout_s)
         self._clock = clock
-        self._departures = Departures(clock)
+        self._rate = DrainRate(limits.max_num_seqs, clock)
+        self._num_refused = 0  # requests, for the spread of Retry-After
         self._arrivals: dict[Reservation, float] = {}  # arrival times of waiting requests, oldest first
         self._state = state
 
@@ -80,16 +85,19 @@ class RequestQueue:
 
     @property
     def drain_rate(self) -> float:
-        """Requests started per second."""
-        return self._departures.requests_per_s
+        """Requests that start per second while others wait."""
+        return self._rate.requests_per_s
 
     @property
     def oldest_wait_s(self) -> float:
         """The wait of the oldest waiting request."""
         return next((self._clock() - arrived for arrived in self._arrivals.values()), 0.0)
 
-    def reserve(self, num_requests: int = 1, *, num_body_bytes: int = 0) -> Reservation:
-        """Reserve places for `num_requests`, all or none. An empty queue accepts a body of any size."""
+    def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> Reservation:
+        """Reserve places for `num_requests`, all or none. `num_tokens`: an estimate, until `count_tokens`.
+
+        An empty queue accepts any number of tokens.
+        """
         self._refuse_if_not_ready()
         if num_requests > self.limits.max_requests:
             raise RequestError(
@@ -100,9 +108,10 @@ class RequestQueue:
             )
         num_excess = self.num_waiting + num_requests - self.limits.max_requests
         if num_excess > 0:
-            raise self._overloaded("queue_full", "requests", num_excess, self._departures.requests_per_s)
-        num_tokens = num_body_bytes // BYTES_PER_TOKEN
+            raise self._overloaded("queue_full", num_excess)
         self._check_tokens(num_tokens, num_others=self.num_waiting_tokens)
+        if not self.num_waiting:
+            self._rate.filled()
         self.num_waiting += num_requests
         self.num_waiting_tokens += num_tokens
         reservation = Reservation(self, num_requests, num_tokens)
@@ -120,18 +129,34 @@ class RequestQueue:
     def _check_tokens(self, num_tokens: int, *, num_others: int) -> None:
         num_excess = num_others + num_tokens - self.limits.max_tokens
         if num_others and num_excess > 0:
-            raise self._overloaded("queue_tokens", "prompt tokens", num_excess, self._departures.tokens_per_s)
+            num_per_request = self.num_waiting_tokens / self.num_waiting
+            raise self._overloaded("queue_tokens", math.ceil(num_excess / max(1.0, num_per_request)))
 
-    def _overloaded(self, reason: str, what: str, num_excess: int, rate: float) -> Overloaded:
+    def _overloaded(self, reason: str, num_requests: int) -> Overloaded:
+        """`num_requests`: how many of the waiting requests must start before this one has room."""
         self.refusals[reason] += 1
-        seconds = math.ceil(num_excess / rate) if rate > 0 else MAX_RETRY_S
-        limit = self.limits.max_requests if reason == "queue_full" else self.limits.max_tokens
+        is_full = reason == "queue_full"
+        limit, what = (self.limits.max_requests, "requests") if is_full else (self.limits.max_tokens, "prompt tokens")
         return Overloaded(
             f"the queue is full: at most {limit:,} {what} may wait; try again later",
             reason=reason,
-            retry_after_s=min(max(1, seconds), MAX_RETRY_S),
+            retry_after_s=self._retry_after_s(num_requests),
             status=self._overload_status,
         )
+
+    def _retry_after_s(self, num_requests: int) -> int:
+        """Seconds until there is room, at most until the queue is empty.
+
+        Each refused request is told the moment at which the next place is free, so that a refused burst does not come
+        back in one second:
+
+            waiting      1  2  3  4  5  6        they start in this order
+            refused      1st    2nd ... 6th      the first needs one place; after the last, the first again
+        """
+        num_first = min(num_requests, self.num_waiting)
+        turn = self._num_refused % (self.num_waiting - num_first + 1)
+        self._num_refused += 1
+        return self._rate.seconds_for(num_first + turn, num_running=self.num_running)
 
     # ---- for reservations
 
@@ -143,11 +168,19 @@ class RequestQueue:
         del self._arrivals[reservation]
         self.num_waiting -= num_requests
         self.num_waiting_tokens -= num_tokens
+        if not self.num_waiting:
+            self._rate.emptied()
 
-    def _start(self, reservation: Reservation, num_requests: int, num_tokens: int) -> None:
+    def _start(self, reservation: Reservation, num_requests: int, num_tokens: int) -> float:
+        """Returns the time."""
+        self._rate.started(num_requests)
         self._leave_queue(reservation, num_requests, num_tokens)
-        self._departures.add(num_requests, num_tokens)
         self.num_running += num_requests
+        return self._clock()
+
+    def _finish(self, num_requests: int, started_at: float) -> None:
+        self.num_running -= num_requests
+        self._rate.finished(self._clock() - started_at)
 
 
 class Reservation:
@@ -157,6 +190,7 @@ class Reservation:
         self._queue = queue
         self._num_requests = num_requests
         self._num_tokens = num_tokens
+        self._started_at = 0.0
         self._is_waiting = True
         self._is_released = False
 
@@ -175,7 +209,7 @@ class Reservation:
         """The request runs now: free its place in the queue."""
         if self._is_waiting:
             self._is_waiting = False
-            self._queue._start(self, self._num_requests, self._num_tokens)
+            self._started_at = self._queue._start(self, self._num_requests, self._num_tokens)
 
     def release(self) -> None:
         if self._is_released:
@@ -185,7 +219,7 @@ class Reservation:
             self._is_waiting = False
             self._queue._leave_queue(self, self._num_requests, self._num_tokens)
         else:
-            self._queue.num_running -= self._num_requests
+            self._queue._finish(self._num_requests, self._started_at)
 
     def __enter__(self) -> Reservation:
         return self
@@ -196,38 +230,61 @@ class Reservation:
         self.release()
 
 
-class Departures:
-    """The rate at which requests leave the queue to run: sums per second over a window."""
+class DrainRate:
+    """How fast waiting requests start.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Measured while requests wait without a break. A rate from other times says how many requests came, not how many the
+    engine can run. So at first, the rate is the engine's slots over the mean time that a request runs.
+    """
+
+    def __init__(self, max_num_seqs: int, clock: Callable[[], float]) -> None:
+        self._max_num_seqs = max_num_seqs
         self._clock = clock
-        self._sums: deque[list[int]] = deque()  # [second, requests, tokens]
+        self._busy_since: float | None = None
+        self._sums: deque[list[int]] = deque()  # [second, requests started] while busy
+        self._mean_run_s: float | None = None
 
-    def add(self, num_requests: int, num_tokens: int) -> None:
+    def filled(self) -> None:
+        """The first request waits."""
+        self._busy_since = self._clock()
+        self._sums.clear()
+
+    def emptied(self) -> None:
+        self._busy_since = None
+
+    def started(self, num_requests: int) -> None:
         second = int(self._clock())
         if not self._sums or self._sums[-1][0] != second:
             self._forget(second)
-            self._sums.append([second, 0, 0])
+            self._sums.append([second, 0])
         self._sums[-1][1] += num_requests
-        self._sums[-1][2] += num_tokens
+
+    def finished(self, run_s: float) -> None:
+        mean = run_s if self._mean_run_s is None else self._mean_run_s
+        self._mean_run_s = mean + RUN_SMOOTHING * (run_s - mean)
 
     @property
     def requests_per_s(self) -> float:
-        return self._rate(1)
+        now = self._clock()
+        if self._busy_since is None or not self._is_measured:
+            run_s = FIRST_RUN_S if self._mean_run_s is None else self._mean_run_s
+            return self._max_num_seqs / max(run_s, 1e-3)
+        self._forget(int(now))
+        num_started = sum(number for _, number in self._sums)
+        return max(1, num_started) / min(now - self._busy_since, WINDOW_S)
+
+    def seconds_for(self, num_requests: int, *, num_running: int) -> int:
+        """Whole seconds, at least one, until this many more have started. Free slots are taken at once."""
+        num_free = 0 if self._is_measured else max(0, self._max_num_seqs - num_running)
+        seconds = math.ceil(max(0, num_requests - num_free) / self.requests_per_s)
+        return min(max(1, seconds), MAX_RETRY_S)
 
     @property
-    def tokens_per_s(self) -> float:
-        return self._rate(2)
-
-    def _rate(self, column: int) -> float:
-        now = self._clock()
-        self._forget(int(now))
-        if not self._sums:
-            return 0.0
-        return sum(sums[column] for sums in self._sums) / max(1.0, now - self._sums[0][0])
+    def _is_measured(self) -> bool:
+        return self._busy_since is not None and self._clock() - self._busy_since >= MIN_BUSY_S
 
     def _forget(self, second: int) -> None:
-        while self._sums and self._sums[0][0] <= second - WINDOW_S:
+        while self._sums and self._sums[0][0] < second - WINDOW_S:
             self._sums.popleft()
 
 

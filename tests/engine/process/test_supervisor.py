@@ -88,7 +88,9 @@ def check_answers(supervisor: EngineSupervisor, inbox: Inbox) -> None:
     inbox.until_finished("after")
 
 
-def test_a_killed_engine_fails_its_requests_and_is_restarted(start: Start, inbox: Inbox, failures: list[str]) -> None:
+def test_a_killed_engine_fails_its_requests_and_is_restarted(
+    start: Start, inbox: Inbox, failures: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     supervisor = start()
     first, num_files = supervisor.pid, len(os.listdir("/dev/fd"))
     assert first is not None
@@ -98,6 +100,7 @@ def test_a_killed_engine_fails_its_requests_and_is_restarted(start: Start, inbox
     assert failures == ["its process was killed (SIGKILL), by a user or because the system's memory ran out"]
     check_answers(supervisor, inbox)
     assert supervisor.num_restarts == 1
+    assert "the engine is back, after restart 1" in caplog.messages
     assert supervisor.pid != first
     assert len(os.listdir("/dev/fd")) == num_files
     with pytest.raises(ProcessLookupError):

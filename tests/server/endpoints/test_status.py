@@ -91,3 +91,10 @@ def test_the_document_describes_every_route_and_nothing_else(server: Server) -> 
     assert {"messages", "top_k", "stream_options", "max_completion_tokens"} <= fields.keys()
     for path, methods in document["paths"].items():
         assert all(operation["summary"] for operation in methods.values()), path
+
+
+def test_head_is_answered_as_get_without_the_body(server: Server) -> None:
+    answer = server.http.head(server.url + "/health")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(server.get("/health").content))
+    assert server.http.head(server.url + "/v1/completions").status_code == 405

@@ -174,6 +174,62 @@ def test_a_silent_connection_is_closed() -> None:
     run(body)
 
 
+KEYED = b"Authorization: Bearer secret\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "rest", "status"),
+    [
+        (HEAD + KEYED + b"Content-Length: 3\r\n\r\nabc", b"", b"200"),
+        (HEAD + KEYED + b"Content-Length: 3\r\n\r\nabc", b"\r\n", b"200"),
+        (HEAD + b"Content-Length: 3\r\n\r\n", b"abc", b"401"),  # answered before its body arrives
+        (HEAD + KEYED + b"Content-Length: 9999999\r\n\r\n", b"abc", b"413"),
+    ],
+)
+def test_an_idle_connection_is_closed_after_its_answer(
+    monkeypatch: pytest.MonkeyPatch, request_: bytes, rest: bytes, status: bytes
+) -> None:
+    monkeypatch.setattr("headrace.server.http.lifecycle.KEEP_ALIVE_S", 0.05)
+
+    async def body() -> None:
+        async with Live(read_timeout_s=1000, api_key="secret") as live:
+            reader, writer = await live.connect()
+            writer.write(request_)
+            assert status in await reader.readuntil(b"\r\n\r\n")
+            writer.write(rest)
+            await reader.read()
+            writer.close()
+            await until(lambda: live.lifecycle.num_connections == 0)
+
+    run(body)
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks_that_ends_with_the_connection() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            live.tiny.end.set()
+            reader, writer = await live.connect()
+            writer.write(b"GET /stream HTTP/1.0\r\nHost: x\r\n\r\n")
+            head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head.lower() and b"connection: close" in head.lower()
+            assert text == b"first last"
+            writer.close()
+
+    run(body)
+
+
+def test_a_client_of_http_1_0_gets_a_whole_answer_with_its_length() -> None:
+    async def body() -> None:
+        async with Live() as live:
+            reader, writer = await live.connect()
+            writer.write(WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"content-length: 2" in head.lower() and text == b" 3"
+            writer.close()
+
+    run(body)
+
+
 def test_a_client_that_does_not_read_is_disconnected_and_its_handler_notified() -> None:
     async def body() -> None:
         async with Live(write_timeout_s=0.05) as live:

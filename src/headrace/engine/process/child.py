@@ -28,7 +28,7 @@ from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel
 from headrace.engine.process.engine_process import LOAD_CORE
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
 from headrace.types import SequenceEvent
 
@@ -69,7 +69,7 @@ class EngineChild:
             load = _imported(core_path)
             loaded = load(self._starts.get().config, self._send_stage)
         except BaseException as error:  # noqa: BLE001  the front raises it
-            self._report(error)
+            self._report(error, is_expected=isinstance(error, HeadraceError) and not os.environ.get("HEADRACE_DEBUG"))
             return 1
         freeze_loaded_objects()
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
@@ -123,8 +123,9 @@ class EngineChild:
         if events or stats is not None:
             self._channel.send(wire.encode(self._writer.step(events, stats)))
 
-    def _report(self, error: BaseException) -> None:
-        _log.error("the engine has failed", exc_info=error)
+    def _report(self, error: BaseException, *, is_expected: bool = False) -> None:
+        if not is_expected:  # the front prints an expected one, such as a wrong setting, in one line
+            _log.error("the engine has failed", exc_info=error)
         try:
             text = str(error).encode(errors="replace").decode()  # it may contain a path that is not valid UTF-8
             self._channel.send(wire.encode(wire.Failed(type(error).__name__, text)))

@@ -237,4 +237,5 @@ class EngineSupervisor:
         self._process.start(self._config)
         self._process.wait_until_ready()
         self._process.limit_running(self._max_running)
+        _log.warning("the engine is back, after restart %d", self._num_restarts)
         self._failure, self._phase = None, "ready"

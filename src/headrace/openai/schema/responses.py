@@ -49,5 +49,4 @@ STATEFUL: dict[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
-    "reasoning": ({},),
 }

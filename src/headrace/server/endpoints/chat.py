@@ -20,7 +20,7 @@ from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
 from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
-from headrace.server.endpoints.prompting import off_loop, tokenize_chat
+from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize_chat
 from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
 from headrace.server.http.chunks import Chunks
 from headrace.server.http.exchange import Exchange
@@ -40,13 +40,14 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     use = read_tool_use(request, services)
     limit = chat_limit(request)
     params = _params(request, services, limit, use)
-    with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
+    max_model_len = services.engine.settings.max_model_len
+    num_tokens = estimated_tokens([[request.messages, use.tools]], max_model_len)
+    with services.queue.reserve(1, num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
         prompt = await _tokenize(request, services, use, num_characters=len(body))
-        max_model_len = services.engine.settings.max_model_len
         prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
-        reservation.count_tokens(len(prompt.token_ids))
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
+        reservation.count_tokens(len(prompt.token_ids))
         reply = ChatReply(request, services, use, new_id(CHAT_ID_PREFIX, request.request_id))
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)

@@ -20,7 +20,7 @@ from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
-from headrace.server.endpoints.prompting import off_loop, tokenize
+from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize
 from headrace.server.http.chunks import Chunks
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
@@ -40,16 +40,17 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     prompts = as_prompts(request.prompt)
     limit = completion_limit(request)
     params = _params(request, services, limit, num_prompts=len(prompts))
-    with services.queue.reserve(len(prompts), num_body_bytes=len(body)) as reservation:
+    max_model_len = services.engine.settings.max_model_len
+    num_tokens = estimated_tokens(prompts, max_model_len)
+    with services.queue.reserve(len(prompts), num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
         tokenized = await tokenize(
             services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
         )
-        max_model_len = services.engine.settings.max_model_len
         tokenized = [truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len) for prompt in tokenized]
-        reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
         for prompt in tokenized:
             check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
+        reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
         reply = CompletionReply(request, services, tokenized, new_id(TEXT_ID_PREFIX, request.request_id))
         if request.use_beam_search:
             await reply.search_beams(exchange, reservation, limit, arrived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headrace.engine.prompts import Prompt, PromptReader, TokenizedPrompt
@@ -13,6 +13,31 @@ from headrace.openai.prompts import render_chat
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 512  # tokenized in about the time that it takes to hand them to a thread and back
+CHARACTERS_PER_TOKEN = 4  # a rough mean, for the estimate
+
+
+def estimated_tokens(prompts: Iterable[Prompt | Sequence[Any]], max_model_len: int) -> int:
+    """About how many tokens wait in the queue until they are counted: texts, token ids or conversations.
+
+    A prompt counts as no more than the context. A longer one is refused once it is tokenized, and must not keep others
+    out until then.
+    """
+    return sum(min(_estimate(prompt, max_model_len), max_model_len) for prompt in prompts)
+
+
+def _estimate(prompt: Any, max_model_len: int) -> int:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    num_characters, todo = 0, [prompt]
+    while todo and num_characters < max_model_len * CHARACTERS_PER_TOKEN:
+        value = todo.pop()
+        if isinstance(value, str):
+            num_characters += len(value)
+        elif isinstance(value, dict):
+            todo += [*value, *value.values()]
+        elif isinstance(value, list):
+            todo += value
+    return num_characters // CHARACTERS_PER_TOKEN
 
 
 async def off_loop(work: Callable[[], T], *, num_characters: int) -> T:

@@ -12,6 +12,7 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta
 from headrace.openai.body import read
 from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
+from headrace.openai.fields import note_ignored
 from headrace.openai.logprobs import chat_entries
 from headrace.openai.sampling import (
     AnswerLimit,
@@ -25,7 +26,7 @@ from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
-from headrace.server.endpoints.prompting import tokenize_chat
+from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
 from headrace.server.endpoints.response_items import as_messages
 from headrace.server.http.chunks import encode
 from headrace.server.http.errors import ApiError
@@ -50,13 +51,14 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
     params = _params(request, limits_of(services), limit)
     messages = as_messages(request)
-    with services.queue.reserve(1, num_body_bytes=len(body)) as reservation:
+    max_model_len = services.engine.settings.max_model_len
+    with services.queue.reserve(1, num_tokens=estimated_tokens([messages], max_model_len)) as reservation:
         params = await services.engine.compiled(params)
         prompt = await tokenize_chat(
             services.engine.reader, messages, num_characters=len(body), variables=request.chat_template_kwargs
         )
+        check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="input")
         reservation.count_tokens(len(prompt.token_ids))
-        check_context(len(prompt.token_ids), limit, services.engine.settings.max_model_len, prompt_param="input")
         reply = ResponseReply(request, services, params, new_id("resp_", request.request_id))
         answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
@@ -102,8 +104,8 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
             raise bad_request(f"unknown parameter 'text.{name}'", f"text.{name}", UNKNOWN)
     if text is None:
         return None
-    if text.get("verbosity") not in (None, "medium"):
-        raise not_supported("text.verbosity", "text.verbosity is not supported; leave it out")
+    if text.get("verbosity") is not None:
+        note_ignored("text.verbosity")
     given = text.get("format")
     if given is None:
         return None

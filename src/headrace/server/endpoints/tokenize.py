@@ -10,7 +10,7 @@ from headrace.openai.body import read
 from headrace.openai.errors import bad_request
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints.generation import check_model
-from headrace.server.endpoints.prompting import off_loop, tokenize, tokenize_chat
+from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize, tokenize_chat
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
 
@@ -19,7 +19,8 @@ async def tokenize_text(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read(TokenizeRequest, body)
     check_model(services, request.model)
-    with services.queue.reserve(1, num_body_bytes=len(body)):
+    given = [request.prompt, request.messages, request.tools]
+    with services.queue.reserve(1, num_tokens=estimated_tokens([given], services.engine.settings.max_model_len)):
         tokens = await _tokens(services, request, num_characters=len(body))
     reply: dict[str, Any] = {
         "count": len(tokens),
@@ -66,7 +67,7 @@ async def detokenize(services: Services, exchange: Exchange) -> None:
     for token in request.tokens:
         if not 0 <= token < 2**31:
             raise bad_request(f"token id {token} is outside the vocabulary", "tokens")
-    with services.queue.reserve(1, num_body_bytes=len(body)):
+    with services.queue.reserve():  # token ids to decode are no prompt
         text = await off_loop(lambda: tokenizer.decode(request.tokens, False), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"prompt": text}))
 

@@ -84,6 +84,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         try:
             self._feed(data)
+            self._close_when_idle()
         except httptools.HttpParserUpgrade:
             self._ignores_input = True  # no upgrades are supported; the request itself is answered
             self._close_after_answer()
@@ -93,6 +94,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._close_after_answer()
             else:
                 self._refuse(self._error or ApiError(400, "this is not a valid HTTP request", code="bad_request"))
+
+    def _close_when_idle(self) -> None:
+        """Set the keep-alive timer again if the data began no request: a line end, or the rest of a refused body."""
+        is_idle = self.cycle is not None and self.cycle.response_complete and self._head_alarm is None
+        if is_idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _feed(self, data: bytes) -> None:
         self.parser.feed_data(data)
@@ -151,6 +160,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[PART] = _Part(cycle)  # type: ignore[literal-required]
+        if self.parser.get_http_version() == "1.0":
+            app = _without_chunks(app, cycle)
         self._task = self.loop.create_task(cycle.run_asgi(_quiet(app, cycle)))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
@@ -264,6 +275,27 @@ def _quiet(app: Any, cycle: RequestResponseCycle) -> Any:
         except asyncio.CancelledError:
             if not cycle.disconnected:
                 raise
+
+    return call
+
+
+def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
+    """Wrap the application for HTTP/1.0, which has no chunked encoding: a stream ends with its connection."""
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        is_stream = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if is_stream:
+                    cycle.chunked_encoding = False
+            elif is_stream:  # uvicorn compares each part with the length that is left
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
 
     return call
 
