@@ -91,6 +91,12 @@ def test_other_fields_are_copied_and_clashing_ones_go_under_input() -> None:
     }
 
 
+@pytest.mark.parametrize("names", [["line", "error", "text", "usage"], ["usage", "text", "error", "line"]])
+def test_fields_under_input_keep_the_order_of_the_line(names: list[str]) -> None:
+    line = {"prompt": "Hi", **dict.fromkeys(names, 1), "max_tokens": 0}
+    assert list(error_line(line)["input"]) == names
+
+
 def test_a_plain_line_may_have_a_field_called_body() -> None:
     assert good({"prompt": "Summarise", "body": "an email"}).prompt == "Summarise"
 
@@ -389,6 +395,14 @@ def test_a_refused_openai_request_is_a_400_with_an_error_body() -> None:
             "code": "invalid_request",
         }
     }
+
+
+@pytest.mark.parametrize("given", [17, 10**30, 1.5, True, ["a"], {"a": 1}, ""])
+def test_an_id_that_is_not_text_is_in_its_error_line(given: Any) -> None:
+    line = error_line({**chat(), "custom_id": given})
+    assert line["error"]["code"] == "invalid_line"
+    assert line["custom_id"] == given
+    assert type(line["custom_id"]) is type(given)
 
 
 def test_a_broken_envelope_has_no_response() -> None:

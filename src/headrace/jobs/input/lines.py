@@ -38,7 +38,7 @@ from headrace.jobs.input.plain_lines import (
     idle_columns,
     is_plain,
 )
-from headrace.jobs.input.reply import UnknownReply
+from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS
 from headrace.sched.sequence import sequence_seed
@@ -181,7 +181,8 @@ class LineParser:
         try:
             endpoint = read_endpoint(envelope)
         except RequestError as error:
-            return BadLine(OpenAIReply(line.index, given_id, None), error)
+            other_id = b"" if custom_id is None or given_id is not None else encode(custom_id)
+            return BadLine(OpenAIReply(line.index, given_id, None, other_id), error)
         reply = OpenAIReply(line.index, given_id, endpoint)
         try:
             return self._parse_body(line, envelope["body"], endpoint, reply)

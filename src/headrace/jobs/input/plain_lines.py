@@ -58,7 +58,7 @@ def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _without_clashes(fields: dict[str, Any]) -> dict[str, Any]:
     if _WRITTEN.isdisjoint(fields):
         return fields
-    clashes = {name: fields.pop(name) for name in _WRITTEN if name in fields}
+    clashes = {name: fields.pop(name) for name in [*fields] if name in _WRITTEN}
     return {**fields, "input": clashes}
 
 
