@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError
@@ -86,11 +88,26 @@ def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
 
 
-def test_a_truncated_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
-    data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
-    (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
+@pytest.mark.parametrize("name", ["in.jsonl.gz", "in.csv.gz", "in.jsonl.zst"])
+def test_every_line_of_a_truncated_input_that_can_be_read_is_answered(tmp_path: Path, start: Start, name: str) -> None:
+    header, line = ("text\n", "%d\n") if ".csv" in name else ("", '{"text": "%d"}\n')
+    text = (header + "".join(line % (number * 7919 % 10007) for number in range(2000))).encode()
+    half = len(text) // 2
+    if name.endswith(".gz"):
+        data = gzip.compress(text)
+        data = data[: len(data) // 2]
+        readable = zlib.decompressobj(31).decompress(data)
+    else:  # a second frame that is cut off in its header
+        data = zstandard.compress(text[:half]) + zstandard.compress(text[half:])[:5]
+        readable = text[:half]
+    (tmp_path / name).write_bytes(data)
+    output = tmp_path / "out.jsonl"
     with pytest.raises(JobError, match="is truncated"):
-        run(tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl", start)
+        run(tmp_path / name, output, start)
+    found = view_job(find_job(str(output)))
+    assert (found.state, found.committed.num_done) == ("stopped", readable.count(b"\n") - header.count("\n"))
+    assert found.committed.num_done > 900
+    assert not output.exists()
 
 
 # --max-error-rate
