@@ -191,6 +191,63 @@ def test_labels_and_neutral_values_pass() -> None:
     assert good(chat(**dict.fromkeys(refused))).params.n == 1
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("tools", [{"type": "function"}]),
+        ("echo", True),
+        ("priority", 1),
+        ("suffix", "end"),
+        ("chat_template", "{{ x }}"),
+        ("truncate_prompt_tokens", 5),
+        ("detokenize", False),
+        ("add_special_tokens", False),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("return_token_ids", True),
+        ("logits_processors", ["x"]),
+        ("functions", [{}]),
+    ],
+)
+def test_a_plain_line_refuses_a_parameter_that_it_cannot_have(name: str, value: Any) -> None:
+    refused = bad({"prompt": "Hi", name: value}).error
+    assert (refused.code, refused.param) == ("unsupported_parameter", name)
+    assert name not in error_line({"prompt": "Hi", name: value})
+
+
+def test_a_plain_line_may_give_null_or_what_happens_anyway() -> None:
+    neutral = {name: values[0] for name, values in UNSUPPORTED_SAMPLING.items() if values}
+    assert good({"prompt": "Hi", **neutral, "add_special_tokens": True}).prompt == "Hi"
+    assert good({"messages": [{"role": "user"}], **neutral, "add_special_tokens": False}).messages
+    assert good({"prompt": "Hi", **dict.fromkeys(UNSUPPORTED_SAMPLING)}).prompt == "Hi"
+
+
+def test_a_plain_line_copies_names_that_may_be_data() -> None:
+    line = error_line({"prompt": "Hi", "documents": ["a"], "store": "Berlin", "max_tokens": 0})
+    assert (line["documents"], line["store"]) == (["a"], "Berlin")
+
+
+def test_a_plain_line_reads_the_salt_and_the_effort_as_openai_lines_do() -> None:
+    own = {"cache_salt": "tenant", "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}
+    plain, batch = good({"messages": [{"role": "user", "content": "Hi"}], **own}), good(chat(**own))
+    assert plain.cache_salt == batch.cache_salt == "tenant"
+    assert plain.template_options == batch.template_options == {"a": 1, "reasoning_effort": "low"}
+    assert good({"prompt": "Hi", "cache_salt": "tenant"}).cache_salt == "tenant"
+
+
+@pytest.mark.parametrize(
+    "given, param",
+    [
+        ({"prompt": "Hi", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": [{"role": "user"}], "reasoning_effort": 3}, "reasoning_effort"),
+        ({"prompt": "Hi", "cache_salt": 3}, "cache_salt"),
+        ({"prompt": "Hi", "cache_salt": ""}, "cache_salt"),
+    ],
+)
+def test_a_bad_salt_or_effort_of_a_plain_line_is_refused(given: dict[str, Any], param: str) -> None:
+    assert bad(given).error.param == param
+
+
 def test_no_parameter_is_both_supported_and_refused() -> None:
     assert not SAMPLING_FIELDS & (UNSUPPORTED.keys() | NOT_IN_BATCH.keys() | UNSUPPORTED_SAMPLING.keys())
 

@@ -65,6 +65,12 @@ def test_a_table_may_hold_requests(tmp_path: Path, start: Start) -> None:
     assert line["usage"]["completion_tokens"] == 2 and line["id"] == "007"
 
 
+def test_cells_of_refused_parameters_are_read_as_json(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "in.csv").write_text("prompt,priority,echo,cache_salt\na,0,false,\nb,1,,\nc,,,tenant\n")
+    report = run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (2, {"unsupported_parameter": 1})
+
+
 def test_a_table_without_a_prompt_names_the_flags(tmp_path: Path, start: Start) -> None:
     (tmp_path / "in.csv").write_text("id,text\n1,a\n")
     with pytest.raises(JobError, match=r"but id, text; give the prompt with --prompt"):
