@@ -14,7 +14,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import Source, open_source
 from headrace.jobs.formats.file_format import format_of
-from headrace.jobs.formats.locations import STANDARD_STREAM, can_be_read_again, exists, is_url, local_path
+from headrace.jobs.formats.locations import STANDARD_STREAM, can_be_read_again, check_bucket, exists, is_url, local_path
 from headrace.jobs.formats.sinks import require_libraries
 from headrace.jobs.input.plain_lines import PARAMETERS
 from headrace.jobs.input.template import LineTemplate
@@ -121,6 +121,7 @@ class JobSpec:
             )
 
     def _check_output_object(self) -> None:
+        check_bucket(self.output)
         if not self.overwrite and not self._has_job and exists(self.output):
             raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 
