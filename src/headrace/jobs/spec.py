@@ -14,9 +14,9 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import Source, open_source
 from headrace.jobs.formats.file_format import format_of
-from headrace.jobs.formats.locations import STANDARD_STREAM, can_be_read_again, exists, is_url, local_path
+from headrace.jobs.formats.locations import STANDARD_STREAM, can_be_read_again, check_bucket, exists, is_url, local_path
 from headrace.jobs.formats.sinks import require_libraries
-from headrace.jobs.input.fields import SAMPLING_FIELDS
+from headrace.jobs.input.plain_lines import PARAMETERS
 from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
@@ -102,7 +102,7 @@ class JobSpec:
 
     def open_input(self) -> Source:
         """Refuses a table without the columns that the template names."""
-        json_columns = SAMPLING_FIELDS | {"messages", "chat_template_kwargs"} if self.template is None else ()
+        json_columns = PARAMETERS if self.template is None else ()
         source = open_source(self.input, format=self.input_format, json_columns=json_columns)
         try:
             self._check_columns(source)
@@ -121,6 +121,7 @@ class JobSpec:
             )
 
     def _check_output_object(self) -> None:
+        check_bucket(self.output)
         if not self.overwrite and not self._has_job and exists(self.output):
             raise JobError(f"the output {self.output} exists; give another, or --overwrite to replace it")
 

@@ -3,6 +3,7 @@
     spec.py, family.py, families.py, traits.py     what a model is: one row per family, read from its config
     hub_config.py, gguf_config.py, gguf_file.py    config.json or GGUF metadata to a `ModelSpec`
     sources.py, cache.py, checkpoint.py            a model's name to its files, fetched if needed
+    digests.py                                     by which a resumed job tells two models apart
     stored_tensors.py, weights/                    how checkpoints store tensors, and loading them into a decoder
     decoder.py, layers.py, mixture.py, embeddings.py, rope.py     the computation, in terms of `kernels.ops`
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,31 @@ from headrace.text import Tokenizer
 from headrace.types import PromptLogprobs, TokenLogprobs
 
 MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not have
+_PART = re.compile(r"bytes:(\\x[0-9a-f]{2})+")  # the name of a token that is part of a character
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
     """Part of a character becomes a replacement mark; `bytes` of a chat entry has it in full."""
     return str(token_id) if tokenizer is None else tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def token_name(token_id: int, tokenizer: Tokenizer | None) -> str:
+    """The text, or `bytes:\\xe2\\x82` for part of a character, as OpenAI names it in the lists of completions: there
+    the name is a key, and all replacement marks are equal."""
+    if tokenizer is None:
+        return str(token_id)
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def len_in_text(name: str) -> int:
+    """How many characters a token counts for in `text_offset`: part of a character is a replacement mark there."""
+    if not _PART.fullmatch(name):
+        return len(name)
+    return len(bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")).decode("utf-8", "replace"))
 
 
 # Chat: one object for each generated token.
@@ -62,10 +83,10 @@ def completion_lists(
     offsets: list[int] = []
     for entry in entries:
         token_id = entry.token_id if entry is not None else first_token
-        text = "" if token_id is None else token_text(token_id, tokenizer)
-        tokens.append(text)
+        name = "" if token_id is None else token_name(token_id, tokenizer)
+        tokens.append(name)
         offsets.append(offset)
-        offset += len(text)
+        offset += len_in_text(name)
         chosen.append(None if entry is None else max(MIN_LOGPROB, entry.logprob))
         most_likely.append(None if entry is None else _most_likely(entry, tokenizer))
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": most_likely, "text_offset": offsets}
@@ -73,11 +94,11 @@ def completion_lists(
 
 def _most_likely(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
     """The k most likely tokens, and the chosen one if it is not among them: k or k + 1 entries, as in OpenAI's API.
-    Keys are texts; of two tokens with the same text the more likely one is kept."""
+    Keys are names; of two tokens with the same text the more likely one is kept."""
     found: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-        found.setdefault(token_text(token_id, tokenizer), max(MIN_LOGPROB, logprob))
-    found.setdefault(token_text(entry.token_id, tokenizer), max(MIN_LOGPROB, entry.logprob))
+        found.setdefault(token_name(token_id, tokenizer), max(MIN_LOGPROB, logprob))
+    found.setdefault(token_name(entry.token_id, tokenizer), max(MIN_LOGPROB, entry.logprob))
     return found
 
 

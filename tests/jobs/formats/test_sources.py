@@ -19,6 +19,7 @@ import zstandard
 
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import open_source, reader
+from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.formats.line_index import Bitmap
 from headrace.jobs.formats.reader import InputLine
 
@@ -264,6 +265,32 @@ def test_nested_columns_become_nested_json(tmp_path: Path) -> None:
     }
 
 
+def test_times_that_python_does_not_have_become_text(tmp_path: Path) -> None:
+    second, nano = 10**9, 1_700_000_000 * 10**9 + 1
+    columns = {
+        "at": pa.array([nano, nano - 1, None], pa.timestamp("ns")),
+        "zoned": pa.array([nano, nano, None], pa.timestamp("ns", "UTC")),
+        "clock": pa.array([1, second, None], pa.time64("ns")),
+        "took": pa.array([-second - 1, 1, None], pa.duration("ns")),
+        "far": pa.array([4 * 10**11, 0, None], pa.timestamp("s")),
+        "nested": pa.array([[{"at": nano}], [], None], pa.list_(pa.struct([("at", pa.timestamp("ns"))]))),
+        "prompt": pa.array(["a", "b", "c"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    first, second_row, third = (json.loads(line.data) for line in read(tmp_path / "in.parquet"))
+    assert first == {
+        "at": "2023-11-14T22:13:20.000000001",
+        "zoned": "2023-11-14T22:13:20.000000001Z",
+        "clock": "00:00:00.000000001",
+        "took": "-PT1.000000001S",
+        "far": "14645-06-30T15:06:40.000",
+        "nested": [{"at": "2023-11-14T22:13:20.000000001"}],
+        "prompt": "a",
+    }
+    assert (second_row["at"], second_row["clock"], second_row["prompt"]) == ("2023-11-14T22:13:20", "00:00:01", "b")
+    assert third == {**dict.fromkeys(columns), "prompt": "c"}
+
+
 def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="not a readable Parquet file"):
         read(write(tmp_path / "in.parquet", b"PAR1 but no more"))
@@ -274,6 +301,18 @@ def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
 
 
 # Names and stores.
+
+
+@pytest.mark.parametrize("name", ["x.xlsx", "x.XLSX", "dir.csv/x.jsonl.bz2", "x.feather", "x.xml.gz", "s3://b/x.zip"])
+def test_the_name_of_another_format_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.\w+ is not supported; known are jsonl, .* name it with --input-format"):
+        format_of(name)
+    assert str(format_of(name, "csv")) == "csv"
+
+
+@pytest.mark.parametrize("name", ["answers", "answers.txt", "answers.v2", "/dev/null", "-", "x.log.gz"])
+def test_other_names_are_json_lines(name: str) -> None:
+    assert format_of(name).kind == "jsonl"
 
 
 def test_the_format_can_be_given(tmp_path: Path) -> None:

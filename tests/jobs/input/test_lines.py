@@ -91,6 +91,12 @@ def test_other_fields_are_copied_and_clashing_ones_go_under_input() -> None:
     }
 
 
+@pytest.mark.parametrize("names", [["line", "error", "text", "usage"], ["usage", "text", "error", "line"]])
+def test_fields_under_input_keep_the_order_of_the_line(names: list[str]) -> None:
+    line = {"prompt": "Hi", **dict.fromkeys(names, 1), "max_tokens": 0}
+    assert list(error_line(line)["input"]) == names
+
+
 def test_a_plain_line_may_have_a_field_called_body() -> None:
     assert good({"prompt": "Summarise", "body": "an email"}).prompt == "Summarise"
 
@@ -183,6 +189,63 @@ def test_labels_and_neutral_values_pass() -> None:
     neutral = {name: values[0] for name, values in refused.items() if values}
     assert good(chat(**neutral, **dict.fromkeys(LABELS, "x"))).params.n == 1
     assert good(chat(**dict.fromkeys(refused))).params.n == 1
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("tools", [{"type": "function"}]),
+        ("echo", True),
+        ("priority", 1),
+        ("suffix", "end"),
+        ("chat_template", "{{ x }}"),
+        ("truncate_prompt_tokens", 5),
+        ("detokenize", False),
+        ("add_special_tokens", False),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("return_token_ids", True),
+        ("logits_processors", ["x"]),
+        ("functions", [{}]),
+    ],
+)
+def test_a_plain_line_refuses_a_parameter_that_it_cannot_have(name: str, value: Any) -> None:
+    refused = bad({"prompt": "Hi", name: value}).error
+    assert (refused.code, refused.param) == ("unsupported_parameter", name)
+    assert name not in error_line({"prompt": "Hi", name: value})
+
+
+def test_a_plain_line_may_give_null_or_what_happens_anyway() -> None:
+    neutral = {name: values[0] for name, values in UNSUPPORTED_SAMPLING.items() if values}
+    assert good({"prompt": "Hi", **neutral, "add_special_tokens": True}).prompt == "Hi"
+    assert good({"messages": [{"role": "user"}], **neutral, "add_special_tokens": False}).messages
+    assert good({"prompt": "Hi", **dict.fromkeys(UNSUPPORTED_SAMPLING)}).prompt == "Hi"
+
+
+def test_a_plain_line_copies_names_that_may_be_data() -> None:
+    line = error_line({"prompt": "Hi", "documents": ["a"], "store": "Berlin", "max_tokens": 0})
+    assert (line["documents"], line["store"]) == (["a"], "Berlin")
+
+
+def test_a_plain_line_reads_the_salt_and_the_effort_as_openai_lines_do() -> None:
+    own = {"cache_salt": "tenant", "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}
+    plain, batch = good({"messages": [{"role": "user", "content": "Hi"}], **own}), good(chat(**own))
+    assert plain.cache_salt == batch.cache_salt == "tenant"
+    assert plain.template_options == batch.template_options == {"a": 1, "reasoning_effort": "low"}
+    assert good({"prompt": "Hi", "cache_salt": "tenant"}).cache_salt == "tenant"
+
+
+@pytest.mark.parametrize(
+    "given, param",
+    [
+        ({"prompt": "Hi", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": [{"role": "user"}], "reasoning_effort": 3}, "reasoning_effort"),
+        ({"prompt": "Hi", "cache_salt": 3}, "cache_salt"),
+        ({"prompt": "Hi", "cache_salt": ""}, "cache_salt"),
+    ],
+)
+def test_a_bad_salt_or_effort_of_a_plain_line_is_refused(given: dict[str, Any], param: str) -> None:
+    assert bad(given).error.param == param
 
 
 def test_no_parameter_is_both_supported_and_refused() -> None:
@@ -389,6 +452,14 @@ def test_a_refused_openai_request_is_a_400_with_an_error_body() -> None:
             "code": "invalid_request",
         }
     }
+
+
+@pytest.mark.parametrize("given", [17, 10**30, 1.5, True, ["a"], {"a": 1}, ""])
+def test_an_id_that_is_not_text_is_in_its_error_line(given: Any) -> None:
+    line = error_line({**chat(), "custom_id": given})
+    assert line["error"]["code"] == "invalid_line"
+    assert line["custom_id"] == given
+    assert type(line["custom_id"]) is type(given)
 
 
 def test_a_broken_envelope_has_no_response() -> None:

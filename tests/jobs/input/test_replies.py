@@ -134,6 +134,18 @@ def test_completion_top_logprobs_include_a_chosen_token_that_is_not_among_the_mo
     assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"H": -0.5, "h": -1.5, "i": -3.0}]
 
 
+def test_parts_of_characters_are_different_tokens_in_the_lists_of_a_completion(tokenizer: Tokenizer) -> None:
+    chosen = (
+        TokenLogprobs(0xE2, -0.5, 1, (0xE2, 0xC3, 72), (-0.5, -1.5, -2.5)),
+        TokenLogprobs(72, -0.5, 1, (72,), (-0.5,)),
+    )
+    body = body_of(answer(OpenAIReply(0, "one", "/v1/completions"), output(logprobs=chosen), tokenizer))
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [r"bytes:\xe2", "H"]
+    assert logprobs["top_logprobs"] == [{r"bytes:\xe2": -0.5, r"bytes:\xc3": -1.5, "H": -2.5}, {"H": -0.5}]
+    assert logprobs["text_offset"] == [0, 1]  # one replacement mark in the text
+
+
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("reason", ["END", 17])
 def test_the_stop_string_or_token_is_named(endpoint: Endpoint, reason: str | int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from headrace.engine.start import Engine
 from headrace.errors import JobError
@@ -64,6 +66,12 @@ def test_a_table_may_hold_requests(tmp_path: Path, start: Start) -> None:
     assert line["usage"]["completion_tokens"] == 2 and line["id"] == "007"
 
 
+def test_cells_of_refused_parameters_are_read_as_json(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "in.csv").write_text("prompt,priority,echo,cache_salt\na,0,false,\nb,1,,\nc,,,tenant\n")
+    report = run(tmp_path / "in.csv", tmp_path / "out.jsonl", start, template=None)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (2, {"unsupported_parameter": 1})
+
+
 def test_a_table_without_a_prompt_names_the_flags(tmp_path: Path, start: Start) -> None:
     (tmp_path / "in.csv").write_text("id,text\n1,a\n")
     with pytest.raises(JobError, match=r"but id, text; give the prompt with --prompt"):
@@ -87,11 +95,26 @@ def test_a_job_from_a_store_to_a_store(start: Start, tmp_path: Path, monkeypatch
         run("memory://kinds/in.jsonl", "memory://kinds/out.jsonl", start)
 
 
-def test_a_truncated_input_stops_the_job_with_its_lines_written(tmp_path: Path, start: Start) -> None:
-    data = gzip.compress(b"".join(b'{"text": "%d"}\n' % (i * 7919 % 10007) for i in range(5000)))
-    (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) // 2])
+@pytest.mark.parametrize("name", ["in.jsonl.gz", "in.csv.gz", "in.jsonl.zst"])
+def test_every_line_of_a_truncated_input_that_can_be_read_is_answered(tmp_path: Path, start: Start, name: str) -> None:
+    header, line = ("text\n", "%d\n") if ".csv" in name else ("", '{"text": "%d"}\n')
+    text = (header + "".join(line % (number * 7919 % 10007) for number in range(2000))).encode()
+    half = len(text) // 2
+    if name.endswith(".gz"):
+        data = gzip.compress(text)
+        data = data[: len(data) // 2]
+        readable = zlib.decompressobj(31).decompress(data)
+    else:  # a second frame that is cut off in its header
+        data = zstandard.compress(text[:half]) + zstandard.compress(text[half:])[:5]
+        readable = text[:half]
+    (tmp_path / name).write_bytes(data)
+    output = tmp_path / "out.jsonl"
     with pytest.raises(JobError, match="is truncated"):
-        run(tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl", start)
+        run(tmp_path / name, output, start)
+    found = view_job(find_job(str(output)))
+    assert (found.state, found.committed.num_done) == ("stopped", readable.count(b"\n") - header.count("\n"))
+    assert found.committed.num_done > 900
+    assert not output.exists()
 
 
 # --max-error-rate

@@ -201,6 +201,68 @@ def test_another_model_under_the_same_name_is_refused(write_lines: WriteLines, s
         run(source, never, config=EngineConfig(model=str(model)))
 
 
+LARGE = 17 << 20  # past what is read whole
+
+
+def fine_tuned(file: Path) -> None:
+    """Other weights under the same name, size and time of modification."""
+    before = os.stat(file)
+    with open(file, "r+b") as weights:
+        weights.seek(-(1 << 20), os.SEEK_END)
+        weights.write(b"x" * (1 << 20))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def model_of(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(bytes(LARGE))
+    return model
+
+
+def test_other_weights_of_the_same_name_and_size_are_refused(
+    write_lines: WriteLines, start: Start, tmp_path: Path
+) -> None:
+    model = model_of(tmp_path)
+    source = write_lines(*prompts(3))
+    run(source, start, config=EngineConfig(model=str(model)), limit=1)
+    fine_tuned(model / "model.safetensors")
+    with pytest.raises(JobError, match="started with model_weights="):
+        run(source, never, config=EngineConfig(model=str(model)))
+
+
+def test_another_tokenizer_under_the_same_name_is_refused(
+    write_lines: WriteLines, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "tokenizer.json").write_text('{"a": 1}')
+    config = EngineConfig(model="fake", tokenizer=str(tmp_path / "words"))
+    source = write_lines(*prompts(3))
+    run(source, start, config=config, limit=1)
+    (tmp_path / "words" / "tokenizer.json").write_text('{"b": 1}')
+    with pytest.raises(JobError, match="started with tokenizer_files="):
+        run(source, never, config=config)
+
+
+def test_a_job_of_an_earlier_version_is_continued_and_gets_the_digests_that_it_lacks(
+    write_lines: WriteLines, start: Start, tmp_path: Path
+) -> None:
+    model = model_of(tmp_path)
+    config = EngineConfig(model=str(model))
+    source = write_lines(*prompts(3))
+    run(source, start, config=config, limit=1)
+    manifest = job_directory(str(output_of(source))) / "manifest.json"
+    written = json.loads(manifest.read_text())
+    for name in ("model_weights", "tokenizer_files"):
+        del written["fingerprint"][name]
+    manifest.write_text(json.dumps(written))
+    assert run(source, start, config=config, limit=2).num_before == 1
+    fine_tuned(model / "model.safetensors")
+    with pytest.raises(JobError, match="started with model_weights="):
+        run(source, never, config=config)
+
+
 @pytest.mark.parametrize(
     "before, after, message",
     [

@@ -91,6 +91,10 @@ class CsvRows:
                 if len(lines) >= BATCH_ROWS or reading.must_wait:
                     yield lines
                     lines = []
+        except JobError:  # the rows before it are complete
+            yield lines
+            raise
+        else:
             yield lines
         finally:
             reading.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import JobError
-from headrace.jobs.formats.locations import ByteReader, is_url, num_bytes, open_bytes, open_store
+from headrace.jobs.formats.locations import ByteReader, is_url, num_bytes, open_bytes, open_store, store_errors
 
 if TYPE_CHECKING:
     from headrace.jobs.formats.source import Source
@@ -29,7 +29,8 @@ def identify(path: str, size: int | None = None) -> SourceIdentity:
     size = whole if size is None else min(size, whole)
     if is_url(path):
         store, place = open_store(path)
-        return SourceIdentity(size, 0, (str(store.ukey(place)),))
+        with store_errors(f"{path} cannot be looked up"):
+            return SourceIdentity(size, 0, (str(store.ukey(place)),))
     file = open_bytes(path)
     try:
         return identify_file(file, path, size)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 from headrace.errors import JobError
 from headrace.jobs.formats.compression import compressed, decompressed
 from headrace.jobs.formats.file_format import Compression
-from headrace.jobs.formats.locations import open_store, reason_of
+from headrace.jobs.formats.locations import has_buckets, open_store, store_errors
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 COPY_BYTES = 1024 * 1024
@@ -80,12 +81,11 @@ class SegmentSink:
         data = _compress(b"\n".join([*self._buffered, b""]), self._compression)
         name = f"part-{self._epoch:06}-{self._num_own_parts:06}.jsonl"
         part = Part(name, len(self._buffered), len(data), zlib.crc32(data))
-        try:
-            self._store.makedirs(self._directory, exist_ok=True)  # a store with directories needs them created
+        with self._failures():
+            if not has_buckets(self._url):
+                self._store.makedirs(self._directory, exist_ok=True)  # a store with directories needs them created
             self._store.pipe_file(f"{self._directory}/{name}", data)
             self._write_manifest([*self._parts, part])
-        except OSError as error:
-            raise self._failure(error) from error
         self._parts.append(part)
         self._num_own_parts += 1
         self.num_written += part.num_lines
@@ -102,7 +102,7 @@ class SegmentSink:
     def publish(self) -> None:
         """Merge all parts into one object, which appears only when complete; then remove the parts."""
         self.commit()
-        try:
+        with self._failures():
             file = self._store.open(self._target, "wb", autocommit=False)
             for part in self._parts:
                 file.write(self._read(part))
@@ -110,8 +110,6 @@ class SegmentSink:
             file.commit()
             if self._store.exists(self._directory):
                 self._store.rm(self._directory, recursive=True)
-        except OSError as error:
-            raise self._failure(error) from error
 
     def close(self) -> None:
         self.publish()
@@ -129,7 +127,7 @@ class SegmentSink:
             self.commit()
 
     def _begin(self, *, overwrite: bool, resume: bool) -> list[Part]:
-        try:
+        with store_errors(f"the output {self._url} cannot be written"):
             manifest = self._read_manifest()
             if manifest is not None and resume:
                 return [*manifest.parts]
@@ -142,8 +140,6 @@ class SegmentSink:
                 )
             if self._store.exists(self._directory):
                 self._store.rm(self._directory, recursive=True)
-        except OSError as error:
-            raise JobError(f"the output {self._url} cannot be written: {reason_of(error)}") from error
         return []
 
     def _read_manifest(self) -> Manifest | None:
@@ -162,10 +158,9 @@ class SegmentSink:
             raise JobError(f"{self._url}.parts/{part.name} is damaged: its checksum differs from the manifest's")
         return data
 
-    def _failure(self, error: OSError) -> JobError:
-        return JobError(
-            f"cannot write to {self._url}: {reason_of(error)}; {self.num_written:,} lines are committed in "
-            f"{self._url}.parts"
+    def _failures(self) -> AbstractContextManager[None]:
+        return store_errors(
+            f"cannot write to {self._url} ({self.num_written:,} lines are committed in {self._url}.parts)"
         )
 
 

@@ -72,7 +72,7 @@ class ParquetRows:
         index = first
         try:
             for batch in self._file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups):
-                rows = batch.to_pylist()
+                rows = _rows_of(batch)
                 yield [self._line(place, row) for place, row in enumerate(rows, index)]
                 index += len(rows)
         except (OSError, ValueError) as error:
@@ -93,6 +93,45 @@ class ParquetRows:
                 return group, first
             first += num_rows
         return self._file.num_row_groups, first
+
+
+def _rows_of(batch: Any) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+    except (ValueError, OverflowError):  # a time that Python's types do not have
+        columns = [[_value_of(scalar) for scalar in column] for column in batch.columns]
+        names = batch.schema.names
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _value_of(scalar: Any) -> Any:
+    """Times with nanoseconds, or beyond the year 9999, become text like other times."""
+    from pyarrow import types
+
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        kind = scalar.type
+        if types.is_struct(kind):
+            return {name: _value_of(value) for name, value in scalar.items()}
+        if types.is_map(kind):
+            return [[*_value_of(entry).values()] for entry in scalar.values]
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            return [_value_of(value) for value in scalar.values]
+        return _time_text(scalar)
+
+
+def _time_text(scalar: Any) -> str:
+    from pyarrow import string, types
+
+    if types.is_duration(scalar.type):
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[scalar.type.unit]
+        seconds, rest = divmod(abs(scalar.value), per_second)
+        fraction = f".{rest * (10**9 // per_second):09}" if rest else ""
+        return f"{'-' if scalar.value < 0 else ''}PT{seconds}{fraction}S"
+    text: str = scalar.cast(string()).as_py()
+    return text.replace(" ", "T", 1)
 
 
 def pyarrow() -> Any:

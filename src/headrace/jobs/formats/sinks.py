@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from headrace.errors import JobError
 from headrace.jobs.formats.compression import compressed, zstandard
 from headrace.jobs.formats.file_format import Format, format_of
-from headrace.jobs.formats.locations import is_url, local_path, open_store, reason_of
+from headrace.jobs.formats.locations import is_url, local_path, open_store, store_errors
 from headrace.jobs.formats.object_store import SegmentSink
 from headrace.jobs.formats.parquet import pyarrow
 from headrace.jobs.formats.table_sinks import TableSink, csv_table, parquet_table
@@ -72,17 +72,17 @@ class _StoreFile:
     """An object that appears when it is closed."""
 
     def __init__(self, url: str, *, overwrite: bool) -> None:
+        self._url = url
         store, place = open_store(url)
-        try:
+        with store_errors(f"the output {url} cannot be written"):
             if not overwrite and store.exists(place):
                 raise JobError(f"the output {url} exists; give another, or --overwrite to replace it")
             self._file: Any = store.open(place, "wb", autocommit=False)
-        except OSError as error:
-            raise JobError(f"the output {url} cannot be written: {reason_of(error)}") from error
         self.closed = False
 
     def write(self, data: Any) -> int:
-        self._file.write(bytes(data))
+        with store_errors(f"cannot write to {self._url}"):
+            self._file.write(bytes(data))
         return len(data)
 
     def flush(self) -> None:
@@ -94,5 +94,6 @@ class _StoreFile:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._file.close()
-            self._file.commit()
+            with store_errors(f"cannot write to {self._url}"):
+                self._file.close()
+                self._file.commit()

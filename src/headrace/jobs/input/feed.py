@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.errors import JobError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.prepare import Items
@@ -52,6 +53,7 @@ class Feed:
         self._send = send
         self._slots = threading.Semaphore(MAX_BATCHES_AHEAD + preparer.num_ahead)
         self._is_stopped = False
+        self._read_error: JobError | None = None
         # A daemon: it may be blocked on a pipe that never ends.
         self._thread = threading.Thread(target=self._run, name="headrace-reader", daemon=True)
 
@@ -79,11 +81,17 @@ class Feed:
         for items in self._preparer.prepare_all(self._batches_until_stopped()):
             self._send(Prepared(self._checks.check(items)))
             num_lines += len(items)
+        if self._read_error is not None:
+            raise self._read_error
         return num_lines
 
     def _batches_until_stopped(self) -> Iterator[list[InputLine]]:
-        for batch in self._batches:
-            self._slots.acquire()
-            if self._is_stopped:
-                return
-            yield batch
+        """Ends where the input cannot be read any further: the batches before that are still being prepared."""
+        try:
+            for batch in self._batches:
+                self._slots.acquire()
+                if self._is_stopped:
+                    return
+                yield batch
+        except JobError as error:
+            self._read_error = error

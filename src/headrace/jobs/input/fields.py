@@ -35,11 +35,30 @@ MAX_KEY_BYTES = 4096  # of a set with lists or objects
 _LIMITS = Limits()
 _PLAIN_LIMITS = Limits(max_stops=None)
 
-# A plain line refuses these, as it would otherwise carry them to the output as data.
+# Parameters whose names are as likely those of data. A plain line carries them to the output.
+_DATA_NAMES = frozenset(
+    {
+        "audio",
+        "documents",
+        "modalities",
+        "moderation",
+        "prediction",
+        "prompt_cache_options",
+        "service_tier",
+        "store",
+        "verbosity",
+    }
+)
+
+# A plain line refuses these, as it would otherwise carry them to the output as data. `add_special_tokens` depends on
+# the line: a chat template writes special tokens itself.
 UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
-    **{name: UNSUPPORTED[name] for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex")},
-    **{name: NOT_IN_BATCH[name] for name in ("prompt_logprobs", "stream", "use_beam_search")},
+    **{name: neutral for name, neutral in UNSUPPORTED.items() if name not in _DATA_NAMES},
+    **NOT_IN_BATCH,
+    "add_special_tokens": (),
     "length_penalty": (1,),
+    "parallel_tool_calls": (True, False),
+    "stream_options": (),
     "tool_choice": ("none", "auto"),
 }
 
@@ -61,6 +80,8 @@ class PlainSampling(ChatRequest, kw_only=True, forbid_unknown_fields=True):
 
 def refuse_unsupported(given: Mapping[str, Any]) -> None:
     for name, neutral in UNSUPPORTED_SAMPLING.items():
+        if name == "add_special_tokens":
+            neutral = (given.get("messages") is None,)
         if name in given and (error := refusal(name, given[name], neutral, {**REASONS, **BATCH_REASONS})) is not None:
             raise error
 

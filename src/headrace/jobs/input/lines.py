@@ -38,9 +38,10 @@ from headrace.jobs.input.plain_lines import (
     idle_columns,
     is_plain,
 )
-from headrace.jobs.input.reply import UnknownReply
+from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
-from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS
+from headrace.openai.prompts import template_variables
+from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
@@ -167,8 +168,8 @@ class LineParser:
                 params,
                 _read_prompt(fields) if messages is None else None,
                 messages,
-                _template_options(fields),
-                None,
+                _template_options(fields, messages),
+                _cache_salt(fields),
                 self._seed_of(line, params),
                 names.notes,
             )
@@ -181,7 +182,8 @@ class LineParser:
         try:
             endpoint = read_endpoint(envelope)
         except RequestError as error:
-            return BadLine(OpenAIReply(line.index, given_id, None), error)
+            other_id = b"" if custom_id is None or given_id is not None else encode(custom_id)
+            return BadLine(OpenAIReply(line.index, given_id, None, other_id), error)
         reply = OpenAIReply(line.index, given_id, endpoint)
         try:
             return self._parse_body(line, envelope["body"], endpoint, reply)
@@ -255,15 +257,28 @@ def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
     raise RequestError(f"prompt must be text or a list of token ids, got {_kind(prompt)}", param="prompt")
 
 
-def _template_options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    options = fields.get("chat_template_kwargs")
+def _template_options(fields: Mapping[str, Any], messages: Messages | None) -> dict[str, Any]:
+    options, effort = fields.get("chat_template_kwargs"), fields.get("reasoning_effort")
+    if effort is not None:
+        if messages is None:
+            raise RequestError("reasoning_effort needs messages: it is for the chat template", param="reasoning_effort")
+        if not isinstance(effort, str):
+            raise RequestError(f"reasoning_effort must be text, got {_kind(effort)}", param="reasoning_effort")
     if options is None:
-        return {}
+        return template_variables(None, effort)
     if not isinstance(options, dict):
         raise RequestError(
             f"chat_template_kwargs must be an object, got {_kind(options)}", param="chat_template_kwargs"
         )
-    return options
+    return template_variables(options, effort)
+
+
+def _cache_salt(fields: Mapping[str, Any]) -> str | None:
+    salt = fields.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise RequestError(f"cache_salt must be text, got {_kind(salt)}", param="cache_salt")
+    check_label("cache_salt", salt)
+    return salt
 
 
 def _not_json(data: bytes, error: Exception) -> RequestError:

@@ -130,6 +130,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     index: int
     custom_id: str | None
     endpoint: Endpoint | None  # None: the envelope is broken; the error is the line's and there is no response
+    other_id: bytes = b""  # a custom_id that is not text, as JSON: refused, and written to the error line as given
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         id_prefix, kind, choice = _CHAT_PARTS if self.endpoint == CHAT else _TEXT_PARTS
@@ -155,7 +156,8 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     def _line(
         self, facts: JobFacts, *, response: _Response | None = None, error: dict[str, Any] | None = None
     ) -> bytes:
-        return encode(_Line(facts.id_of(ID_PREFIX, self.index), self.custom_id, response, error))
+        custom_id = msgspec.Raw(self.other_id) if self.other_id else self.custom_id
+        return encode(_Line(facts.id_of(ID_PREFIX, self.index), custom_id, response, error))
 
     def _response(self, status_code: int, body: dict[str, object], facts: JobFacts) -> _Response:
         return _Response(status_code, facts.id_of("req_", self.index), body)
@@ -166,7 +168,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
 
 class _Line(msgspec.Struct, gc=False):
     id: str
-    custom_id: str | None
+    custom_id: str | msgspec.Raw | None
     response: _Response | None
     error: dict[str, Any] | None
 

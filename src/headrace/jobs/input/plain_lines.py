@@ -19,9 +19,11 @@ from headrace.types import FinishReason
 
 DEFAULT_PROMPT_TOKENS = 256  # answer limit for a bare prompt, whose answer may never end by itself
 
-_OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs"})
+_OWN_FIELDS = frozenset({"prompt", "messages", "chat_template_kwargs", "reasoning_effort", "cache_salt"})
 _WRITTEN = frozenset({"index", "line", "text", "outputs", "finish_reason", "logprobs", "usage", "error", "input"})
 _NOT_CARRIED = _OWN_FIELDS | SAMPLING_FIELDS | UNSUPPORTED_SAMPLING.keys()
+
+PARAMETERS = _NOT_CARRIED - {"prompt"}  # fields that are JSON in a table whose cells are text
 
 
 def is_plain(line: Mapping[str, Any]) -> bool:
@@ -58,7 +60,7 @@ def idle_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _without_clashes(fields: dict[str, Any]) -> dict[str, Any]:
     if _WRITTEN.isdisjoint(fields):
         return fields
-    clashes = {name: fields.pop(name) for name in _WRITTEN if name in fields}
+    clashes = {name: fields.pop(name) for name in [*fields] if name in _WRITTEN}
     return {**fields, "input": clashes}
 
 

@@ -61,6 +61,7 @@ class MainLoop:
         self._submitter = Submitter(context, self._outcomes)
         self._collector = Collector(context, self._outcomes)
         self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
+        self._input_error: JobError | None = None  # why the rest of the input cannot be read
         self._num_batches_to_request = 0  # from the feed, once the planner has room
         self._feed = open_feed(
             context.job,
@@ -82,12 +83,15 @@ class MainLoop:
                     self._recover(death)
                     wait_s = 0.0  # there are lines to submit
             self._outcomes.flush()
+            if self._has_failed:
+                assert self._input_error is not None
+                raise self._input_error
         finally:
             self._feed.stop()
             for request_id in self._in_flight.ids:
                 self._engine.abort(request_id)
             self._in_flight.close()
-            self._reporter.show(self._stop.final_state if self._is_over else "failed")
+            self._reporter.show(self._stop.final_state if self._is_over and not self._has_failed else "failed")
         return self._reporter.report()
 
     def _iterate(self, wait_s: float) -> EngineDeadError | None:
@@ -108,6 +112,11 @@ class MainLoop:
         if self._stop.is_stopping:
             return not self._in_flight or self._stop.is_grace_over
         return self._planner.has_ended and not self._planner.num_held and not self._in_flight and not self._retries
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the input could not be read to its end. A job that is stopped reports that instead."""
+        return self._input_error is not None and not self._stop.is_stopping
 
     def _submit_ready(self) -> None:
         if self._disk.is_full:
@@ -163,13 +172,19 @@ class MainLoop:
             case _ if self._stop.is_stopping:  # the feed's messages are of no use any more
                 pass
             case InputFailed(error):
-                raise error
+                if not isinstance(error, JobError):
+                    raise error
+                self._input_error = error  # raised once the lines before it are answered
+                self._end_input()
             case Prepared(items):
                 self._take_prepared(items)
             case InputEnded(num_lines):
                 self._reporter.num_expected = num_lines
-                self._planner.end_input()
-                self._engine.set_target_concurrency(self._planner.left())
+                self._end_input()
+
+    def _end_input(self) -> None:
+        self._planner.end_input()
+        self._engine.set_target_concurrency(self._planner.left())
 
     def _take_prepared(self, items: Items) -> None:
         planner, outcomes, suspects = self._planner, self._outcomes, self._recovery.suspects

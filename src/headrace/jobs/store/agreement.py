@@ -9,7 +9,7 @@ from headrace.errors import JobError
 from headrace.jobs.formats import Source, SourceIdentity, what_changed
 from headrace.jobs.formats.locations import num_bytes
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.store.fingerprint import first_difference
+from headrace.jobs.store.fingerprint import CONTENTS, first_difference
 from headrace.jobs.store.manifest import Manifest
 
 TEMPLATE = "template"  # of a fingerprint: known only once the model is open
@@ -42,13 +42,18 @@ def check_fingerprint(job: JobSpec, fingerprint: Mapping[str, Any], earlier: Man
     if earlier is None:
         return
     known = {name: value for name, value in earlier.fingerprint.items() if name in fingerprint or name != TEMPLATE}
-    difference = first_difference(known, fingerprint)
+    unknown = [name for name in CONTENTS if known.get(name) is None or fingerprint.get(name) is None]
+    difference = first_difference(_without(known, unknown), _without(fingerprint, unknown))
     if difference is not None:
         name, old, new = difference
         raise JobError(
             f"the job in {job.directory} was started with {name}={_shown(old)}, now {name}={_shown(new)}: its results "
             "would not belong together; give the earlier value, another output with -o, or --overwrite"
         )
+
+
+def _without(fingerprint: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: value for name, value in fingerprint.items() if name not in names}
 
 
 def _shown(value: Any) -> str:

@@ -26,7 +26,7 @@ from headrace.jobs.spec import JobSpec
 from headrace.jobs.store.agreement import TEMPLATE, agreed_identity, check_fingerprint
 from headrace.jobs.store.done_ids import DoneIds
 from headrace.jobs.store.failure_log import FAILURE_LOG_NAME, FailureLog
-from headrace.jobs.store.fingerprint import fingerprint_of
+from headrace.jobs.store.fingerprint import fingerprint_of, with_contents_of
 from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, lines_in_flight
 from headrace.jobs.store.input_watch import InputWatch
 from headrace.jobs.store.journal import Journal
@@ -58,6 +58,8 @@ class JobDirectory:
         self._watch.begin(self._identity)
         self._fingerprint = fingerprint_of(job)
         check_fingerprint(job, self._fingerprint, self._earlier)
+        if self._earlier is not None:
+            self._fingerprint = with_contents_of(self._earlier.fingerprint, self._fingerprint)
         self.current = choose_pass(job, self._earlier)  # the pass of this run
         last = self._earlier or self._discarded
         self._epoch = last.epoch + 1 if last else 1

@@ -8,8 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.spec import JobSpec
+from headrace.models.cache import embedded_path
+from headrace.models.digests import digest_of_model, digest_of_tokenizer
 
 SMALL_FILE_BYTES = 1 << 20
 
@@ -26,12 +29,32 @@ _SETTINGS = (
     "seed",
 )
 
+# Digests of contents. None, or missing in a job of an earlier version: not known, and then not compared.
+CONTENTS = ("model_weights", "tokenizer_files")
+
 
 def fingerprint_of(job: JobSpec) -> dict[str, Any]:
     """A flat dictionary, so that a difference has one name. Stored in the manifest."""
     settings = {name: value for name, value in asdict(job.config).items() if name in _SETTINGS}
     sampling = {f"sampling.{name}": value for name, value in sorted(job.defaults.items())}
-    return {**settings, "model_files": _digest_of_model(job.config.model), **_reading(job), **sampling}
+    files = {"model_files": _digest_of_model(job.config.model), **_contents(job.config)}
+    return {**settings, **files, **_reading(job), **sampling}
+
+
+def _contents(config: EngineConfig) -> dict[str, str | None]:
+    """The weights may have changed under the same names and sizes. None for a model of the hub."""
+    model = embedded_path() if config.model == EMBEDDED_MODEL else Path(config.model).expanduser()
+    tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
+    return {
+        "model_weights": digest_of_model(model) if model.exists() else None,
+        "tokenizer_files": digest_of_tokenizer(tokenizer) if tokenizer is not None and tokenizer.exists() else None,
+    }
+
+
+def with_contents_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """`now`, with the digests that only the earlier run knows."""
+    known = {name: earlier[name] for name in CONTENTS if now.get(name) is None and earlier.get(name) is not None}
+    return {**now, **known}
 
 
 def _reading(job: JobSpec) -> dict[str, Any]:

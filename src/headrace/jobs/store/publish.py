@@ -30,10 +30,10 @@ def publish(results: Iterable[bytes], output: str, *, format: str, directory: Pa
             _publish_file(results, Path(os.path.realpath(local_path(output))), format, directory / "publish.tmp")
     except (JobError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(cause, OSError):
+        if not isinstance(cause, Exception):
             raise
         message = f"the output {output} cannot be written: {reason_of(cause)}; its results are safe in {directory}"
-        raise job_error(message, cause) from error
+        raise (job_error(message, cause) if isinstance(cause, OSError) else JobError(message)) from error
 
 
 def _publish_file(results: Iterable[bytes], output: Path, format: str, merged: Path) -> None:

@@ -13,7 +13,7 @@ from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.body import read
 from headrace.openai.choices import TEXT_ID_PREFIX, TEXT_OBJECT, completion_body, encode, members, text_choice
 from headrace.openai.errors import bad_request
-from headrace.openai.logprobs import completion_lists, prompt_entries
+from headrace.openai.logprobs import completion_lists, len_in_text, prompt_entries
 from headrace.openai.prompts import as_prompts
 from headrace.openai.sampling import AnswerLimit, check_context, completion_limit, completion_params
 from headrace.openai.schema.completions import CompletionRequest
@@ -282,5 +282,5 @@ class CompletionChunks:
             more["token_ids"] = tokens
         more["logprobs"] = reply._logprobs(position, entries, of_prompt, self._offsets[index])
         if more["logprobs"] is not None and more["logprobs"]["tokens"]:
-            self._offsets[index] = more["logprobs"]["text_offset"][-1] + len(more["logprobs"]["tokens"][-1])
+            self._offsets[index] = more["logprobs"]["text_offset"][-1] + len_in_text(more["logprobs"]["tokens"][-1])
         return self.chunks.special(index, text, more, self.usage().to_json() if self._gives_usage else None)
