@@ -177,6 +177,18 @@ def test_auto_streams_text_and_calls_apart(tiny_directory: Path) -> None:
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
+def test_a_chunk_has_one_entry_of_a_call(tiny_directory: Path) -> None:
+    """Clients that read one entry of each chunk would lose the start of the arguments."""
+    body = {"messages": MESSAGES, "tools": [WEATHER], "stream": True}
+    choices = [chunk["choices"][0] for chunk in answered(tiny_directory, ["So: " + CALL + CALL], body)["chunks"]]
+    entries = [choice["delta"]["tool_calls"] for choice in choices if "tool_calls" in choice["delta"]]
+    assert [len(each) for each in entries] == [1] * len(entries)
+    begun = [entry for (entry,) in entries if "name" in entry["function"]]
+    assert [(entry["index"], entry["function"]["arguments"]) for entry in begun] == [(0, ""), (1, "")]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert text == "So:"
+
+
 def test_without_parallel_calls_only_the_first_is_returned(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER], "parallel_tool_calls": False}
     (choice,) = answered(tiny_directory, [CALL, CALL], body)["choices"]

@@ -243,12 +243,13 @@ class ChatChunks:
             else:
                 calls.append(delta_object(piece))
         chunks = b""
-        if calls:
+        usage = self.usage().to_json() if self._gives_usage else None
+        for call in calls:  # a chunk each: clients that read one entry of a chunk would lose the others
             self._has_called[index] = True
-            said = {"content": text, "tool_calls": calls} if text else {"tool_calls": calls}
-            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
-            chunks = self.chunks.choice(choice, self.usage().to_json() if self._gives_usage else None)
+            said = {"content": text, "tool_calls": [call]} if text else {"tool_calls": [call]}
             text = ""
+            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+            chunks += self.chunks.choice(choice, usage)
         reason: str | None = delta.finish_reason
         if reason == "stop" and self._has_called[index]:
             reason = "tool_calls"
