@@ -189,6 +189,34 @@ def test_a_chunk_has_one_entry_of_a_call(tiny_directory: Path) -> None:
     assert text == "So:"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_short_is_a_call(server: Server, stream: bool) -> None:
+    """Its arguments end where max_tokens ended them, in a stream and out of it."""
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string", "minLength": 900}},
+                "required": ["text"],
+            },
+        },
+    }
+    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "seed": 1, "max_tokens": 120}
+    if stream:
+        choices = [chunk["choices"][0] for chunk in server.chunks(CHAT, {**body, "stream": True})]
+        messages = [choice["delta"] for choice in choices]
+    else:
+        choices = server.post(CHAT, body).json()["choices"]
+        messages = [choice["message"] for choice in choices]
+    assert choices[-1]["finish_reason"] == "length"
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    assert functions[0]["name"] == "note"
+    assert re.match(r'\{\s*"text"', "".join(function["arguments"] for function in functions))
+    assert not "".join(message.get("content") or "" for message in messages)
+
+
 def test_without_parallel_calls_only_the_first_is_returned(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER], "parallel_tool_calls": False}
     (choice,) = answered(tiny_directory, [CALL, CALL], body)["choices"]

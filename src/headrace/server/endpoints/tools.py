@@ -40,8 +40,11 @@ class ToolUse:
         return [delta for delta in deltas if isinstance(delta, ContentDelta) or delta.index == 0]
 
     def message(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        """An answer's text (None if there are only calls) and its calls."""
-        parser = self.parser(whole_calls=True)
+        """An answer's text (None if there are only calls) and its calls.
+
+        A forced call that max_tokens cut short stays a call, as in a stream: there is nothing else that it can be.
+        """
+        parser = self.parser(whole_calls=self.constraint is None)
         parsed = put_together(self.given([*parser.push(text), *parser.finish()]))
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
