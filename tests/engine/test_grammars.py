@@ -123,6 +123,15 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(given: dict[str, Any
         assert len(str(refused.value)) < 600
 
 
+def test_an_object_has_no_keys_that_its_schema_does_not_list() -> None:
+    grammars = make_grammars()
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
+    closed = grammars.compile(StructuredOutputs(json=schema))
+    assert ord(",") not in allowed(grammars, closed, '{"a":null')
+    opened = grammars.compile(StructuredOutputs(json={**schema, "additionalProperties": True}))
+    assert ord(",") in allowed(grammars, opened, '{"a":null')
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(depth):
