@@ -104,6 +104,7 @@ def test_pieces_of_sentencepiece_are_matched_as_the_text_that_they_make() -> Non
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "."),
         ({"json": {"enum": []}}, "."),
         ({"json": {"$ref": "#"}}, "nothing matches"),
+        ({"json": {"oneOf": [{"type": "string"}, {"type": "string"}]}}, "more than one.* use anyOf"),
         ({"regex": "a(b"}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": r"(a)\1"}, "backreference"),

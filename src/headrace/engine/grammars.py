@@ -225,6 +225,8 @@ def _explained(error: str) -> str:
     text = error.replace("<non-verbose/>", "").strip()
     if text.startswith("NoExtension"):
         return "nothing matches it"
+    if "coerce_one_of" in text:  # an option of llguidance that users cannot set
+        return "more than one alternative of a oneOf may match; use anyOf, which this constrains in the same way"
     return text if len(text) <= _MAX_ERROR_LEN else f"{text[:_MAX_ERROR_LEN]}…"
 
 
