@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from headrace.server.options import ServerOptions
+from tests.engine.tiny import save_tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import MODEL, Server, serving
 
@@ -231,6 +232,16 @@ def test_output_that_is_no_call_is_text(tiny_directory: Path, more: dict[str, An
     (choice,) = answered(tiny_directory, [said], {"messages": MESSAGES, "tools": [WEATHER], **more})["choices"]
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] == said
     assert "tool_calls" not in choice["message"]
+
+
+def test_tools_that_the_template_does_not_show_are_refused(tmp_path: Path) -> None:
+    """The model would not see them and would never call one."""
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "<eos>", "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with serving(start=FakeEngine(tmp_path)) as server:
+        error = server.error(CHAT, {"messages": MESSAGES, "tools": [WEATHER]})
+    assert error["param"] == "tools" and "chat template" in error["message"]
 
 
 def test_auto_can_be_disabled(auto_off_server: Server) -> None:

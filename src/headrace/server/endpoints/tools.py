@@ -90,6 +90,12 @@ def _auto(request: ChatRequest, services: Services, names: tuple[str, ...]) -> T
             "tools",
         )
     tokenizer = services.engine.get_tokenizer()
+    if tokenizer.chat_template is not None and "tools" not in tokenizer.chat_template.variables:
+        raise not_supported(
+            "tools",
+            "the model's chat template has no place for tools, so the model would not see them; leave out tools, force "
+            "a call with tool_choice, or use a model that was trained to call tools",
+        )
     form = _form(services, tokenizer)
     is_parallel = request.parallel_tool_calls is not False
     return ToolUse(request.tools, names, form, None, is_parallel, _has_special_marker(form, tokenizer))
