@@ -193,13 +193,14 @@ class ChatChunks:
         self._reply = reply
         self._request = request
         self._answers = answers
-        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = not (
             request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
         )
         self._is_begun = [False] * (request.n or 1)
         self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
         self._has_called = [False] * len(self._is_begun)
+        self._has_told_prompt = False
         self._num_generated = 0
 
     def usage(self) -> Usage:
@@ -222,10 +223,12 @@ class ChatChunks:
             "logprobs": None,
             "finish_reason": None,
         }
-        if self._request.return_token_ids:
-            choice["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
+        more: dict[str, Any] = {}
+        if self._request.return_token_ids and not self._has_told_prompt:
+            self._has_told_prompt = True
+            more["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
         usage = Usage(len(self._answers.request.prompt_token_ids)).to_json() if self._gives_usage else None
-        return self.chunks.choice(choice, usage)
+        return self.chunks.choice(choice, usage, more)
 
     def _write(self, delta: AnswerDelta) -> bytes:
         if self._parsers:

@@ -238,7 +238,7 @@ class CompletionChunks:
         self._reply = reply
         self._request = request
         self._requests = requests
-        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = request.logprobs is None and not request.return_token_ids and not self._gives_usage
         self._is_begun = [not (request.echo or request.return_token_ids)] * (len(requests) * reply._n)
         self._offsets = [0] * len(self._is_begun)
