@@ -144,6 +144,16 @@ def test_token_ids_are_returned_on_request(server: Server) -> None:
     assert streamed == whole["choices"][0]["token_ids"]
 
 
+@pytest.mark.parametrize("more", [{}, {"use_beam_search": True, "n": 2}])
+def test_fields_that_were_not_asked_for_are_null(server: Server, more: dict[str, Any]) -> None:
+    chat = server.post("/v1/chat/completions", {**ASK, "max_tokens": 3, **more}).json()
+    completion = server.post("/v1/completions", {"prompt": "hi", "max_tokens": 3, **more}).json()["choices"][0]
+    for holder in (chat, completion):
+        assert (holder["prompt_logprobs"], holder["prompt_token_ids"]) == (None, None)
+    for choice in (chat["choices"][0], completion):
+        assert choice["token_ids"] is None
+
+
 def test_every_chunk_has_the_usage_so_far_on_request(server: Server) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = server.chunks("/v1/chat/completions", {**ASK, **GREEDY, **NO_EOS, "stream_options": options})

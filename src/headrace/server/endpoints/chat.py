@@ -106,11 +106,11 @@ class ChatReply:
         await exchange.reply(200, await off_loop(lambda: self._body(output), num_characters=size))
 
     def _body(self, output: RequestOutput) -> bytes:
-        more: dict[str, Any] = {}
-        if output.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
-        if self._request.return_token_ids:
-            more["prompt_token_ids"] = output.prompt_token_ids
+        of_prompt = output.prompt_logprobs
+        more = {
+            "prompt_logprobs": None if of_prompt is None else prompt_entries(of_prompt, self._tokenizer),
+            "prompt_token_ids": output.prompt_token_ids if self._request.return_token_ids else None,
+        }
         return self._completion(output.outputs, Usage.of([output]), more)
 
     def _completion(
@@ -142,7 +142,7 @@ class ChatReply:
             answer.stop_reason,
             logprobs=encode(self.logprobs(answer.logprobs)),
             message=message,
-            more=members({"token_ids": answer.token_ids}) if self._request.return_token_ids else b"",
+            more=members({"token_ids": answer.token_ids if self._request.return_token_ids else None}),
         )
 
     def logprobs(self, entries: Any) -> dict[str, Any] | None:

@@ -158,7 +158,7 @@ class CompletionReply:
     def _choice(self, position: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
         text = "" if self._scores_only else answer.text
         entries = None if answer.logprobs is None else () if self._scores_only else answer.logprobs
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
         if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
         if self._request.return_token_ids:
