@@ -256,7 +256,7 @@ def test_a_known_tool_call_parser_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hermez", "", "{{ messages }}"])
 def test_an_unknown_tool_call_parser_is_refused_at_start(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"tool_call_parser .* is unknown.*use auto, hermes"):
+    with pytest.raises(ConfigError, match=r"tool_call_parser .* is unknown.*use one of auto, hermes"):
         ServerOptions(tool_call_parser=name)
 
 

@@ -76,9 +76,8 @@ def check_parser_name(name: str) -> None:
     """Refuses the setting `tool_call_parser` if no parser has this name."""
     known = sorted({*PARSERS, *_ALIASES})
     if name not in known:
-        raise ConfigError(
-            f"tool_call_parser {name!r} is unknown{nearest(name, known)}; use auto, {', '.join(known[:-1])} or {known[-1]}"
-        )
+        valid = ", ".join(["auto", *known])
+        raise ConfigError(f"tool_call_parser {name!r} is unknown{nearest(name, known)}; use one of {valid}")
 
 
 def parse(text: str, name_or_template: str | None, tool_names: Collection[str] | None = None) -> ParsedAnswer:

@@ -19,7 +19,15 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
-from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.generation import (
+    answer_id,
+    check_model,
+    engine_id,
+    limits_of,
+    prepared,
+    priority_of,
+    running,
+)
 from headrace.server.endpoints.prompting import off_loop, tokenize_chat
 from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
 from headrace.server.http.chunks import Chunks
@@ -47,11 +55,13 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
         reservation.count_tokens(len(prompt.token_ids))
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
-        reply = ChatReply(request, services, use, new_id(CHAT_ID_PREFIX, request.request_id))
+        reply = ChatReply(request, services, use, answer_id(CHAT_ID_PREFIX, request.request_id, exchange))
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)
             return
-        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
+        answers = prepared(
+            services, exchange, request, prompt, params, engine_id(reply.id, request.request_id), priority=priority
+        )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 

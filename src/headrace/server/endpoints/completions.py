@@ -19,7 +19,15 @@ from headrace.openai.sampling import AnswerLimit, check_context, completion_limi
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
-from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.generation import (
+    answer_id,
+    check_model,
+    engine_id,
+    limits_of,
+    prepared,
+    priority_of,
+    running,
+)
 from headrace.server.endpoints.prompting import off_loop, tokenize
 from headrace.server.http.chunks import Chunks
 from headrace.server.http.exchange import Exchange
@@ -50,10 +58,11 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
         reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
         for prompt in tokenized:
             check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
-        reply = CompletionReply(request, services, tokenized, new_id(TEXT_ID_PREFIX, request.request_id))
+        reply = CompletionReply(request, services, tokenized, answer_id(TEXT_ID_PREFIX, request.request_id, exchange))
         if request.use_beam_search:
             await reply.search_beams(exchange, reservation, limit, arrived)
             return
+        own_id = engine_id(reply.id, request.request_id)
         requests = [
             prepared(
                 services,
@@ -61,7 +70,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
                 request,
                 prompt,
                 _within(params, prompt, max_model_len),
-                f"{reply.id}-{position}",
+                f"{own_id}-{position}",
                 priority=priority,
             )
             for position, prompt in enumerate(tokenized)
