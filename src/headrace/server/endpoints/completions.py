@@ -13,7 +13,7 @@ from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.body import read
 from headrace.openai.choices import TEXT_ID_PREFIX, TEXT_OBJECT, completion_body, encode, members, text_choice
 from headrace.openai.errors import bad_request
-from headrace.openai.logprobs import completion_lists, prompt_entries
+from headrace.openai.logprobs import TextOffsets, completion_lists, prompt_entries
 from headrace.openai.prompts import as_prompts
 from headrace.openai.sampling import AnswerLimit, check_context, completion_limit, completion_params
 from headrace.openai.schema.completions import CompletionRequest
@@ -36,6 +36,7 @@ from headrace.server.services import Reservation, Services
 from headrace.text import Tokenizer
 from headrace.types import CompletionOutput, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprobs
 
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MAX_SEQUENCES = 4096  # prompts times answers to each
 
 
@@ -183,14 +184,29 @@ class CompletionReply:
         )
 
     def _logprobs(
-        self, position: int, entries: Sequence[TokenLogprobs] | None, of_prompt: PromptLogprobs | None, offset: int = 0
+        self,
+        position: int,
+        entries: Sequence[TokenLogprobs] | None,
+        of_prompt: PromptLogprobs | None,
+        offsets: TextOffsets | None = None,
     ) -> dict[str, Any] | None:
+        """`offsets`: those of the stream; default: those of a whole answer."""
         if entries is None:
             return None
-        if not self._request.echo or of_prompt is None:
-            return completion_lists(entries, self._tokenizer, offset=offset)
+        is_echoed = bool(self._request.echo) and of_prompt is not None
+        offsets = offsets or self.offsets(position, is_echoed=is_echoed)
+        if not is_echoed or of_prompt is None:
+            return completion_lists(entries, self._tokenizer, offsets=offsets)
         first_token = int(self._prompts[position].token_ids[0])
-        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token)
+        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token, offsets=offsets)
+
+    def offsets(self, position: int, *, is_echoed: bool) -> TextOffsets:
+        return TextOffsets(
+            self._tokenizer,
+            skip_special_tokens=self._request.skip_special_tokens is not False,
+            prompt=self._prompt_text(position) if is_echoed else "",
+            num_prompt_tokens=len(self._prompts[position].token_ids) if is_echoed else 0,
+        )
 
     def _prompt_text(self, position: int) -> str:
         prompt = self._prompts[position]
@@ -198,7 +214,8 @@ class CompletionReply:
             return prompt.text
         if self._tokenizer is None:
             return ""
-        return self._tokenizer.decode(prompt.token_ids, self._request.skip_special_tokens is not False)
+        text = self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        return text if self._scores_only else text.rstrip(HALF_CHARACTER)  # the answer completes it
 
     # ---- in chunks
 
@@ -250,7 +267,7 @@ class CompletionChunks:
         self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = request.logprobs is None and not request.return_token_ids and not self._gives_usage
         self._is_begun = [not (request.echo or request.return_token_ids)] * (len(requests) * reply._n)
-        self._offsets = [0] * len(self._is_begun)
+        self._offsets: list[TextOffsets | None] = [None] * len(self._is_begun)
         self._num_generated = 0
 
     def usage(self) -> Usage:
@@ -288,7 +305,9 @@ class CompletionChunks:
                 more["prompt_token_ids"] = self._requests[position].request.prompt_token_ids.tolist()
         if self._request.return_token_ids:
             more["token_ids"] = tokens
-        more["logprobs"] = reply._logprobs(position, entries, of_prompt, self._offsets[index])
-        if more["logprobs"] is not None and more["logprobs"]["tokens"]:
-            self._offsets[index] = more["logprobs"]["text_offset"][-1] + len(more["logprobs"]["tokens"][-1])
+        offsets = self._offsets[index]
+        if offsets is None and entries is not None:
+            is_echoed = bool(self._request.echo) and of_prompt is not None
+            offsets = self._offsets[index] = reply.offsets(position, is_echoed=is_echoed)
+        more["logprobs"] = reply._logprobs(position, entries, of_prompt, offsets)
         return self.chunks.special(index, text, more, self.usage().to_json() if self._gives_usage else None)
