@@ -301,6 +301,17 @@ def test_server_options_refuse_unknown_names() -> None:
         ServerOptions(max_body_byte=1)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["auto", "hermes", "qwen3", "llama3_json", "mistral"])
+def test_a_known_tool_call_parser_is_accepted(name: str) -> None:
+    assert ServerOptions(tool_call_parser=name).tool_call_parser == name
+
+
+@pytest.mark.parametrize("name", ["hermez", "", "{{ messages }}"])
+def test_an_unknown_tool_call_parser_is_refused_at_start(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"tool_call_parser .* is unknown.*use one of auto, hermes"):
+        ServerOptions(tool_call_parser=name)
+
+
 # ---- the page
 
 

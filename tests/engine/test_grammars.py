@@ -104,6 +104,7 @@ def test_pieces_of_sentencepiece_are_matched_as_the_text_that_they_make() -> Non
         ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "."),
         ({"json": {"enum": []}}, "."),
         ({"json": {"$ref": "#"}}, "nothing matches"),
+        ({"json": {"oneOf": [{"type": "string"}, {"type": "string"}]}}, "more than one.* use anyOf"),
         ({"regex": "a(b"}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": r"(a)\1"}, "backreference"),
@@ -121,6 +122,15 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(given: dict[str, Any
             grammars.compile(StructuredOutputs(**given, asked_as="response_format"))
         assert refused.value.param == "response_format"
         assert len(str(refused.value)) < 600
+
+
+def test_an_object_has_no_keys_that_its_schema_does_not_list() -> None:
+    grammars = make_grammars()
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
+    closed = grammars.compile(StructuredOutputs(json=schema))
+    assert ord(",") not in allowed(grammars, closed, '{"a":null')
+    opened = grammars.compile(StructuredOutputs(json={**schema, "additionalProperties": True}))
+    assert ord(",") in allowed(grammars, opened, '{"a":null')
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -107,3 +107,11 @@ def test_an_invalid_schema_is_refused_with_param_tools(llm: LLM) -> None:
     with pytest.raises(RequestError, match="strin") as refused:
         llm.generate("a", SamplingParams(structured_outputs=outputs), use_tqdm=False)
     assert refused.value.param == "tools"
+
+
+def test_arguments_have_no_keys_that_the_schema_does_not_list() -> None:
+    grammars = Grammars(byte_tokenizer(), vocab_size=258, eos_token_ids=(256,))
+    grammar = grammars.compile(tools_grammar([tool("f", {"properties": {}})], REQUIRED, "llama3_json"))
+    matcher = grammar.matcher()
+    assert not matcher.consume_tokens(list(b'{"name": "f", "parameters": {"')), "a key was allowed"
+    assert grammar.matcher().consume_tokens(list(b'{"name": "f", "parameters": {}}'))

@@ -145,6 +145,7 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
 }
 MIXTURES = ("llama4", "mixtral", "qwen3_moe")
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}<tool {{ tool.function.name }}>\n{% endfor %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

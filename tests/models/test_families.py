@@ -8,6 +8,7 @@ import pytest
 
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import ModelSpec, RopeSpec
+from headrace.models.families import family_of_config
 from headrace.models.hub_config import spec_from_config
 from headrace.models.spec import MixtureSpec, QueryGrowth
 
@@ -644,3 +645,14 @@ def test_features_that_are_switched_off_are_fine() -> None:
 def test_impossible_numbers_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ModelError):
         spec(QWEN2, **change)
+
+
+@pytest.mark.parametrize("config", [{"architectures": ["MambaForCausalLM"]}, {"model_type": "mamba"}])
+def test_another_architecture_is_not_taken_for_a_misspelt_one(config: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"' is not supported \(supported: "):
+        family_of_config(config)
+
+
+def test_a_misspelt_architecture_is_suggested() -> None:
+    with pytest.raises(UnsupportedModelError, match="did you mean 'LlamaForCausalLM'"):
+        family_of_config({"architectures": ["LamaForCausalLM"]})

@@ -165,6 +165,8 @@ def test_settings_and_version_are_labels() -> None:
         "num_gpu_blocks": "1234",
         "cache_dtype": "float8_e4m3fn",
         "enable_prefix_caching": "False",
+        "kv_cache_size_tokens": "19744",
+        "kv_cache_max_concurrency": "4.82",
         "engine": "0",
     }
     (config,) = page.labels("headrace:config_info")

@@ -104,7 +104,9 @@ def test_per_request_metrics_agree_with_the_engines_counters() -> None:
     assert page.value("vllm:prefix_cache_hits_total") == 8.0
     assert page.value("vllm:request_prefill_kv_computed_tokens_sum") == 10.0
     assert page.value("vllm:request_max_num_generation_tokens_sum") == 9.0
-    assert page.value("vllm:iteration_tokens_total_sum") == server.core.stats.scheduler.num_batched_tokens
+    num_computed = server.core.stats.scheduler.num_batched_tokens
+    assert page.value("headrace:batch_tokens_sum") == num_computed
+    assert page.value("vllm:iteration_tokens_total_sum") == num_computed + 3.0  # the last token of an answer
     assert page.value("vllm:num_requests_running") == page.value("vllm:num_requests_waiting") == 0.0
 
 

@@ -55,7 +55,7 @@ def test_a_completion_stream_equals_the_unstreamed_answer(
         one["end"] = (choice["finish_reason"], choice["stop_reason"])
     for index, choice in whole.items():
         assert joined[index]["text"] == choice["text"]
-        assert joined[index]["tokens"] == choice.get("token_ids", [])
+        assert joined[index]["tokens"] == (choice["token_ids"] or [])
         assert joined[index]["end"] == (choice["finish_reason"], choice["stop_reason"])
         assert joined[index]["logprobs"] == (choice["logprobs"] or {}).get("token_logprobs", [])
     assert chunks[-1]["usage"]["completion_tokens"] == server.post(TEXT, body).json()["usage"]["completion_tokens"]

@@ -124,6 +124,32 @@ def test_automatic_settings_are_printed_with_their_reasons(engine: LimitedEngine
     with_server(engine, body)
 
 
+def test_the_request_id_of_a_header_is_part_of_the_answers_id(engine: LimitedEngine) -> None:
+    """Two requests may have the same: a proxy sends one again."""
+
+    async def body(made: Running) -> None:
+        header = {"X-Request-Id": "trace-7"}
+        engine.client.limit_running(0)
+        tasks = [asyncio.create_task(made.complete(headers=header)) for _ in range(2)]
+        await until(waiting(made, 2))
+        engine.client.limit_running(None)
+        for answer in await asyncio.gather(*tasks):
+            assert (answer.status_code, answer.json()["id"]) == (200, "cmpl-trace-7")
+        named = await made.complete(headers=header, request_id="mine")
+        assert named.json()["id"] == "cmpl-mine"
+        unnamed = await made.complete()
+        assert unnamed.json()["id"] == f"cmpl-{unnamed.headers['x-request-id']}"
+        messages = [{"role": "user", "content": "hi"}]
+        for path, asked, prefix in (
+            ("/v1/chat/completions", {"messages": messages, "max_tokens": 2}, "chatcmpl-"),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 2}, "resp_"),
+        ):
+            answer = await made.client.post(path, json=asked, headers=header)
+            assert answer.json()["id"] == f"{prefix}trace-7"
+
+    with_server(engine, body)
+
+
 # ---- limits
 
 

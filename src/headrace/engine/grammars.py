@@ -6,6 +6,7 @@ thread, before the request reaches the engine's loop. The last compiled grammars
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.text import Tokenizer
+from headrace.text.closed_schemas import closed
 from headrace.types import JSON_WHITESPACE, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -186,7 +188,7 @@ def _in_llguidances_terms(kind: str, source: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if kind in ("json", "json_object"):
-        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": JSON_WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(_closed(source), defaults={"whitespace_pattern": JSON_WHITESPACE})
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if kind == "choice":
@@ -195,6 +197,13 @@ def _in_llguidances_terms(kind: str, source: str) -> str:
         return grammar_from("grammar" if "::=" in source else "lark", source)
     except (ValueError, RecursionError) as error:
         raise _NotAGrammar(str(error)) from None
+
+
+def _closed(source: str) -> str:
+    try:
+        return json.dumps(closed(json.loads(source)), ensure_ascii=False)
+    except RecursionError:
+        raise _NotAGrammar("the JSON schema is nested too deeply") from None
 
 
 def _limits() -> llguidance.LLParserLimits:
@@ -216,6 +225,8 @@ def _explained(error: str) -> str:
     text = error.replace("<non-verbose/>", "").strip()
     if text.startswith("NoExtension"):
         return "nothing matches it"
+    if "coerce_one_of" in text:  # an option of llguidance that users cannot set
+        return "more than one alternative of a oneOf may match; use anyOf, which this constrains in the same way"
     return text if len(text) <= _MAX_ERROR_LEN else f"{text[:_MAX_ERROR_LEN]}…"
 
 

@@ -43,6 +43,15 @@ class Settings:
     min_free_slots_to_start: int = 1  # see SchedulerLimits
 
     @property
+    def kv_cache_size_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def kv_cache_max_concurrency(self) -> float:
+        """How many sequences of the full context length the KV cache holds."""
+        return round(self.kv_cache_size_tokens / self.max_model_len, 2)
+
+    @property
     def limits(self) -> SchedulerLimits:
         return SchedulerLimits(
             max_num_seqs=self.max_num_seqs,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.errors import UnsupportedModelError, nearest
+from difflib import get_close_matches
+
+from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
 from headrace.models.stored_tensors import Stored
@@ -678,5 +680,15 @@ def _why_unknown(config: Config) -> str:
 
 
 def _unknown(what: str, name: object, known: list[str], reason: str) -> UnsupportedModelError:
-    reason = reason or nearest(str(name), known)
+    reason = reason or _suggested(str(name), known)
     return UnsupportedModelError(f"{what} {name!r} is not supported{reason} (supported: {', '.join(known)})")
+
+
+def _suggested(name: str, known: list[str]) -> str:
+    """Suggests a known name by what is before the common ending: Mamba is not a misspelt Llama."""
+    stems = {each.removesuffix(_ENDING): each for each in known}
+    matches = get_close_matches(name.removesuffix(_ENDING), stems, n=1, cutoff=0.75)
+    return f", did you mean {stems[matches[0]]!r}?" if matches else ""
+
+
+_ENDING = "ForCausalLM"

@@ -125,6 +125,7 @@ def _histograms_of(stats: EngineStats) -> dict[Series, HistogramCounts]:
     return {
         table.TOKEN_GAP_SECONDS: stats.scheduler.token_gaps,
         table.BATCH_TOKENS: stats.scheduler.batch_tokens,
+        table.ITERATION_TOKENS: stats.scheduler.iteration_tokens,
         table.STEP_SECONDS: stats.step_seconds,
         table.STEP_HOST_SECONDS: stats.step_host_seconds,
     }

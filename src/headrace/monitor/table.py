@@ -235,6 +235,12 @@ BATCH_TOKENS = Series(
     "histogram",
     "Tokens computed per step, prefill and decode.",
     bounds=BATCH_TOKENS_BOUNDS,
+)
+ITERATION_TOKENS = Series(
+    "headrace:iteration_tokens",
+    "histogram",
+    "Prompt tokens computed plus tokens generated per step: one more per answer than the tokens computed.",
+    bounds=BATCH_TOKENS_BOUNDS,
     aliases=(Alias("vllm:iteration_tokens_total"),),
 )
 STEP_SECONDS = Series(
@@ -286,7 +292,10 @@ CACHE_INFO = Series(
     "headrace:cache_config_info",
     "gauge",
     "Always 1; the labels hold the KV cache settings.",
-    labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
+    labels=(
+        *("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
+        *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
+    ),
     aliases=(Alias("vllm:cache_config_info", base_labels=("engine",)),),
 )
 CONFIG_INFO = Series(

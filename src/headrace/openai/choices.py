@@ -23,6 +23,11 @@ _CHAT_CHOICE = (
 )
 _TEXT_CHOICE = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}'
 
+# vLLM's fields that a request can ask for. They are null if it does not: clients read them without a test.
+_CHAT_NULLS = b',"prompt_logprobs":null,"prompt_token_ids":null'
+_TEXT_CHOICE_NULLS = b',"prompt_logprobs":null,"prompt_token_ids":null,"token_ids":null'
+_CHAT_CHOICE_NULLS = b',"token_ids":null'
+
 CHAT_OBJECT = b"chat.completion"
 TEXT_OBJECT = b"text_completion"
 CHAT_ID_PREFIX = "chatcmpl-"
@@ -32,7 +37,9 @@ TEXT_ID_PREFIX = "cmpl-"
 def completion_body(
     kind: bytes, id: bytes, created: int, model: bytes, choices: bytes, usage: bytes, more: bytes = b""
 ) -> bytes:
-    """`id` without its quotes and `model` with them, as JSON; `choices` joined by commas; `more` from `members`."""
+    """`id` without its quotes and `model` with them, as JSON; `choices` joined by commas; `more` from `members`, by
+    default the null fields."""
+    more = more or (_CHAT_NULLS if kind == CHAT_OBJECT else b"")
     return _BODY % (id, kind, created, model, choices, usage, more)
 
 
@@ -44,9 +51,10 @@ def chat_choice(
     *,
     logprobs: bytes = b"null",
     message: bytes = b"",
-    more: bytes = b"",
+    more: bytes = _CHAT_CHOICE_NULLS,
 ) -> bytes:
-    """`message` and `more`: further members of the message and of the choice, from `members`."""
+    """`message` and `more`: further members of the message and of the choice, from `members`; by default null
+    fields."""
     stop = b"null" if stop_reason is None else encode(stop_reason)
     return _CHAT_CHOICE % (
         index,
@@ -66,7 +74,7 @@ def text_choice(
     stop_reason: int | str | None = None,
     *,
     logprobs: bytes = b"null",
-    more: bytes = b"",
+    more: bytes = _TEXT_CHOICE_NULLS,
 ) -> bytes:
     stop = b"null" if stop_reason is None else encode(stop_reason)
     return _TEXT_CHOICE % (index, encode(text), logprobs, _FINISH_REASONS[finish_reason], stop, more)

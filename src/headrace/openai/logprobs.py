@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +10,6 @@ from headrace.text import Tokenizer
 from headrace.types import PromptLogprobs, TokenLogprobs
 
 MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not have
-_PART = re.compile(r"bytes:(\\x[0-9a-f]{2})+")  # the name of a token that is part of a character
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
@@ -28,13 +27,6 @@ def token_name(token_id: int, tokenizer: Tokenizer | None) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def len_in_text(name: str) -> int:
-    """How many characters a token counts for in `text_offset`: part of a character is a replacement mark there."""
-    if not _PART.fullmatch(name):
-        return len(name)
-    return len(bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")).decode("utf-8", "replace"))
 
 
 # Chat: one object for each generated token.
@@ -69,27 +61,77 @@ def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> d
 # Completions: four lists with one item for each token.
 
 
+class TextOffsets:
+    """Where each token starts in the text of a choice.
+
+    A token that continues a character starts where the character does. A special token that the text does not show
+    takes no room. An echoed `prompt` has `num_prompt_tokens`; the answer follows it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        skip_special_tokens: bool = True,
+        prompt: str = "",
+        num_prompt_tokens: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
+        self._prompt = prompt
+        self._num_prompt_left = num_prompt_tokens
+        self._position = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, token_id: int) -> int:
+        """The offset of the next token."""
+        start = self._position
+        if not self._num_prompt_left:
+            self._position += self._answer_len(token_id)
+            return start
+        self._num_prompt_left -= 1
+        self._position = self._position + self._prompt_len(token_id) if self._num_prompt_left else len(self._prompt)
+        return start
+
+    def _answer_len(self, token_id: int) -> int:
+        if self._tokenizer is not None and self._skips_special and token_id in self._tokenizer.special_ids:
+            return 0
+        return len(self._new_text(token_id))
+
+    def _prompt_len(self, token_id: int) -> int:
+        text = self._new_text(token_id)
+        if self._tokenizer is not None and token_id in self._tokenizer.special_ids:  # such as a BOS that was added
+            return len(text) if self._prompt.startswith(text, self._position) else 0
+        is_added_space = not self._position and text.startswith(" ") and not self._prompt.startswith(" ")
+        return len(text) - is_added_space
+
+    def _new_text(self, token_id: int) -> str:
+        if self._tokenizer is None:
+            return str(token_id)
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+
 def completion_lists(
     entries: Sequence[TokenLogprobs | None],
     tokenizer: Tokenizer | None,
     *,
     first_token: int | None = None,
-    offset: int = 0,
+    offsets: TextOffsets | None = None,
 ) -> dict[str, Any]:
-    """`first_token`: the first of an echoed prompt, whose entry is None. `offset`: where the first token starts."""
+    """`first_token`: the first of an echoed prompt, whose entry is None. `offsets`: those of a text that began before
+    these tokens."""
+    offsets = offsets or TextOffsets(tokenizer)
     tokens: list[str] = []
     chosen: list[float | None] = []
     most_likely: list[dict[str, float] | None] = []
-    offsets: list[int] = []
+    starts: list[int] = []
     for entry in entries:
         token_id = entry.token_id if entry is not None else first_token
-        name = "" if token_id is None else token_name(token_id, tokenizer)
-        tokens.append(name)
-        offsets.append(offset)
-        offset += len_in_text(name)
+        tokens.append("" if token_id is None else token_name(token_id, tokenizer))
+        starts.append(0 if token_id is None else offsets.take(token_id))
         chosen.append(None if entry is None else max(MIN_LOGPROB, entry.logprob))
         most_likely.append(None if entry is None else _most_likely(entry, tokenizer))
-    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": most_likely, "text_offset": offsets}
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": most_likely, "text_offset": starts}
 
 
 def _most_likely(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:

@@ -32,6 +32,11 @@ class PlanDraft:
     def is_empty(self) -> bool:
         return not len(self._decoding) and not self._slots
 
+    @property
+    def num_prompts_completed(self) -> int:
+        """Sequences that are prefilled to the end, so that the step also samples their first token."""
+        return sum(self._samples)
+
     def compute_decoding(self, slots: IntArray) -> None:
         self._decoding = slots
         self.budget -= len(slots)

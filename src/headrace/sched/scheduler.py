@@ -67,6 +67,7 @@ class Scheduler:
         self._events = EventWriter(self.slots)
         self._stats = SchedulerStats(num_blocks=limits.num_blocks, block_size=limits.block_size)
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
+        self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
         self._clock = clock
         self._num_arrived = 0
@@ -93,6 +94,7 @@ class Scheduler:
             num_blocks_held=pool.num_held,
             num_blocks_idle=pool.num_idle,
             batch_tokens=self._batch_tokens.snapshot(),
+            iteration_tokens=self._iteration_tokens.snapshot(),
             token_gaps=self._token_gaps.histogram.snapshot(),
         )
 
@@ -157,7 +159,7 @@ class Scheduler:
         plan = draft.finish(self._last_plan)
         self._last_plan = plan
         self._next_step += 1
-        self._count(plan)
+        self._count(plan, draft.num_prompts_completed)
         return plan
 
     def _compute_decoding(self, draft: PlanDraft) -> None:
@@ -398,11 +400,12 @@ class Scheduler:
 
     # ---- counting
 
-    def _count(self, plan: StepPlan) -> None:
+    def _count(self, plan: StepPlan, num_prompts_completed: int) -> None:
         stats, num_held = self._stats, self.tables.pool.num_held
         stats.num_steps += 1
         stats.num_batched_tokens += plan.num_batched_tokens
         self._batch_tokens.observe(plan.num_batched_tokens)
+        self._iteration_tokens.observe(plan.num_batched_tokens + num_prompts_completed)
         stats.max_blocks_held = max(stats.max_blocks_held, num_held)
         stats.sum_blocks_held += num_held
         stats.sum_unused_positions += self.slots.num_unused_positions()

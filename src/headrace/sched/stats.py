@@ -37,6 +37,7 @@ class SchedulerStats:
     num_blocks_idle: int = 0
     block_size: int = 0
     batch_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # per step, by BATCH_TOKENS_BOUNDS
+    iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)  # prompt and generated
     token_gaps: HistogramCounts = field(default_factory=HistogramCounts)  # seconds, by TOKEN_GAP_BOUNDS
 
     @property

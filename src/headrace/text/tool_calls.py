@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headrace.errors import RequestError, nearest
+from headrace.errors import ConfigError, RequestError, nearest
 from headrace.text.json_scanner import Found
 from headrace.text.tool_call_json import Call, NamedCall, ObjectCall
 
@@ -70,6 +70,14 @@ def parser_for(
     """
     parser = PARSERS[_name_of(name_or_template)]
     return parser(tool_names, make_id or new_call_id, whole_calls=whole_calls)
+
+
+def check_parser_name(name: str) -> None:
+    """Refuses the setting `tool_call_parser` if no parser has this name."""
+    known = sorted({*PARSERS, *_ALIASES})
+    if name not in known:
+        valid = ", ".join(["auto", *known])
+        raise ConfigError(f"tool_call_parser {name!r} is unknown{nearest(name, known)}; use one of {valid}")
 
 
 def parse(text: str, name_or_template: str | None, tool_names: Collection[str] | None = None) -> ParsedAnswer:

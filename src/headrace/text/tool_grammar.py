@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RequestError, nearest
+from headrace.text.closed_schemas import closed
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_calls import HermesParser, LlamaParser, MistralParser, ToolParser, parser_for
 from headrace.types import JSON_WHITESPACE, StructuredOutputs
@@ -89,11 +90,15 @@ def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:
 
 
 def _schema_text(tool: str, schema: Mapping[str, Any]) -> str:
-    """Returns the schema as text. Arguments must be an object, even if the schema does not say so."""
+    """Returns the schema as text, with its objects closed. Arguments must be an object, even if it does not say so."""
     if schema.get("type", "object") != "object":
         raise _refused(f": the parameters of {tool!r} must be of type object, got {schema['type']!r}")
     options = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
-    return StructuredOutputs(json={"type": "object", **options, **schema}, asked_as="tools").source
+    try:
+        arguments = closed({"type": "object", **options, **schema})
+    except RecursionError:
+        raise _refused(f": the parameters of {tool!r} are nested too deeply") from None
+    return StructuredOutputs(json=arguments, asked_as="tools").source
 
 
 def _marker(text: str, tokenizer: Tokenizer | None) -> str:

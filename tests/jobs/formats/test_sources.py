@@ -196,11 +196,13 @@ def test_each_bad_row_of_csv_is_its_own_problem(tmp_path: Path) -> None:
     assert [line.problem for line in lines[:5]] == [
         None,
         "3 cells, the header has 2",
-        """invalid CSV: ',' expected after '"'""",
+        """invalid CSV: ',' expected after '"' in the row that starts in line 4 of the file""",
         "invalid UTF-8",
         None,
     ]
-    assert len(lines) == 6 and "unexpected end of data" in (lines[5].problem or "")
+    assert len(lines) == 6 and lines[5].problem == (
+        "invalid CSV: a quote in the row that starts in line 7 of the file is not closed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,7 @@ def test_constraints_are_read_in_the_forms_of_openai_and_vllm() -> None:
 
 BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "cut off": (b'{"prompt": "Hi', "invalid_json", "invalid JSON: Unterminated string"),
+    "tab in a text": (b'{"prompt": "a\tb"}', "invalid_json", "Invalid control character at column 14"),
     "not JSON": (b"hello", "invalid_json", "column 1"),
     "two objects": (b'{"prompt": "a"} {"prompt": "b"}', "invalid_json", "Extra data"),
     "not a number": (b'{"prompt": "a", "seed": NaN}', "invalid_json", "invalid JSON"),

@@ -66,10 +66,13 @@ def test_a_chat_completion_has_every_field_of_openais() -> None:
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": USAGE,
         "system_fingerprint": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 
@@ -80,7 +83,18 @@ def test_a_text_completion_has_every_field_of_openais() -> None:
     assert body == {
         "object": "text_completion",
         "model": "m",
-        "choices": [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "Hi",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+                "token_ids": None,
+            }
+        ],
         "usage": USAGE,
         "system_fingerprint": None,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,22 @@ def test_half_a_record_on_a_full_disk_is_cut_off(tmp_path: Path, monkeypatch: py
         journal.flush()
     assert segment.read_bytes() == whole
     journal.close()
+
+
+def test_a_write_after_the_directory_was_removed_says_so(tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    journal = Journal.open(directory, epoch=1)
+    journal.guard(directory.exists)  # its manifest is gone too
+    journal.append(0, result_of(0), attempt=1, error=None)
+    shutil.rmtree(directory)
+    with pytest.raises(JobError, match=r"job directory .*job was removed"):
+        journal.commit()
+
+
+def test_a_write_after_another_process_took_over_says_so(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path, epoch=1)
+    journal.guard(lambda: False)
+    journal.append(0, result_of(0), attempt=1, error=None)
+    with pytest.raises(JobError, match="another process has taken over"):
+        journal.commit()

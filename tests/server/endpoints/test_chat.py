@@ -138,9 +138,20 @@ def test_token_ids_are_returned_on_request(server: Server) -> None:
     whole = server.post("/v1/chat/completions", asked).json()
     chunks = server.chunks("/v1/chat/completions", asked)
     assert len(whole["choices"][0]["token_ids"]) == 12
-    assert chunks[0]["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
     streamed = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
     assert streamed == whole["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("more", [{}, {"use_beam_search": True, "n": 2}])
+def test_fields_that_were_not_asked_for_are_null(server: Server, more: dict[str, Any]) -> None:
+    chat = server.post("/v1/chat/completions", {**ASK, "max_tokens": 3, **more}).json()
+    completion = server.post("/v1/completions", {"prompt": "hi", "max_tokens": 3, **more}).json()["choices"][0]
+    for holder in (chat, completion):
+        assert (holder["prompt_logprobs"], holder["prompt_token_ids"]) == (None, None)
+    for choice in (chat["choices"][0], completion):
+        assert choice["token_ids"] is None
 
 
 def test_every_chunk_has_the_usage_so_far_on_request(server: Server) -> None:
@@ -149,6 +160,14 @@ def test_every_chunk_has_the_usage_so_far_on_request(server: Server) -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 12
     assert chunks[-1]["choices"] == []
+
+
+@pytest.mark.parametrize("options", [None, {"continuous_usage_stats": True}, {"include_usage": False}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_chunks_have_no_usage_unless_it_is_asked_for(server: Server, path: str, options: Any) -> None:
+    ask = ASK if path.endswith("chat/completions") else {"prompt": "hi"}
+    chunks = server.chunks(path, {**ask, "max_tokens": 4, "stream_options": options})
+    assert chunks and not any("usage" in chunk for chunk in chunks)
 
 
 def test_beams_are_answered_best_first_and_never_streamed(server: Server) -> None:

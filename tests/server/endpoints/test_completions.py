@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import openai
@@ -80,6 +81,32 @@ def test_lm_eval_finds_the_logprobs_of_a_continuation(server: Server) -> None:
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert logprobs["tokens"][: len(context) + len(continuation)] == list("the cat sat")
     assert logprobs["text_offset"][:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prompt", ["né日<eos>x", "plain"])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_are_places_in_the_text(server: Server, prompt: str, as_ids: bool) -> None:
+    """A character of several tokens has one place; a special token is spelled in the echoed prompt."""
+    given = ids(prompt, server) if as_ids else prompt
+    asked = {"prompt": given, "logprobs": 0, "echo": True, "temperature": 0, "max_tokens": 1}
+    asked |= {"allowed_token_ids": ids("a", server)}
+    (choice,) = server.post(PATH, asked).json()["choices"]
+    assert choice["text"] == prompt + "a"
+    expected, place = [], 0
+    for part in re.findall("<eos>|.", prompt + "a"):
+        expected += [place] * (1 if part == "<eos>" else len(part.encode()))
+        place += len(part)
+    assert choice["logprobs"]["text_offset"] == expected
+    chunks = server.chunks(PATH, asked)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    lists = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert [place for each in lists for place in each["text_offset"]] == expected
+
+
+def test_a_prompt_that_ends_within_a_character_is_echoed_up_to_it(server: Server) -> None:
+    tokens = ids("né", server)
+    asked = {"prompt": tokens[:-1], "echo": True, "allowed_token_ids": tokens[-1:], "max_tokens": 1}
+    assert server.post(PATH, asked).json()["choices"][0]["text"] == "né"
 
 
 def test_scoring_without_sampling_agrees_with_echo(server: Server) -> None:

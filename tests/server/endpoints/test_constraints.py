@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from headrace.server.options import ServerOptions
+from tests.engine.tiny import save_tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import MODEL, Server, serving
 
@@ -177,6 +178,46 @@ def test_auto_streams_text_and_calls_apart(tiny_directory: Path) -> None:
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
+def test_a_chunk_has_one_entry_of_a_call(tiny_directory: Path) -> None:
+    """Clients that read one entry of each chunk would lose the start of the arguments."""
+    body = {"messages": MESSAGES, "tools": [WEATHER], "stream": True}
+    choices = [chunk["choices"][0] for chunk in answered(tiny_directory, ["So: " + CALL + CALL], body)["chunks"]]
+    entries = [choice["delta"]["tool_calls"] for choice in choices if "tool_calls" in choice["delta"]]
+    assert [len(each) for each in entries] == [1] * len(entries)
+    begun = [entry for (entry,) in entries if "name" in entry["function"]]
+    assert [(entry["index"], entry["function"]["arguments"]) for entry in begun] == [(0, ""), (1, "")]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert text == "So:"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_short_is_a_call(server: Server, stream: bool) -> None:
+    """Its arguments end where max_tokens ended them, in a stream and out of it."""
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string", "minLength": 900}},
+                "required": ["text"],
+            },
+        },
+    }
+    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": "required", "seed": 1, "max_tokens": 120}
+    if stream:
+        choices = [chunk["choices"][0] for chunk in server.chunks(CHAT, {**body, "stream": True})]
+        messages = [choice["delta"] for choice in choices]
+    else:
+        choices = server.post(CHAT, body).json()["choices"]
+        messages = [choice["message"] for choice in choices]
+    assert choices[-1]["finish_reason"] == "length"
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    assert functions[0]["name"] == "note"
+    assert re.match(r'\{\s*"text"', "".join(function["arguments"] for function in functions))
+    assert not "".join(message.get("content") or "" for message in messages)
+
+
 def test_without_parallel_calls_only_the_first_is_returned(tiny_directory: Path) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER], "parallel_tool_calls": False}
     (choice,) = answered(tiny_directory, [CALL, CALL], body)["choices"]
@@ -191,6 +232,16 @@ def test_output_that_is_no_call_is_text(tiny_directory: Path, more: dict[str, An
     (choice,) = answered(tiny_directory, [said], {"messages": MESSAGES, "tools": [WEATHER], **more})["choices"]
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] == said
     assert "tool_calls" not in choice["message"]
+
+
+def test_tools_that_the_template_does_not_show_are_refused(tmp_path: Path) -> None:
+    """The model would not see them and would never call one."""
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "<eos>", "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with serving(start=FakeEngine(tmp_path)) as server:
+        error = server.error(CHAT, {"messages": MESSAGES, "tools": [WEATHER]})
+    assert error["param"] == "tools" and "chat template" in error["message"]
 
 
 def test_auto_can_be_disabled(auto_off_server: Server) -> None:

@@ -151,7 +151,7 @@ class _Reading:
             except StopIteration:
                 return
             except csv.Error as error:
-                values = f"invalid CSV: {error}"
+                values = f"invalid CSV: {_explained(error, self._lines.row_number)}"
             yield index, self._lines.row_offset or 0, values
             index += 1
 
@@ -162,7 +162,7 @@ class _Reading:
         try:
             header = next(self._rows, [])
         except csv.Error as error:
-            raise JobError(f"the header of {self._name} cannot be read: {error}") from None
+            raise JobError(f"the header of {self._name} cannot be read: {_explained(error, 1)}") from None
         try:
             "".join(header).encode()
         except UnicodeEncodeError:
@@ -179,6 +179,8 @@ class _TextLines:
         self._num_taken = 0  # of this piece
         self.offset = 0  # of the last line
         self.row_offset: int | None = None  # of the first line since the caller reset it to None
+        self.row_number = 1  # the number of that line in the file
+        self._number = 0  # of the last line
 
     @property
     def must_wait(self) -> bool:
@@ -193,12 +195,21 @@ class _TextLines:
         line = self._piece[self._num_taken]
         self._num_taken += 1
         self.offset = line.offset
+        self._number += 1
         if self.row_offset is None:
             self.row_offset = line.offset
+            self.row_number = self._number
         if line.is_too_long:
             raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
         # Invalid UTF-8 passes here and is refused with its own row.
         return line.data.decode("utf-8", "surrogateescape") + "\n"
+
+
+def _explained(error: csv.Error, row_number: int) -> str:
+    """The csv module names no line, and calls a quote that is never closed an unexpected end of data."""
+    if "unexpected end of data" in str(error):
+        return f"a quote in the row that starts in line {row_number:,} of the file is not closed"
+    return f"{error} in the row that starts in line {row_number:,} of the file"
 
 
 def _from_json(cell: str) -> Any:

@@ -288,7 +288,8 @@ def _not_json(data: bytes, error: Exception) -> RequestError:
     except UnicodeDecodeError as invalid:
         return RequestError(f"invalid UTF-8 at byte {invalid.start + 1} of the line", code="invalid_utf8")
     except json.JSONDecodeError as invalid:
-        return RequestError(f"invalid JSON: {invalid.msg} at column {invalid.colno}", code="invalid_json")
+        problem = invalid.msg.removesuffix(" at")  # some of its messages end so
+        return RequestError(f"invalid JSON: {problem} at column {invalid.colno}", code="invalid_json")
     except RecursionError:
         return RequestError("invalid JSON: nested too deeply", code="invalid_json")
     if b"\\ud" in data.lower():

@@ -190,6 +190,11 @@ class Journal:
 
     def _write_buffered(self) -> None:
         if not self._may_write():
+            if not self._directory.exists():
+                raise JobError(
+                    f"the job directory {self._directory} was removed while the job ran; its results are lost with it: "
+                    "run the job again"
+                )
             raise JobError(
                 f"another process has taken over the job in {self._directory}; this one (epoch {self.epoch}) stops "
                 f"without writing {len(self._buffered):,} results, which the other computes itself"

@@ -19,7 +19,15 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
-from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.generation import (
+    answer_id,
+    check_model,
+    engine_id,
+    limits_of,
+    prepared,
+    priority_of,
+    running,
+)
 from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize_chat
 from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
 from headrace.server.http.chunks import Chunks
@@ -48,11 +56,13 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         prompt = truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len)
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="messages")
         reservation.count_tokens(len(prompt.token_ids))
-        reply = ChatReply(request, services, use, new_id(CHAT_ID_PREFIX, request.request_id))
+        reply = ChatReply(request, services, use, answer_id(CHAT_ID_PREFIX, request.request_id, exchange))
         if request.use_beam_search:
             await reply.search_beams(exchange, prompt, reservation, limit, arrived)
             return
-        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
+        answers = prepared(
+            services, exchange, request, prompt, params, engine_id(reply.id, request.request_id), priority=priority
+        )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
@@ -107,11 +117,11 @@ class ChatReply:
         await exchange.reply(200, await off_loop(lambda: self._body(output), num_characters=size))
 
     def _body(self, output: RequestOutput) -> bytes:
-        more: dict[str, Any] = {}
-        if output.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
-        if self._request.return_token_ids:
-            more["prompt_token_ids"] = output.prompt_token_ids
+        of_prompt = output.prompt_logprobs
+        more = {
+            "prompt_logprobs": None if of_prompt is None else prompt_entries(of_prompt, self._tokenizer),
+            "prompt_token_ids": output.prompt_token_ids if self._request.return_token_ids else None,
+        }
         return self._completion(output.outputs, Usage.of([output]), more)
 
     def _completion(
@@ -143,7 +153,7 @@ class ChatReply:
             answer.stop_reason,
             logprobs=encode(self.logprobs(answer.logprobs)),
             message=message,
-            more=members({"token_ids": answer.token_ids}) if self._request.return_token_ids else b"",
+            more=members({"token_ids": answer.token_ids if self._request.return_token_ids else None}),
         )
 
     def logprobs(self, entries: Any) -> dict[str, Any] | None:
@@ -194,13 +204,14 @@ class ChatChunks:
         self._reply = reply
         self._request = request
         self._answers = answers
-        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = not (
             request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
         )
         self._is_begun = [False] * (request.n or 1)
         self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
         self._has_called = [False] * len(self._is_begun)
+        self._has_told_prompt = False
         self._num_generated = 0
 
     def usage(self) -> Usage:
@@ -223,10 +234,12 @@ class ChatChunks:
             "logprobs": None,
             "finish_reason": None,
         }
-        if self._request.return_token_ids:
-            choice["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
+        more: dict[str, Any] = {}
+        if self._request.return_token_ids and not self._has_told_prompt:
+            self._has_told_prompt = True
+            more["prompt_token_ids"] = self._answers.request.prompt_token_ids.tolist()
         usage = Usage(len(self._answers.request.prompt_token_ids)).to_json() if self._gives_usage else None
-        return self.chunks.choice(choice, usage)
+        return self.chunks.choice(choice, usage, more)
 
     def _write(self, delta: AnswerDelta) -> bytes:
         if self._parsers:
@@ -244,12 +257,13 @@ class ChatChunks:
             else:
                 calls.append(delta_object(piece))
         chunks = b""
-        if calls:
+        usage = self.usage().to_json() if self._gives_usage else None
+        for call in calls:  # a chunk each: clients that read one entry of a chunk would lose the others
             self._has_called[index] = True
-            said = {"content": text, "tool_calls": calls} if text else {"tool_calls": calls}
-            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
-            chunks = self.chunks.choice(choice, self.usage().to_json() if self._gives_usage else None)
+            said = {"content": text, "tool_calls": [call]} if text else {"tool_calls": [call]}
             text = ""
+            choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
+            chunks += self.chunks.choice(choice, usage)
         reason: str | None = delta.finish_reason
         if reason == "stop" and self._has_called[index]:
             reason = "tool_calls"

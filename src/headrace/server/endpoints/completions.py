@@ -13,13 +13,21 @@ from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.body import read
 from headrace.openai.choices import TEXT_ID_PREFIX, TEXT_OBJECT, completion_body, encode, members, text_choice
 from headrace.openai.errors import bad_request
-from headrace.openai.logprobs import completion_lists, len_in_text, prompt_entries
+from headrace.openai.logprobs import TextOffsets, completion_lists, prompt_entries
 from headrace.openai.prompts import as_prompts
 from headrace.openai.sampling import AnswerLimit, check_context, completion_limit, completion_params
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
-from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.generation import (
+    answer_id,
+    check_model,
+    engine_id,
+    limits_of,
+    prepared,
+    priority_of,
+    running,
+)
 from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize
 from headrace.server.http.chunks import Chunks
 from headrace.server.http.exchange import Exchange
@@ -28,6 +36,7 @@ from headrace.server.services import Reservation, Services
 from headrace.text import Tokenizer
 from headrace.types import CompletionOutput, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprobs
 
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MAX_SEQUENCES = 4096  # prompts times answers to each
 
 
@@ -51,10 +60,11 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
         for prompt in tokenized:
             check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="prompt")
         reservation.count_tokens(sum(len(prompt.token_ids) for prompt in tokenized))
-        reply = CompletionReply(request, services, tokenized, new_id(TEXT_ID_PREFIX, request.request_id))
+        reply = CompletionReply(request, services, tokenized, answer_id(TEXT_ID_PREFIX, request.request_id, exchange))
         if request.use_beam_search:
             await reply.search_beams(exchange, reservation, limit, arrived)
             return
+        own_id = engine_id(reply.id, request.request_id)
         requests = [
             prepared(
                 services,
@@ -62,7 +72,7 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
                 request,
                 prompt,
                 _within(params, prompt, max_model_len),
-                f"{reply.id}-{position}",
+                f"{own_id}-{position}",
                 priority=priority,
             )
             for position, prompt in enumerate(tokenized)
@@ -159,7 +169,7 @@ class CompletionReply:
     def _choice(self, position: int, output: RequestOutput, answer: CompletionOutput) -> bytes:
         text = "" if self._scores_only else answer.text
         entries = None if answer.logprobs is None else () if self._scores_only else answer.logprobs
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
         if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_entries(output.prompt_logprobs, self._tokenizer)
         if self._request.return_token_ids:
@@ -175,14 +185,29 @@ class CompletionReply:
         )
 
     def _logprobs(
-        self, position: int, entries: Sequence[TokenLogprobs] | None, of_prompt: PromptLogprobs | None, offset: int = 0
+        self,
+        position: int,
+        entries: Sequence[TokenLogprobs] | None,
+        of_prompt: PromptLogprobs | None,
+        offsets: TextOffsets | None = None,
     ) -> dict[str, Any] | None:
+        """`offsets`: those of the stream; default: those of a whole answer."""
         if entries is None:
             return None
-        if not self._request.echo or of_prompt is None:
-            return completion_lists(entries, self._tokenizer, offset=offset)
+        is_echoed = bool(self._request.echo) and of_prompt is not None
+        offsets = offsets or self.offsets(position, is_echoed=is_echoed)
+        if not is_echoed or of_prompt is None:
+            return completion_lists(entries, self._tokenizer, offsets=offsets)
         first_token = int(self._prompts[position].token_ids[0])
-        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token)
+        return completion_lists((*of_prompt, *entries), self._tokenizer, first_token=first_token, offsets=offsets)
+
+    def offsets(self, position: int, *, is_echoed: bool) -> TextOffsets:
+        return TextOffsets(
+            self._tokenizer,
+            skip_special_tokens=self._request.skip_special_tokens is not False,
+            prompt=self._prompt_text(position) if is_echoed else "",
+            num_prompt_tokens=len(self._prompts[position].token_ids) if is_echoed else 0,
+        )
 
     def _prompt_text(self, position: int) -> str:
         prompt = self._prompts[position]
@@ -190,7 +215,8 @@ class CompletionReply:
             return prompt.text
         if self._tokenizer is None:
             return ""
-        return self._tokenizer.decode(prompt.token_ids, self._request.skip_special_tokens is not False)
+        text = self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        return text if self._scores_only else text.rstrip(HALF_CHARACTER)  # the answer completes it
 
     # ---- in chunks
 
@@ -239,10 +265,10 @@ class CompletionChunks:
         self._reply = reply
         self._request = request
         self._requests = requests
-        self._gives_usage = options is not None and bool(options.continuous_usage_stats)
+        self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = request.logprobs is None and not request.return_token_ids and not self._gives_usage
         self._is_begun = [not (request.echo or request.return_token_ids)] * (len(requests) * reply._n)
-        self._offsets = [0] * len(self._is_begun)
+        self._offsets: list[TextOffsets | None] = [None] * len(self._is_begun)
         self._num_generated = 0
 
     def usage(self) -> Usage:
@@ -280,7 +306,9 @@ class CompletionChunks:
                 more["prompt_token_ids"] = self._requests[position].request.prompt_token_ids.tolist()
         if self._request.return_token_ids:
             more["token_ids"] = tokens
-        more["logprobs"] = reply._logprobs(position, entries, of_prompt, self._offsets[index])
-        if more["logprobs"] is not None and more["logprobs"]["tokens"]:
-            self._offsets[index] = more["logprobs"]["text_offset"][-1] + len_in_text(more["logprobs"]["tokens"][-1])
+        offsets = self._offsets[index]
+        if offsets is None and entries is not None:
+            is_echoed = bool(self._request.echo) and of_prompt is not None
+            offsets = self._offsets[index] = reply.offsets(position, is_echoed=is_echoed)
+        more["logprobs"] = reply._logprobs(position, entries, of_prompt, offsets)
         return self.chunks.special(index, text, more, self.usage().to_json() if self._gives_usage else None)

@@ -47,8 +47,16 @@ def priority_of(services: Services, given: int | None) -> int:
     return given
 
 
-def new_id(prefix: str, given: str | None) -> str:
-    return f"{prefix}{given or uuid.uuid4().hex}"
+def answer_id(prefix: str, given: str | None, exchange: Exchange) -> str:
+    """The id of an answer: from the body's `request_id`, else from X-Request-Id, so that logs can be joined by it."""
+    of_header = exchange.scope.get("headrace", {}).get("request_id")
+    return f"{prefix}{given or of_header or uuid.uuid4().hex}"
+
+
+def engine_id(id: str, given: str | None) -> str:
+    """The id in the engine. A proxy may send an X-Request-Id again while the first request runs; a `request_id` of the
+    body that is in use is refused."""
+    return id if given else f"{id}-{uuid.uuid4().hex[:16]}"
 
 
 def cache_salt(exchange: Exchange, given: str | None) -> str | None:

@@ -25,7 +25,15 @@ from headrace.openai.sampling import (
 from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
 from headrace.openai.usage import Usage
-from headrace.server.endpoints.generation import check_model, limits_of, new_id, prepared, priority_of, running
+from headrace.server.endpoints.generation import (
+    answer_id,
+    check_model,
+    engine_id,
+    limits_of,
+    prepared,
+    priority_of,
+    running,
+)
 from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
 from headrace.server.endpoints.response_items import as_messages
 from headrace.server.http.chunks import encode
@@ -59,8 +67,10 @@ async def create_response(services: Services, exchange: Exchange) -> None:
         )
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="input")
         reservation.count_tokens(len(prompt.token_ids))
-        reply = ResponseReply(request, services, params, new_id("resp_", request.request_id))
-        answers = prepared(services, exchange, request, prompt, params, reply.id, priority=priority)
+        reply = ResponseReply(request, services, params, answer_id("resp_", request.request_id, exchange))
+        answers = prepared(
+            services, exchange, request, prompt, params, engine_id(reply.id, request.request_id), priority=priority
+        )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 

@@ -40,8 +40,11 @@ class ToolUse:
         return [delta for delta in deltas if isinstance(delta, ContentDelta) or delta.index == 0]
 
     def message(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        """An answer's text (None if there are only calls) and its calls."""
-        parser = self.parser(whole_calls=True)
+        """An answer's text (None if there are only calls) and its calls.
+
+        A forced call that max_tokens cut short stays a call, as in a stream: there is nothing else that it can be.
+        """
+        parser = self.parser(whole_calls=self.constraint is None)
         parsed = put_together(self.given([*parser.push(text), *parser.finish()]))
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -87,6 +90,12 @@ def _auto(request: ChatRequest, services: Services, names: tuple[str, ...]) -> T
             "tools",
         )
     tokenizer = services.engine.get_tokenizer()
+    if tokenizer.chat_template is not None and "tools" not in tokenizer.chat_template.variables:
+        raise not_supported(
+            "tools",
+            "the model's chat template has no place for tools, so the model would not see them; leave out tools, force "
+            "a call with tool_choice, or use a model that was trained to call tools",
+        )
     form = _form(services, tokenizer)
     is_parallel = request.parallel_tool_calls is not False
     return ToolUse(request.tools, names, form, None, is_parallel, _has_special_marker(form, tokenizer))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 encode = msgspec.json.Encoder().encode
+_END = b"}\n\n"
 
 
 class Chunks:
@@ -45,9 +46,10 @@ class Chunks:
         fields = encode(self._always | more)[1:]
         return b"".join((self._head_of(index), encode(text), self._closing, b",", fields, self._end_with(usage)))
 
-    def choice(self, choice: dict[str, Any], usage: bytes | None = None) -> bytes:
-        """A chunk with any other choice object."""
-        return self._head + encode(choice) + self._end_with(usage)
+    def choice(self, choice: dict[str, Any], usage: bytes | None = None, more: dict[str, Any] | None = None) -> bytes:
+        """A chunk with any other choice object. `more`: further members of the chunk."""
+        members = b"," + encode(more)[1:] if more else b"}"
+        return self._head + encode(choice) + self._end_with(usage)[: -len(_END)] + members + b"\n\n"
 
     def usage(self, usage: bytes) -> bytes:
         """The last chunk if usage was requested: no choices."""
