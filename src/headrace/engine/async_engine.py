@@ -309,7 +309,9 @@ class AsyncEngine:
         self._engine.client.forget_prefixes()
 
     async def close(self) -> None:
+        """Stop the engine. Requests in flight, and all later ones, raise `EngineDeadError`."""
         await asyncio.to_thread(self._engine.close)
+        self._deliver([])
 
     async def _stream(
         self,

@@ -223,7 +223,9 @@ class LLM:
         self._engine.client.forget_prefixes()
 
     def close(self) -> None:
+        """Stop the engine. Calls that still wait on other threads, and all later ones, raise `EngineDeadError`."""
         self._engine.close()
+        self._events.put([])  # wakes a call that waits; it finds the engine's failure
 
     def __enter__(self) -> LLM:
         return self
@@ -270,6 +272,7 @@ class LLM:
         `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
         """
         tracked: dict[str, Pending[Output_co]] = {}
+        self._refuse_if_dead()  # first: in a forked process nobody releases the lock
         with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
@@ -317,10 +320,14 @@ class LLM:
         while wait or not self._events.empty():
             events = self._events.get()
             wait = False
-            if self._engine.client.failure is not None:
-                raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
+            self._refuse_if_dead()
             num_finished += sum(self._take(event, tracked) for event in events)
         return num_finished
+
+    def _refuse_if_dead(self) -> None:
+        failure = self._engine.client.failure
+        if failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {failure}") from failure
 
     def _take(self, event: SequenceEvent, tracked: dict[str, Pending[Output_co]]) -> bool:
         pending = tracked.get(event.request_id)
