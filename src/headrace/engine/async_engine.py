@@ -18,7 +18,14 @@ from headrace.engine.core import EngineStats
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
-from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
+from headrace.engine.prompts import (
+    Messages,
+    Prompt,
+    PromptReader,
+    TokenizedPrompt,
+    not_sampling_params,
+    template_options,
+)
 from headrace.engine.readouts import PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
@@ -321,7 +328,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        params = await self.compiled(sampling_params or SamplingParams())
+        given = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(given, SamplingParams):
+            raise not_sampling_params(given)
+        params = await self.compiled(given)
         answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
         with self.open([answers]) as stream:
             while not answers.is_finished:

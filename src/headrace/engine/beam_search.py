@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import RequestError
-from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, refuses_unknown
+from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, check_flag, refuses_unknown
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates per beam, so that enough remain if half of them end
 
@@ -33,6 +33,7 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         SamplingParams(max_tokens=self.max_tokens)  # checks the value
+        check_flag("ignore_eos", self.ignore_eos)
         if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise RequestError(
                 f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width!r}", param="beam_width"

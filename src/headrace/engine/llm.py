@@ -26,6 +26,7 @@ from headrace.engine.prompts import (
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
+    not_sampling_params,
     template_options,
 )
 from headrace.engine.readouts import embedding_request, score_request
@@ -188,6 +189,8 @@ class LLM:
     @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Return the best-scored beams of each prompt. `headrace.engine.beam_search` explains the cost."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {params!r}", param="params")
         read = self._reader.read(as_prompt_list(prompts))
         for index, prompt in enumerate(read):
             if len(prompt.token_ids) + params.max_tokens > self.settings.max_model_len:
@@ -245,6 +248,9 @@ class LLM:
         is_chat: bool,
     ) -> list[RequestOutput]:
         params = _per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise not_sampling_params(each)
         priorities = _per_prompt("priority", priority, 0, len(prompts))
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
