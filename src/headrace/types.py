@@ -324,6 +324,13 @@ class SamplingParams:
         return self.num_sequences > self.n
 
     @property
+    def forbids_tokens(self) -> bool:
+        """Whether a parameter may leave no token to sample."""
+        return bool(
+            self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens or self.structured_outputs is not None
+        )
+
+    @property
     def uses_logprobs(self) -> bool:
         """Whether log-probabilities of sampled tokens are needed, even if they are not returned."""
         return self.logprobs is not None or self.picks_best

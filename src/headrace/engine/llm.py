@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -32,9 +33,10 @@ from headrace.engine.prompts import (
 from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
+from headrace.sched.scheduler import MODEL_GAVE_NAN
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -56,6 +58,8 @@ TOKENIZE_BATCH = 256
 # GIL at each of the engine's hundreds of driver calls, and the first steps take three times as long.
 SUBMIT_BATCH = 32
 SUBMIT_PAUSE_S = 0.002
+
+_log = logging.getLogger(__name__)
 
 
 class Pending(Protocol[Output_co]):
@@ -115,7 +119,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate answers to prompts (text or token ids). Outputs are in the order of the prompts."""
         items = as_prompt_list(prompts)
-        return self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False)
+        return _answered(self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False))
 
     @checks_arguments(RequestError)
     def chat(
@@ -132,7 +136,7 @@ class LLM:
         """Answer conversations (lists of messages), rendered with the given chat template or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
-        return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
+        return _answered(self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True))
 
     @checks_arguments(RequestError)
     def embed(
@@ -351,6 +355,17 @@ class LLM:
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
+
+
+def _answered(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Raise if the model gave NaN for every prompt: there is nothing to return. Log a warning if some failed."""
+    failed = [output.error for output in outputs if output.error is not None]
+    if not failed:
+        return outputs
+    if len(failed) == len(outputs) and set(failed) == {MODEL_GAVE_NAN}:
+        raise ModelError(f"all {len(outputs):,} prompts failed: {MODEL_GAVE_NAN}")
+    _log.warning("%d of %d prompts failed (RequestOutput.error); the first: %s", len(failed), len(outputs), failed[0])
+    return outputs
 
 
 def _per_prompt(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:

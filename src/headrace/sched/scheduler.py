@@ -40,6 +40,10 @@ from headrace.steps import (
 )
 from headrace.types import FinishReason, Request, SequenceEvent
 
+MODEL_GAVE_NAN = (
+    "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
+    "larger range"
+)
 _NO_VALID_TOKEN = (
     "no token could be sampled: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
     "min_tokens and structured_outputs together forbid every token"
@@ -393,7 +397,8 @@ class Scheduler:
             )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            return self._finish(sequence, "abort", _NO_VALID_TOKEN)
+            is_model = not sequence.request.params.forbids_tokens
+            return self._finish(sequence, "abort", MODEL_GAVE_NAN if is_model else _NO_VALID_TOKEN)
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 
     # ---- counting
