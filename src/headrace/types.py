@@ -414,6 +414,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     announced: bool = False  # deliver the first token at once, even if not watched
     readout: Readout | None = None  # if set, nothing is sampled and `params` is not used
     seed: int | None = None  # used if `params` has none: many requests may share `params`
+    shares_blocks: bool = False  # with other such requests of its salt, even without prefix caching
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.

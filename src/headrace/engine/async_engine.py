@@ -175,6 +175,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         watched: bool = True,
         announced: bool = False,
+        shares_blocks: bool = False,
     ) -> Answers:
         """Build a request without submitting it. Its grammar is compiled.
 
@@ -191,6 +192,7 @@ class AsyncEngine:
             cache_salt,
             watched=watched,
             announced=announced,
+            shares_blocks=shares_blocks,
         )
         return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
@@ -208,11 +210,15 @@ class AsyncEngine:
         opened: Callable[[AnswerStream], None] | None = None,
     ) -> BeamSearchOutput:
         """Return the best beams. Each search step is a new stream, which is passed to `opened`."""
+        shares_blocks = not self.settings.enable_prefix_caching  # among the beams, under a salt of their own
+        salt = f"beam-search-{next(self._ids)}" if shares_blocks else cache_salt
         search = search_steps([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
         beams, one_token = next(search)
         while True:
             requests = [
-                self.prepare(beam, one_token, priority=priority, cache_salt=cache_salt, watched=False)
+                self.prepare(
+                    beam, one_token, priority=priority, cache_salt=salt, watched=False, shares_blocks=shares_blocks
+                )
                 for beam in self._reader.read(beams)
             ]
             with self.open(requests) as stream:

@@ -1,8 +1,9 @@
 """Beam search on top of the engine, with vLLM's names and scores.
 
 Each search step submits every beam as a request for one token. Beams share the blocks of their common prefixes through
-the prefix cache. Tokens past a beam's last full block are computed again in every step: a token of a beam costs the
-prefill of half a block on average, and one round trip to the engine.
+the prefix cache; where that is disabled, a search uses it under a salt of its own (`Request.shares_blocks`). Tokens
+past a beam's last full block are computed again in every step: a token of a beam costs the prefill of half a block on
+average, and one round trip to the engine.
 """
 
 from __future__ import annotations

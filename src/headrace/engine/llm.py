@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
@@ -205,12 +206,17 @@ class LLM:
                     code="context_length_exceeded",
                 )
         tokens = [tuple(prompt.token_ids.tolist()) for prompt in read]
-        outputs = search(tokens, params, self._next_token_of_each, self._engine.eos_token_ids)
+        # Without prefix caching the beams still share blocks, among themselves.
+        salt = None if self.settings.enable_prefix_caching else f"beam-search-{next(self._ids)}"
+        step = partial(self._next_token_of_each, salt=salt)
+        outputs = search(tokens, params, step, self._engine.eos_token_ids)
         return [self._with_texts(output) for output in outputs]
 
-    def _next_token_of_each(self, beams: list[tuple[int, ...]], params: SamplingParams) -> list[TokenLogprobs]:
+    def _next_token_of_each(
+        self, beams: list[tuple[int, ...]], params: SamplingParams, *, salt: str | None
+    ) -> list[TokenLogprobs]:
         found = []
-        for output in self._run(beams, params, use_tqdm=False, priority=None, is_chat=False):
+        for output in self._run(beams, params, use_tqdm=False, priority=None, is_chat=False, shared_salt=salt):
             if output.error is not None:
                 raise RequestError(output.error)
             assert output.outputs[0].logprobs is not None
@@ -250,7 +256,9 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
         is_chat: bool,
+        shared_salt: str | None = None,
     ) -> list[RequestOutput]:
+        """Answer prompts. Those of calls with the same `shared_salt` share blocks, even without prefix caching."""
         params = _per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
         for each in params:
             if not isinstance(each, SamplingParams):
@@ -259,7 +267,15 @@ class LLM:
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
             own = self._reader.with_tokens(params[index])
-            request = Request(str(next(self._ids)), prompt.token_ids, own, priorities[index], watched=bool(own.stop))
+            request = Request(
+                str(next(self._ids)),
+                prompt.token_ids,
+                own,
+                priorities[index],
+                shared_salt,
+                watched=bool(own.stop),
+                shares_blocks=shared_salt is not None,
+            )
             return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
         order = starting_order(prompts, params)
