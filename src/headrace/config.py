@@ -6,11 +6,13 @@ Command-line flags are generated from these fields, including their help texts.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
+from types import NoneType
 from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
 from headrace.other_settings import explanation
-from headrace.types import refuses_unknown
+from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
 
@@ -68,6 +70,7 @@ class EngineConfig:
     seed: int = setting(0, "seed of random weights and of requests that bring none")
 
     def __post_init__(self) -> None:
+        self._check_names_and_flags()
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -81,8 +84,21 @@ class EngineConfig:
                 f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
             )
         share = self.gpu_memory_utilization
-        if share is not None and not 0.0 < share <= 1.0:
+        if share is not None and not (isinstance(share, (int, float)) and 0.0 < share <= 1.0):
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
+
+    def _check_names_and_flags(self) -> None:
+        if not isinstance(self.model, (str, PathLike)):
+            raise ConfigError(f"model must be text or a path, got {self.model!r}")
+        if not isinstance(self.tokenizer, (str, PathLike, NoneType)):
+            raise ConfigError(f"tokenizer must be text or a path, got {self.tokenizer!r}")
+        if not isinstance(self.revision, (str, NoneType)):
+            raise ConfigError(f"revision must be text, got {self.revision!r}")
+        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed must be an integer between 0 and {MAX_SEED}, got {self.seed!r}")
 
 
 class EngineOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ Pooling = Literal["last", "mean"]
 _LARGEST = 2**31 - 1  # of parameters that become int32 values on the device
 MAX_STOP_TOKEN_IDS = 16  # width of the stop-id columns on the device, end-of-sequence ids included
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+MAX_SEQUENCES = 16_384  # of one request: `n` and `best_of`
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300  # tokens with a bias; OpenAI's limit
 MAX_BAD_WORDS = 128  # token sequences; a word has two: with and without a leading space
@@ -196,8 +197,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.structured_outputs is not None:
             object.__setattr__(self, "structured_outputs", StructuredOutputs.of(self.structured_outputs))
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._take_stops()
+        self._check_flags()
         self._check_numbers()
         self._check_stops()
         self._check_penalties()
@@ -225,10 +226,22 @@ class SamplingParams:
         object.__setattr__(params, "seed", seed)
         return params
 
+    def _take_stops(self) -> None:
+        if not isinstance(self.stop, (str, Iterable, type(None))):
+            raise _refuse("stop", self.stop, "non-empty text or a list of it")
+        if isinstance(self.stop_token_ids, str) or not isinstance(self.stop_token_ids, (Iterable, type(None))):
+            raise _refuse("stop_token_ids", self.stop_token_ids, "a list of token ids")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+
+    def _check_flags(self) -> None:
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            check_flag(name, getattr(self, name))
+
     def _check_numbers(self) -> None:
-        _integer("n", self.n, low=1, high=_LARGEST)
+        _integer("n", self.n, low=1, high=MAX_SEQUENCES)
         if self.best_of is not None:
-            _integer("best_of", self.best_of, low=1, high=_LARGEST)
+            _integer("best_of", self.best_of, low=1, high=MAX_SEQUENCES)
             if self.best_of < self.n:
                 raise _refuse("best_of", self.best_of, f"at least n ({self.n})")
         _integer("top_k", self.top_k, low=-1, high=_LARGEST)
@@ -315,9 +328,22 @@ class SamplingParams:
         return self.num_sequences > self.n
 
     @property
+    def forbids_tokens(self) -> bool:
+        """Whether a parameter may leave no token to sample."""
+        return bool(
+            self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens or self.structured_outputs is not None
+        )
+
+    @property
     def uses_logprobs(self) -> bool:
         """Whether log-probabilities of sampled tokens are needed, even if they are not returned."""
         return self.logprobs is not None or self.picks_best
+
+
+def check_flag(param: str, value: object) -> None:
+    """Refuse what is not a boolean: the text "no" would count as true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise _refuse(param, value, "True or False")
 
 
 def _integer(param: str, value: object, *, low: int, high: int | None = None) -> None:
@@ -392,6 +418,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     announced: bool = False  # deliver the first token at once, even if not watched
     readout: Readout | None = None  # if set, nothing is sampled and `params` is not used
     seed: int | None = None  # used if `params` has none: many requests may share `params`
+    shares_blocks: bool = False  # with other such requests of its salt, even without prefix caching
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.

@@ -315,6 +315,19 @@ def test_the_default_size_is_the_length_of_the_item_if_it_has_one(item: Any, num
     run(body)
 
 
+@pytest.mark.parametrize("item", [("a long prompt", 512), ["some", "words"], ([1, 2], {"top_k": 3})])
+def test_an_item_whose_length_is_not_its_tokens_needs_a_size(item: Any) -> None:
+    async def body() -> None:
+        batcher = DynamicBatcher(lambda items: items, max_wait_ms=0)
+        with pytest.raises(ConfigError, match=f"the tokens of a {type(item).__name__} .* give size="):
+            batcher.submit(item)
+        async with DynamicBatcher(lambda items: items, max_wait_ms=0, size=lambda item: len(item[0])) as counting:
+            await counting(item)
+            assert counting.stats.num_tokens == len(item[0])
+
+    run(body)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -324,6 +337,7 @@ def test_the_default_size_is_the_length_of_the_item_if_it_has_one(item: Any, num
         ({"max_wait_ms": float("nan")}, "max_wait_ms"),
         ({"max_concurrent_batches": True}, "max_concurrent_batches"),
         ({"max_batch_size": 64, "max_queue_size": 63}, r"max_queue_size \(63\) must be at least max_batch_size \(64\)"),
+        ({"size": 5}, "size must be a callable that counts the tokens of an item, got 5"),
         ({"max_batchsize": 3}, "no argument 'max_batchsize', did you mean 'max_batch_size'"),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from headrace import LLM, BeamSearchParams, SamplingParams
+from headrace import LLM, AsyncEngine, BeamSearchParams, SamplingParams
+from headrace.engine.prompts import TokenizedPrompt
 from headrace.errors import RequestError
 from tests.engine.tiny import EOS, SHAPE, save_model
 
@@ -102,6 +105,54 @@ def test_beams_that_end_are_ranked_by_their_length_as_in_the_naive_search(
             assert sum(entry.logprob for entry in beam.logprobs) == pytest.approx(beam.cum_logprob)
             num_ended += beam.finish_reason == "stop"
     assert num_ended > 0
+
+
+def test_without_prefix_caching_beams_share_blocks_among_themselves_only(model: tuple[Path, PreTrainedModel]) -> None:
+    prompt = [1 + i % 300 for i in range(150)]
+    params = BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
+    found, num_tokens = {}, {}
+    for caching in (True, False):
+        with LLM(str(model[0]), max_num_seqs=4, num_gpu_blocks_override=256, enable_prefix_caching=caching) as llm:
+            (found[caching],) = llm.beam_search([prompt], params)
+            num_tokens[caching] = llm.stats.scheduler.num_batched_tokens
+            if not caching:
+                (again,) = llm.beam_search([prompt], params)
+                (other,) = llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+                assert again == found[caching]
+                assert llm.stats.scheduler.num_batched_tokens >= num_tokens[caching] + 2 * len(prompt)
+                assert other.num_cached_tokens == 0
+                assert llm.stats.scheduler.num_blocks_held == 0
+    assert [beam.tokens for beam in found[False].sequences] == [beam.tokens for beam in found[True].sequences]
+    # One prompt and parts of blocks; without sharing, 34 times the prompt. Which parts depends on when requests arrive.
+    assert max(num_tokens.values()) < 5 * len(prompt)
+
+
+@pytest.mark.parametrize("own_process", [False, pytest.param(True, marks=pytest.mark.processes)])
+def test_beams_of_the_async_engine_share_blocks_without_prefix_caching(
+    model: tuple[Path, PreTrainedModel], own_process: bool
+) -> None:
+    prompt = TokenizedPrompt(None, np.arange(1, 151, dtype=np.int32))
+
+    async def num_reused(engine: AsyncEngine) -> int:
+        await engine.beam_search(prompt, BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True))
+        while (hits := engine.stats.scheduler.num_prefix_hit_tokens) == 0:
+            await asyncio.sleep(0)  # the counters of another process come a moment later
+        return hits
+
+    async def main() -> None:
+        engine = await AsyncEngine.start(
+            str(model[0]),
+            own_process=own_process,
+            max_num_seqs=4,
+            num_gpu_blocks_override=256,
+            enable_prefix_caching=False,
+        )
+        try:
+            assert await asyncio.wait_for(num_reused(engine), 120) >= 144
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
 
 
 def test_beams_have_the_text_of_all_their_tokens(llm: LLM) -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from headrace import LLM, SamplingParams
-from headrace.errors import ConfigError, RequestError
-from tests.engine.tiny import EOS, SHAPE
+from headrace.engine.beam_search import BeamSearchParams
+from headrace.errors import ConfigError, ModelError, RequestError
+from tests.engine.tiny import EOS, SHAPE, save_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -33,6 +35,34 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5)]
     outputs = llm.generate(["a", "b"], params, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5]
+
+
+def test_a_model_that_gives_nan_for_all_prompts_raises(tmp_path: Path) -> None:
+    model = save_model(tmp_path)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[ord("x")] = float("nan")
+    model.save_pretrained(tmp_path)
+    with LLM(str(tmp_path), max_num_seqs=4, num_gpu_blocks_override=64) as llm:
+        bad = [[ord("x"), 5], [7, ord("x")]]
+        with pytest.raises(ModelError, match=r"all 2 prompts failed: .* \(NaN\); check its weights"):
+            llm.generate(bad, GREEDY, use_tqdm=False)
+        with pytest.raises(RequestError, match="NaN"):
+            llm.beam_search(bad, BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def test_a_prompt_that_fails_among_others_is_logged_and_the_others_are_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = save_model(tmp_path)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[ord("x")] = float("nan")
+        model.lm_head.weight[ord("x")] = 0.0  # greedy answers do not sample it
+    model.save_pretrained(tmp_path)
+    with LLM(str(tmp_path), max_num_seqs=4, num_gpu_blocks_override=64) as llm:
+        bad, good = llm.generate([[ord("x"), 5], [7, 5]], GREEDY, use_tqdm=False)
+    assert bad.error is not None and bad.outputs[0].text == ""
+    assert good.error is None and len(good.outputs[0].token_ids) == 8
+    assert "1 of 2 prompts failed (RequestOutput.error); the first: no token could be sampled" in caplog.text
 
 
 def test_a_list_of_parameters_of_the_wrong_length_is_refused(llm: LLM) -> None:

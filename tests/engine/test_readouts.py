@@ -65,6 +65,9 @@ def test_embeddings_and_scores_equal_transformers_through_chunks_and_prefix_hits
                 for prompt, output in zip(prompts, outputs, strict=True):
                     assert output.prompt_token_ids == tuple(prompt)
                     np.testing.assert_allclose(output.embedding, embedding(model, prompt, pooling), atol=1e-4)
+            (raw,) = llm.embed([prompts[4]], normalize=False, use_tqdm=False)
+            expected = embedding(model, prompts[4], "last", normalize=False)
+            np.testing.assert_allclose(raw.embedding, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
             scores = llm.score(prompts, continuations, use_tqdm=False)
             for prompt, continuation, output in zip(prompts, continuations, scores, strict=True):
                 assert output.prompt_token_ids == tuple(prompt)

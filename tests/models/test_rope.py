@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from headrace.errors import ModelError
 from headrace.models.hub_config import read_rope
 from headrace.models.rope import cos_sin_table, head_order, inverse_frequencies, query_scales
 from headrace.models.spec import QueryGrowth, RopeSpec
@@ -108,3 +109,19 @@ def test_dimensions_that_rotate_together_are_half_a_head_apart(
     rotary_dim: int | None, rotates_pairs: bool, order: list[int] | None
 ) -> None:
     assert head_order(8, rotary_dim, rotates_pairs=rotates_pairs) == order
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_parameters": [1.0]}, r"rope_parameters must be an object, got \[1.0\]"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
+        ({"rope_theta": 0}, "rope_theta must be a number above 1, got 0"),
+        ({"rope_theta": "x"}, "rope_theta must be a number above 1, got 'x'"),
+        ({"rope_parameters": {"rope_theta": [5.0]}}, "rope_theta must be a number above 1"),
+        ({"rope_parameters": {"rope_type": ["linear"]}}, "rope type .* is not supported"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_rope(config)

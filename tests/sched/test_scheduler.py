@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.errors import RequestError
@@ -376,6 +377,19 @@ def test_without_prefix_caching_nothing_is_reused() -> None:
         finish(driver)
     assert driver.answers["second", 0].num_cached_tokens == 0
     assert driver.scheduler.stats.num_blocks_idle == 0
+
+
+def test_without_prefix_caching_requests_that_share_blocks_reuse_those_of_their_salt_only() -> None:
+    driver = make_driver(enable_prefix_caching=False)
+    shared = {"first": "a", "same": "a", "other": "b"}
+    for name, salt in shared.items():
+        request = make_request(name, range(9), max_tokens=2)
+        driver.add(msgspec.structs.replace(request, cache_salt=salt, shares_blocks=True))
+        finish(driver)
+    driver.add(msgspec.structs.replace(make_request("alone", range(9), max_tokens=2), cache_salt="a"))
+    finish(driver)
+    cached = {name: driver.answers[name, 0].num_cached_tokens for name in (*shared, "alone")}
+    assert cached == {"first": 0, "same": 8, "other": 0, "alone": 0}
 
 
 def test_hits_are_counted_in_tokens_once_a_request() -> None:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from numbers import Number
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -61,7 +62,8 @@ class DynamicBatcher(Generic[Item, Result]):
     form only from items that arrive while another batch runs.
 
     **Tokens.** `size(item)` counts them, a whole number from 0. Without it: `len(item)` where the item has one (token
-    ids; of text these are the characters), else 1, and 1 for a mapping.
+    ids; of text these are the characters), else 1, and 1 for a mapping. A list or tuple of anything but numbers, such
+    as `(prompt, 512)`, is refused: its length says nothing.
 
     **Where `fn` runs.** On a thread of the batcher's own, so the event loop stays free; a coroutine function is
     awaited on the loop.
@@ -99,6 +101,8 @@ class DynamicBatcher(Generic[Item, Result]):
         """`timer` replaces the event loop's clock, for tests."""
         if not callable(fn):
             raise ConfigError(f"fn must be a callable that takes a list, got {fn!r}")
+        if size is not None and not callable(size):
+            raise ConfigError(f"size must be a callable that counts the tokens of an item, got {size!r}")
         _at_least_one("max_batch_size", max_batch_size)
         _at_least_one("max_tokens_per_batch", max_tokens_per_batch)
         _at_least_one("max_concurrent_batches", max_concurrent_batches)
@@ -320,6 +324,11 @@ def _whole_number(num_tokens: Any) -> int:
 def _default_size(item: Any) -> int:
     if isinstance(item, Mapping):
         return 1
+    if isinstance(item, (list, tuple)) and not all(issubclass(kind, Number) for kind in set(map(type, item))):
+        raise ConfigError(
+            f"the tokens of a {type(item).__name__} are not its length, since not all of its elements are numbers; "
+            "give size=, a callable that counts them"
+        )
     try:
         return len(item)
     except TypeError:

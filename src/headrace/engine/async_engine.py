@@ -18,7 +18,14 @@ from headrace.engine.core import EngineStats
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
-from headrace.engine.prompts import Messages, Prompt, PromptReader, TokenizedPrompt, template_options
+from headrace.engine.prompts import (
+    Messages,
+    Prompt,
+    PromptReader,
+    TokenizedPrompt,
+    not_sampling_params,
+    template_options,
+)
 from headrace.engine.readouts import PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
@@ -168,6 +175,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         watched: bool = True,
         announced: bool = False,
+        shares_blocks: bool = False,
     ) -> Answers:
         """Build a request without submitting it. Its grammar is compiled.
 
@@ -184,6 +192,7 @@ class AsyncEngine:
             cache_salt,
             watched=watched,
             announced=announced,
+            shares_blocks=shares_blocks,
         )
         return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
@@ -201,11 +210,15 @@ class AsyncEngine:
         opened: Callable[[AnswerStream], None] | None = None,
     ) -> BeamSearchOutput:
         """Return the best beams. Each search step is a new stream, which is passed to `opened`."""
+        shares_blocks = not self.settings.enable_prefix_caching  # among the beams, under a salt of their own
+        salt = f"beam-search-{next(self._ids)}" if shares_blocks else cache_salt
         search = search_steps([tuple(prompt.token_ids.tolist())], params, self._engine.eos_token_ids)
         beams, one_token = next(search)
         while True:
             requests = [
-                self.prepare(beam, one_token, priority=priority, cache_salt=cache_salt, watched=False)
+                self.prepare(
+                    beam, one_token, priority=priority, cache_salt=salt, watched=False, shares_blocks=shares_blocks
+                )
                 for beam in self._reader.read(beams)
             ]
             with self.open(requests) as stream:
@@ -309,7 +322,9 @@ class AsyncEngine:
         self._engine.client.forget_prefixes()
 
     async def close(self) -> None:
+        """Stop the engine. Requests in flight, and all later ones, raise `EngineDeadError`."""
         await asyncio.to_thread(self._engine.close)
+        self._deliver([])
 
     async def _stream(
         self,
@@ -319,7 +334,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> AsyncIterator[RequestOutput]:
-        params = await self.compiled(sampling_params or SamplingParams())
+        given = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(given, SamplingParams):
+            raise not_sampling_params(given)
+        params = await self.compiled(given)
         answers = self.prepare(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
         with self.open([answers]) as stream:
             while not answers.is_finished:

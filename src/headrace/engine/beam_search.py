@@ -1,8 +1,9 @@
 """Beam search on top of the engine, with vLLM's names and scores.
 
 Each search step submits every beam as a request for one token. Beams share the blocks of their common prefixes through
-the prefix cache. Tokens past a beam's last full block are computed again in every step: a token of a beam costs the
-prefill of half a block on average, and one round trip to the engine.
+the prefix cache; where that is disabled, a search uses it under a salt of its own (`Request.shares_blocks`). Tokens
+past a beam's last full block are computed again in every step: a token of a beam costs the prefill of half a block on
+average, and one round trip to the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import RequestError
-from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, refuses_unknown
+from headrace.types import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs, check_flag, refuses_unknown
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # two candidates per beam, so that enough remain if half of them end
 
@@ -33,6 +34,7 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         SamplingParams(max_tokens=self.max_tokens)  # checks the value
+        check_flag("ignore_eos", self.ignore_eos)
         if not isinstance(self.beam_width, int) or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise RequestError(
                 f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width!r}", param="beam_width"

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.errors import RequestError
 from headrace.sched import SchedulerLimits
 from headrace.types import MAX_STOP_TOKEN_IDS, Request
@@ -32,6 +34,10 @@ class RequestChecks:
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run."""
+        if isinstance(request.priority, bool) or not isinstance(request.priority, (int, np.integer)):
+            raise RequestError(f"priority must be an integer, got {request.priority!r}", param="priority")
+        if not (request.cache_salt is None or isinstance(request.cache_salt, str)):
+            raise RequestError(f"cache_salt must be text, got {request.cache_salt!r}", param="cache_salt")
         self.limits.check(request)
         assert not request.params.bad_words, "the front turns bad words into token ids"
         if self.vocab_size is not None:

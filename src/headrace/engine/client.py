@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.engine.core import EngineCore, EngineStats
+from headrace.engine.forks import end_in_forks
 from headrace.engine.loop import EngineLoop
+from headrace.errors import EngineDeadError
 from headrace.types import Request, SequenceEvent
 
 Deliver = Callable[[list[SequenceEvent]], None]  # called with no events when the engine has failed
@@ -33,7 +35,8 @@ class Client(Protocol):
 
     def forget_prefixes(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop after the step in flight and refuse all later requests; `failure` says that it was closed."""
 
 
 class EngineClient(EngineLoop):
@@ -44,8 +47,15 @@ class EngineClient(EngineLoop):
         super().__init__(core, lambda events: deliver(events) if events else None, lambda failure: deliver([]))
         self._thread = threading.Thread(target=self.run, name="headrace-engine", daemon=True)
         self._thread.start()
+        end_in_forks(self)
 
     def close(self) -> None:
-        """Stop after the step in flight. Unfinished requests stay unfinished."""
+        """Stop after the step in flight. Unfinished requests stay unfinished, and later ones are refused. Nothing is
+        delivered: the front that closes its engine tells its own callers."""
         self.stop()
         self._thread.join()
+        self._refuse_from_now_on(EngineDeadError("it was closed"))
+
+    def end_in_fork(self, failure: EngineDeadError) -> None:
+        self._condition = threading.Condition()  # the engine's thread may have held the other one
+        self._refuse_from_now_on(failure)

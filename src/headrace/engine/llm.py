@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
@@ -26,14 +28,16 @@ from headrace.engine.prompts import (
     TokenizedPrompt,
     as_conversations,
     as_prompt_list,
+    not_sampling_params,
     template_options,
 )
 from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import start_engine
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
+from headrace.sched.scheduler import MODEL_GAVE_NAN
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -55,6 +59,8 @@ TOKENIZE_BATCH = 256
 # GIL at each of the engine's hundreds of driver calls, and the first steps take three times as long.
 SUBMIT_BATCH = 32
 SUBMIT_PAUSE_S = 0.002
+
+_log = logging.getLogger(__name__)
 
 
 class Pending(Protocol[Output_co]):
@@ -114,7 +120,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate answers to prompts (text or token ids). Outputs are in the order of the prompts."""
         items = as_prompt_list(prompts)
-        return self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False)
+        return _answered(self._run(items, sampling_params, use_tqdm=use_tqdm, priority=priority, is_chat=False))
 
     @checks_arguments(RequestError)
     def chat(
@@ -131,7 +137,7 @@ class LLM:
         """Answer conversations (lists of messages), rendered with the given chat template or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         texts = [self._reader.render(conversation, **options) for conversation in as_conversations(messages)]
-        return self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True)
+        return _answered(self._run(texts, sampling_params, use_tqdm=use_tqdm, priority=None, is_chat=True))
 
     @checks_arguments(RequestError)
     def embed(
@@ -188,6 +194,8 @@ class LLM:
     @checks_arguments(RequestError)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Return the best-scored beams of each prompt. `headrace.engine.beam_search` explains the cost."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {params!r}", param="params")
         read = self._reader.read(as_prompt_list(prompts))
         for index, prompt in enumerate(read):
             if len(prompt.token_ids) + params.max_tokens > self.settings.max_model_len:
@@ -198,12 +206,17 @@ class LLM:
                     code="context_length_exceeded",
                 )
         tokens = [tuple(prompt.token_ids.tolist()) for prompt in read]
-        outputs = search(tokens, params, self._next_token_of_each, self._engine.eos_token_ids)
+        # Without prefix caching the beams still share blocks, among themselves.
+        salt = None if self.settings.enable_prefix_caching else f"beam-search-{next(self._ids)}"
+        step = partial(self._next_token_of_each, salt=salt)
+        outputs = search(tokens, params, step, self._engine.eos_token_ids)
         return [self._with_texts(output) for output in outputs]
 
-    def _next_token_of_each(self, beams: list[tuple[int, ...]], params: SamplingParams) -> list[TokenLogprobs]:
+    def _next_token_of_each(
+        self, beams: list[tuple[int, ...]], params: SamplingParams, *, salt: str | None
+    ) -> list[TokenLogprobs]:
         found = []
-        for output in self._run(beams, params, use_tqdm=False, priority=None, is_chat=False):
+        for output in self._run(beams, params, use_tqdm=False, priority=None, is_chat=False, shared_salt=salt):
             if output.error is not None:
                 raise RequestError(output.error)
             assert output.outputs[0].logprobs is not None
@@ -223,7 +236,9 @@ class LLM:
         self._engine.client.forget_prefixes()
 
     def close(self) -> None:
+        """Stop the engine. Calls that still wait on other threads, and all later ones, raise `EngineDeadError`."""
         self._engine.close()
+        self._events.put([])  # wakes a call that waits; it finds the engine's failure
 
     def __enter__(self) -> LLM:
         return self
@@ -241,13 +256,26 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None,
         is_chat: bool,
+        shared_salt: str | None = None,
     ) -> list[RequestOutput]:
+        """Answer prompts. Those of calls with the same `shared_salt` share blocks, even without prefix caching."""
         params = _per_prompt("sampling_params", sampling_params, SamplingParams(), len(prompts))
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise not_sampling_params(each)
         priorities = _per_prompt("priority", priority, 0, len(prompts))
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
             own = self._reader.with_tokens(params[index])
-            request = Request(str(next(self._ids)), prompt.token_ids, own, priorities[index], watched=bool(own.stop))
+            request = Request(
+                str(next(self._ids)),
+                prompt.token_ids,
+                own,
+                priorities[index],
+                shared_salt,
+                watched=bool(own.stop),
+                shares_blocks=shared_salt is not None,
+            )
             return Answers(request, prompt.text, self._engine.tokenizer, self._engine.eos_token_ids)
 
         order = starting_order(prompts, params)
@@ -270,6 +298,7 @@ class LLM:
         `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
         """
         tracked: dict[str, Pending[Output_co]] = {}
+        self._refuse_if_dead()  # first: in a forked process nobody releases the lock
         with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
@@ -317,10 +346,14 @@ class LLM:
         while wait or not self._events.empty():
             events = self._events.get()
             wait = False
-            if self._engine.client.failure is not None:
-                raise EngineDeadError(f"the engine has stopped: {self._engine.client.failure}")
+            self._refuse_if_dead()
             num_finished += sum(self._take(event, tracked) for event in events)
         return num_finished
+
+    def _refuse_if_dead(self) -> None:
+        failure = self._engine.client.failure
+        if failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {failure}") from failure
 
     def _take(self, event: SequenceEvent, tracked: dict[str, Pending[Output_co]]) -> bool:
         pending = tracked.get(event.request_id)
@@ -338,6 +371,17 @@ class LLM:
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
+
+
+def _answered(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Raise if the model gave NaN for every prompt: there is nothing to return. Log a warning if some failed."""
+    failed = [output.error for output in outputs if output.error is not None]
+    if not failed:
+        return outputs
+    if len(failed) == len(outputs) and set(failed) == {MODEL_GAVE_NAN}:
+        raise ModelError(f"all {len(outputs):,} prompts failed: {MODEL_GAVE_NAN}")
+    _log.warning("%d of %d prompts failed (RequestOutput.error); the first: %s", len(failed), len(outputs), failed[0])
+    return outputs
 
 
 def _per_prompt(name: str, given: Any, default: Any, num_prompts: int) -> list[Any]:

@@ -123,18 +123,23 @@ class EngineLoop:
                     self._learn(*self._first_step)
                 self._after_step(events)
         except BaseException as error:  # noqa: BLE001  the engine's boundary: waiting callers must get the error
-            self._failure = error
+            self._refuse_from_now_on(error)
             self._on_failure(error)
         finally:
             self._shut_down()
 
     def _send(self, command: Command, num_tokens: int = 0) -> None:
-        if self._failure is not None:
-            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
         with self._condition:
+            if self._failure is not None:
+                raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
             self._inbox.append(command)
             self._num_new_tokens += num_tokens
             self._condition.notify()
+
+    def _refuse_from_now_on(self, failure: BaseException) -> None:
+        """Let `_send` raise this failure, unless there was an earlier one."""
+        with self._condition:
+            self._failure = self._failure or failure
 
     def _add(self, request: Request, grammar: Grammar | None) -> list[SequenceEvent]:
         self._num_together += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,9 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts. A list of integers is one prompt, a list of anything else is several."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray, memoryview, Set)) or not isinstance(prompts, Iterable):
+        rule = "text, token ids, a prompt dictionary or a list of these"
+        raise RequestError(f"prompts must be {rule}, got {prompts!r}", param="prompts")
     items: list[Any] = list(prompts)
     if items and all(isinstance(item, (int, np.integer)) for item in items):
         return [items]
@@ -49,8 +52,16 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """Return a list of conversations, from one conversation (a list of messages) or several."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise RequestError(
+            f"messages must be a list of messages, or a list of such lists, got {messages!r}", param="messages"
+        )
     items: list[Any] = list(messages)
     return [items] if items and isinstance(items[0], Mapping) else items
+
+
+def not_sampling_params(given: object) -> RequestError:
+    return RequestError(f"sampling_params must be SamplingParams, got {given!r}", param="sampling_params")
 
 
 def template_options(
@@ -148,6 +159,8 @@ class PromptReader:
 
     def render(self, messages: Messages, *, chat_template: str | None = None, **options: Any) -> str:
         """Render a conversation with the given chat template, or the model's. The text includes special tokens."""
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+            raise RequestError(f"messages must be a list of messages, got {messages!r}", param="messages")
         template = self.tokenizer.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
@@ -190,6 +203,8 @@ class PromptReader:
 def _whole_numbers(values: Any) -> npt.NDArray[np.int64]:
     """Convert to integers without rounding: fractions are refused."""
     if type(values) is list and values:
+        if isinstance(values[0], bool):
+            raise ValueError("not integers")
         return np.frombuffer(array("q", values), np.int64)  # takes two thirds of the time of np.array
     numbers = np.array(values)
     if numbers.size and numbers.dtype.kind not in "iu":

@@ -38,6 +38,7 @@ class Decoder:
     positions: Tensor | None  # [P, H], learned; None: the model has none
     layers: tuple[Layer, ...]
     norm: Norm
+    head_norm: Norm  # `norm` with the logit scale, where the model has one
     head: ops.PackedLinear  # [V, H]; the embedding table itself when they are tied
     max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
@@ -69,12 +70,12 @@ class Decoder:
         return residual if x is None else residual.add_(x)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """[S, H] -> [S, H]: applies the final norm. The head and embedding requests read the result."""
+        """[S, H] -> [S, H]: applies the final norm, for embedding requests."""
         return self.norm.plain(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]: computes logits. Pass only the tokens that will be sampled from."""
-        logits = self.head(self.normed(hidden))
+        logits = self.head(self.head_norm.plain(hidden))
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 
 

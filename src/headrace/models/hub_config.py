@@ -137,7 +137,7 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
         return RopeSpec(kind="none"), None
     if not family.has_local_rope:
         return read_rope(config), None
-    by_kind = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
+    by_kind = _rope_object(config, "rope_parameters") or {"full_attention": config.get("rope_scaling")}
     if not by_kind.keys() <= {"full_attention", "sliding_attention"}:
         raise UnsupportedModelError(
             f"rope_parameters must be given for full_attention and sliding_attention layers, got {by_kind}"
@@ -153,16 +153,15 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
 
 def read_rope(config: Config) -> RopeSpec:
     """Reads `rope_parameters`, or the older pair of `rope_theta` and `rope_scaling`."""
-    values: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    values = _rope_object(config, "rope_parameters") or _rope_object(config, "rope_scaling")
     kind = values.get("rope_type", values.get("type", "default"))
     if "long_factor" in values:
         kind = "longrope"  # early Phi-3 configs call it su or yarn
-    if kind not in _ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         supported = ", ".join(_ROPE_KEYS)
         raise UnsupportedModelError(f"rope type {kind!r} is not supported (supported: {supported})")
     _refuse_unread_rope(kind, values)
-    theta = values.get("rope_theta", config.get("rope_theta"))
-    theta = 10_000.0 if theta is None else float(theta)
+    theta = _theta(values.get("rope_theta", config.get("rope_theta")))
     if kind == "default":
         return RopeSpec(theta=theta)
     if kind == "linear":
@@ -194,6 +193,21 @@ def read_rope(config: Config) -> RopeSpec:
         truncate=bool(values.get("truncate", True)),
         attention_factor=_yarn_attention_factor(values, factor),
     )
+
+
+def _rope_object(config: Config, key: str) -> Mapping[str, Any]:
+    values = config.get(key) or {}
+    if not isinstance(values, Mapping):
+        raise ModelError(f"{key} must be an object, got {values!r}; check the model's config")
+    return values
+
+
+def _theta(value: Any) -> float:
+    if value is None:
+        return 10_000.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 < value < math.inf:
+        raise ModelError(f"rope_theta must be a number above 1, got {value!r}; check the model's config")
+    return float(value)
 
 
 def _refuse_unread_rope(kind: RopeKind, values: Mapping[str, Any]) -> None:

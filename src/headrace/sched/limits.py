@@ -29,6 +29,10 @@ class SchedulerLimits:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"
         assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
 
+    def shares_prefix(self, request: Request) -> bool:
+        """Whether the request reuses cached blocks and leaves its own to others."""
+        return self.enable_prefix_caching or request.shares_blocks
+
     def end_len(self, request: Request) -> int:
         """Total length at which the request's sequences end at the latest."""
         if request.readout is not None:

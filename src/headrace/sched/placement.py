@@ -103,7 +103,8 @@ class Placement:
 
     def _hit_of_prompt(self, sequence: Sequence, draft: PlanDraft) -> PrefixHit:
         token_ids, salt = sequence.token_ids, sequence.request.cache_salt
-        if sequence.needs_prompt_logprobs:  # every token of the prompt has to be computed
+        # With prompt_logprobs every token of the prompt has to be computed.
+        if sequence.needs_prompt_logprobs or not self._limits.shares_prefix(sequence.request):
             return PrefixHit((), salt or "")
         if sequence.request.readout is not None:
             return self._tables.find_prefix(token_ids[: sequence.request.readout.first_position(len(token_ids))], salt)

@@ -40,6 +40,10 @@ from headrace.steps import (
 )
 from headrace.types import FinishReason, Request, SequenceEvent
 
+MODEL_GAVE_NAN = (
+    "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
+    "larger range"
+)
 _NO_VALID_TOKEN = (
     "no token could be sampled: the model gave no valid probabilities (NaN), or allowed_token_ids, bad_words, "
     "min_tokens and structured_outputs together forbid every token"
@@ -54,7 +58,7 @@ class Scheduler:
         self.tables = BlockTables(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
-            enable_prefix_caching=limits.enable_prefix_caching,
+            enable_prefix_caching=True,  # for the requests that use it: `SchedulerLimits.shares_prefix`
         )
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
@@ -210,7 +214,8 @@ class Scheduler:
         is_complete = slots.advance(slot, num_tokens)
         draft.compute(slot, num_tokens, samples=is_complete and sequence.request.readout is None)
         self._plan_readout(sequence, start, num_tokens, draft)
-        self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
+        if self.limits.shares_prefix(sequence.request):
+            self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
         if is_complete and sequence.siblings:
             self._next_forks.extend(sequence.siblings)
             sequence.siblings = []
@@ -332,7 +337,8 @@ class Scheduler:
         slot, slots, table = sequence.slot, self.slots, sequence.table
         assert table is not None
         num_computed = min(int(slots.computed[slot]), int(slots.known[slot]) - 1)
-        self.tables.publish(table, slots.known_tokens(slot), num_computed)
+        if self.limits.shares_prefix(sequence.request):
+            self.tables.publish(table, slots.known_tokens(slot), num_computed)
         self._placement.capacity.closing(sequence, table)
         self.tables.close(table)
         sequence.table = None
@@ -395,7 +401,8 @@ class Scheduler:
             )
         if finished == BROKEN:
             self._events.take_back_last(sequence)
-            return self._finish(sequence, "abort", _NO_VALID_TOKEN)
+            is_model = not sequence.request.params.forbids_tokens
+            return self._finish(sequence, "abort", MODEL_GAVE_NAN if is_model else _NO_VALID_TOKEN)
         return self._finish(sequence, "stop" if finished == STOPPED else "length")
 
     # ---- counting

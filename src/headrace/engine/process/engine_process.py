@@ -23,6 +23,7 @@ from headrace import errors
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
+from headrace.engine.forks import end_in_forks
 from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
@@ -67,6 +68,7 @@ class EngineProcess:
         self._failure: HeadraceError | None = None
         self._stats = EngineStats(SchedulerStats(), 0.0, 0.0)
         self._is_closing = False
+        self._is_forked = False  # this is a copy of it, in a child of the process that owns it
         self._has_started = threading.Event()  # the process runs, or could not be started
         self._can_run = threading.Event()  # the engine is ready, or has failed
         self.health = ProcessHealth()
@@ -76,6 +78,7 @@ class EngineProcess:
         # The child asks Linux to kill it with the thread that started it: this one, which lives until the child ends.
         self._thread = threading.Thread(target=self._run, name="headrace-engine-process", daemon=True)
         self._thread.start()
+        end_in_forks(self)
 
     @property
     def stats(self) -> EngineStats:
@@ -129,6 +132,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """Stop after the step in flight; requests may stay unfinished. A process that does not stop is killed."""
+        if self._is_forked:
+            return  # the process and the socket belong to another process
         self._is_closing = True
         try:
             self._channel.send(wire.encode(wire.Close()))
@@ -138,6 +143,11 @@ class EngineProcess:
         if self._thread.is_alive():
             self._kill()
             self._thread.join(EXIT_S)
+        self._failure = self._failure or EngineDeadError("it was closed")
+
+    def end_in_fork(self, failure: EngineDeadError) -> None:
+        self._is_forked = True
+        self._failure = failure
 
     def kill(self, reason: str, *, dump_stacks: bool = False) -> None:
         """End the process now. `dump_stacks`: let it write the stacks of its threads to its log first."""

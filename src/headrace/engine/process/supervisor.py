@@ -16,6 +16,7 @@ from typing import Literal
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
+from headrace.engine.forks import end_in_forks
 from headrace.engine.process.engine_process import HEARTBEAT_S, LOAD_CORE, EngineProcess, ProcessHealth
 from headrace.engine.process.health_check import HealthCheck
 from headrace.engine.process.wire import Ready
@@ -95,6 +96,7 @@ class EngineSupervisor:
         self._swap = threading.Lock()
         self._process = self._new_process()
         self._thread: threading.Thread | None = None
+        end_in_forks(self)
 
     @property
     def phase(self) -> Phase:
@@ -168,6 +170,11 @@ class EngineSupervisor:
         process.close()
         if self._thread is not None:
             self._thread.join()
+        self._failure, self._phase = self._failure or EngineDeadError("it was closed"), "dead"
+
+    def end_in_fork(self, failure: EngineDeadError) -> None:
+        self._swap = threading.Lock()  # the supervisor's thread may have held the other one
+        self._failure, self._phase = failure, "dead"
 
     def _refuse_unless_ready(self) -> None:
         if self._phase == "ready":

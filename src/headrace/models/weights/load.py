@@ -7,6 +7,7 @@ import contextlib
 import math
 import mmap
 import re
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ def load_decoder(
         rope: cos_sin_table(rope, head_dim=spec.head_dim, rotary_dim=spec.rotary_dim, max_len=max_len, device=device)
         for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
     }
+    norm = reader.norm("model.norm")
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     return Decoder(
         spec=spec,
@@ -63,7 +65,8 @@ def load_decoder(
         layers=tuple(
             _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
         ),
-        norm=_scaled_norm(reader.norm("model.norm"), spec.logit_scale),
+        norm=norm,
+        head_norm=_scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
         num_bytes=reader.num_bytes,
     )
@@ -101,11 +104,11 @@ def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embe
 
 
 def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
-    """Scales the final norm's weights instead of the logits, which are linear in its output."""
-    for weights in (norm.weight, norm.bias):
-        if scale is not None and weights is not None:
-            weights.mul_(scale)
-    return norm
+    """Returns the final norm for the head: its weights are scaled instead of the logits, which are linear in its
+    output."""
+    if scale is None:
+        return norm
+    return replace(norm, weight=norm.weight * scale, bias=None if norm.bias is None else norm.bias * scale)
 
 
 def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Layer:
