@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.engine.grammars import Grammars
 from headrace.errors import ConfigError, RequestError
+from headrace.sched.limits import context_error
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams, StructuredOutputs, TokenIds
 
@@ -133,11 +134,11 @@ class PromptReader:
         while start_len < len(text):
             num_tokens = len(self.tokenizer.encode(text[:start_len], add_special_tokens=False))
             if num_tokens > 2 * max_model_len:
-                raise RequestError(
-                    f"the prompt has {len(text):,} characters, the first {start_len:,} of them are {num_tokens:,} "
-                    f"tokens, but the context holds {max_model_len:,}; shorten the prompt or raise max_model_len",
+                raise context_error(
+                    f"your prompt has {len(text)} characters, the first {start_len} of which are {num_tokens} tokens. "
+                    "Please reduce the length of the prompt, or raise max_model_len.",
+                    max_model_len,
                     param="prompt",
-                    code="context_length_exceeded",
                 )
             start_len *= 2
 

@@ -85,13 +85,21 @@ class TextOffsets:
 
     def take(self, token_id: int) -> int:
         """The offset of the next token."""
-        start = self._position
+        start = self._position + self._num_marks_before(token_id)
         if not self._num_prompt_left:
             self._position += self._answer_len(token_id)
             return start
         self._num_prompt_left -= 1
         self._position = self._position + self._prompt_len(token_id) if self._num_prompt_left else len(self._prompt)
         return start
+
+    def _num_marks_before(self, token_id: int) -> int:
+        """Replacement marks of a character that ended early: the token does not continue it."""
+        unfinished = self._decoder.getstate()[0]
+        if not unfinished or self._tokenizer is None:
+            return 0
+        continues = self._tokenizer.token_bytes(token_id)[:1]
+        return 0 if b"\x80" <= continues <= b"\xbf" else len(unfinished.decode("utf-8", "replace"))
 
     def _answer_len(self, token_id: int) -> int:
         if self._tokenizer is not None and self._skips_special and token_id in self._tokenizer.special_ids:

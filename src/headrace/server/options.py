@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 from headrace.config import setting
 from headrace.errors import ConfigError
 from headrace.openai.sampling import MAX_N
-from headrace.text.tool_calls import check_parser_name
 from headrace.types import refuses_unknown
 
 QueuePolicy = Literal["reject", "delay"]
@@ -91,6 +90,8 @@ class ServerOptions:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path must begin with a slash and not end with one, got {self.root_path!r}")
         if self.tool_call_parser != "auto":
+            from headrace.text.tool_calls import check_parser_name  # it imports the tokenizer library
+
             check_parser_name(self.tool_call_parser)
         _ = self.preferred_batch_sizes, self.origins  # raise here if they cannot be parsed
 
