@@ -12,8 +12,9 @@ geometrically distributed number of tokens that nobody knows in advance.
 
 from __future__ import annotations
 
+from headrace.bench.workloads.files import read_workload
 from headrace.bench.workloads.named import NAMED, build
 from headrace.bench.workloads.requests import BenchRequest, Workload
 from headrace.bench.workloads.spec import Ends, WorkloadSpec
 
-__all__ = ["NAMED", "BenchRequest", "Ends", "Workload", "WorkloadSpec", "build"]
+__all__ = ["NAMED", "BenchRequest", "Ends", "Workload", "WorkloadSpec", "build", "read_workload"]
