@@ -118,23 +118,22 @@ def current_commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def write_record(record: dict[str, Any], path: Path, outcomes: Sequence[Outcome] | None = None) -> None:
-    """Append to a file of records (.jsonl), or write one record (.json), with its request rows beside it.
+def write_record(record: dict[str, Any], path: Path, rows: Sequence[Sequence[Outcome]] = ()) -> None:
+    """Append to a file of records (.jsonl), or write one record (.json). `rows` are those of its levels.
 
-    The rows are written first: a record never names rows that are missing.
+    Rows are written first: a record never names rows that are missing.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if outcomes is not None:
-            rows = path.with_name(f"{record['id']}{ROWS_SUFFIX}")
-            with gzip.open(rows, "wb") as file:
-                for outcome in outcomes:
-                    file.write(msgspec.json.encode(outcome) + b"\n")
-            record["requests"] = rows.name
+        for number, (level, outcomes) in enumerate(zip(record.get("levels", ()), rows, strict=False), 1):
+            file = path.with_name(f"{record['id']}-{number}{ROWS_SUFFIX}")
+            with gzip.open(file, "wb") as stream:
+                stream.writelines(msgspec.json.encode(outcome) + b"\n" for outcome in outcomes)
+            level["requests"] = file.name
         text = json.dumps(rounded(record))
         if path.suffix == ".jsonl":
-            with path.open("a") as file:
-                file.write(text + "\n")
+            with path.open("a") as lines:
+                lines.write(text + "\n")
         else:
             temporary = path.with_name(f".{path.name}.tmp")
             temporary.write_text(text + "\n")
@@ -148,10 +147,10 @@ def read_records(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return [record for path in paths for record in _records_of(path)]
 
 
-def read_rows(record: dict[str, Any], directory: Path) -> list[Outcome] | None:
-    """The request rows of a record, if they were kept."""
-    path = directory / str(record.get("requests"))
-    if "requests" not in record or not path.exists():
+def read_rows(level: dict[str, Any], directory: Path) -> list[Outcome] | None:
+    """The request rows of a level, if they were kept beside its record."""
+    path = directory / str(level.get("requests"))
+    if "requests" not in level or not path.exists():
         return None
     with gzip.open(path) as file:
         return [msgspec.json.decode(line, type=Outcome) for line in file]

@@ -25,6 +25,7 @@ class Command:
 COMMANDS = {
     "run": Command("headrace.cli.run", "run a batch job: answer a file of prompts"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
+    "bench": Command("headrace.cli.bench.main", "measure this engine, vLLM or any OpenAI-compatible server"),
     "status": Command("headrace.cli.status", "show the progress of a job, and its answers so far"),
     "cancel": Command("headrace.cli.cancel", "stop a job permanently"),
     "clean": Command("headrace.cli.clean", "remove the files of a finished job"),

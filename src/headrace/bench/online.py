@@ -1,0 +1,250 @@
+"""`bench` online: loads against a server, one level after the other: a throughput-latency curve.
+
+Each level gets requests of its own, so that no level finds the prompts of an earlier one in the prefix cache, and the
+cache is emptied where the engine can. Figures are given for the whole level and for its steady window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from headrace.bench.engines import EngineFailure, RunningEngine
+from headrace.bench.load import ClosedLoop, Load, LoadResult, OpenLoop, Progress, run_load
+from headrace.bench.outcomes import Outcome
+from headrace.bench.record import new_record
+from headrace.bench.slo import Slo
+from headrace.bench.steady import Window, steady_window
+from headrace.bench.summary import summarize, warnings_of
+from headrace.bench.telemetry import Telemetry
+from headrace.bench.workloads import Workload
+
+WARM_UP_REQUESTS, WARM_UP_CONCURRENCY, WARM_UP_TOKENS = 16, 8, 16
+MIN_REQUESTS, REQUESTS_PER_CLIENT = 64, 4  # of a closed loop whose length is not given
+SERIES_POINTS = 120
+MIN_BIN_S = 0.25
+
+OnLevel = Callable[[dict[str, Any]], None]
+OnProgress = Callable[[Load, Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """How requests are sent, whatever the load."""
+
+    headers: Mapping[str, str] | None = None
+    timeout_s: float = 600.0
+    num_processes: int | None = None  # None: by concurrency and cores
+    compatibility: str = "vllm"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record, and the request rows of its levels."""
+
+    record: dict[str, Any]
+    rows: list[list[Outcome]]
+    was_interrupted: bool = False
+
+
+def measure_online(
+    engine: RunningEngine,
+    workload: Workload,
+    loads: Sequence[Load],
+    *,
+    slo: Slo | None = None,
+    client: Client | None = None,
+    warms_up: bool = True,
+    commit: str | None = None,
+    on_level: OnLevel | None = None,
+    on_progress: OnProgress | None = None,
+) -> Measured:
+    """Run the levels. A server that dies, or Ctrl-C, ends the run; what was measured is kept."""
+    client = client or Client()
+    record = new_record("online", engine, workload, commit)
+    record["load"] = {"levels": [load.as_json() for load in loads]}
+    levels: list[dict[str, Any]] = []
+    rows: list[list[Outcome]] = []
+    record["levels"] = levels
+    if warms_up:
+        _send(engine, warm_up_of(workload), ClosedLoop(concurrency=WARM_UP_CONCURRENCY), client, None)
+    first, was_interrupted = 0, False
+    for load in loads:
+        asked, wraps = part_of(workload, load, first)
+        first += len(asked.requests)
+        can_reset = engine.reset_prefix_cache()
+        before = _counters(engine)
+        with Telemetry(engine.pids()) as telemetry:
+            result = _send(engine, asked, load, client, on_progress)
+        level = level_of(load, result, slo)
+        level |= {"counters": _difference(before, _counters(engine)), "telemetry": telemetry.summary()}
+        if wraps and not can_reset:
+            level["warnings"].append(
+                "prompts repeat and the prefix cache could not be emptied: some prefills were hits"
+            )
+        levels.append(level)
+        rows.append(result.outcomes)
+        if on_level is not None:
+            on_level(level)
+        if result.was_interrupted or result.server_died:
+            was_interrupted = result.was_interrupted
+            if result.server_died:
+                record["failure"] = {"kind": "crash", "message": "the server died", "log_tail": engine.log_tail()}
+            break
+    record["warnings"] = list(dict.fromkeys(warning for level in levels for warning in level["warnings"]))
+    record["summary"] = best_level(levels)
+    return Measured(record, rows, was_interrupted)
+
+
+def part_of(workload: Workload, load: Load, first: int) -> tuple[Workload, bool]:
+    """The requests of a level, and whether they were used before. A trace, and a load limited by time, take all."""
+    count = _num_requests(load)
+    if count is None:
+        return workload, first > 0
+    total = len(workload.requests)
+    picked = [workload.requests[(first + i) % total] for i in range(count)]
+    return replace(workload, requests=picked), first + count > total
+
+
+def num_requests_of(load: Load) -> int | None:
+    """How many requests a level needs of its workload; None if it takes what is there."""
+    return _num_requests(load)
+
+
+def _num_requests(load: Load) -> int | None:
+    if load.num_requests is not None:
+        return load.num_requests
+    if isinstance(load, ClosedLoop) and load.seconds is None:
+        return max(MIN_REQUESTS, REQUESTS_PER_CLIENT * load.concurrency)
+    return None
+
+
+def warm_up_of(workload: Workload) -> Workload:
+    """The last requests of the workload, cut short: the first ones are measured."""
+    few = workload.requests[-WARM_UP_REQUESTS:]
+    short = [msgspec.structs.replace(r, output_len=min(WARM_UP_TOKENS, r.output_len), due_s=None) for r in few]
+    return replace(workload, requests=short)
+
+
+def level_of(load: Load, result: LoadResult, slo: Slo | None) -> dict[str, Any]:
+    """The figures of one level."""
+    summary = summarize(result.outcomes, result.seconds, slo)
+    window = steady_window(result.outcomes, result.seconds)
+    return {
+        "load": load.as_json(),
+        "summary": summary,
+        "steady": steady_of(result.outcomes, window, slo),
+        "client": result.client.as_json(),
+        "series": series_of(result.outcomes, result.seconds),
+        "was_interrupted": result.was_interrupted,
+        "warnings": [*result.warnings, *result.client.flags, *warnings_of(summary)],
+    }
+
+
+def steady_of(outcomes: Sequence[Outcome], window: Window, slo: Slo | None) -> dict[str, Any]:
+    """The figures of requests that ended within the steady window, or why there is none."""
+    if not window.is_found:
+        return {"reason": window.reason}
+    inside = [outcome for outcome in outcomes if window.start_s <= outcome.end_s <= window.end_s]
+    summary = summarize(inside, window.end_s - window.start_s, slo)
+    # Tokens that arrived within the window, whenever their request began or ended.
+    arrived = sum(_tokens_between(outcome, window.start_s, window.end_s) for outcome in outcomes if outcome.is_ok)
+    summary["output_tokens_per_s"] = arrived / (window.end_s - window.start_s)
+    return {"start_s": window.start_s, "end_s": window.end_s, "reason": window.reason, "summary": summary}
+
+
+def _tokens_between(outcome: Outcome, start_s: float, end_s: float) -> float:
+    if not outcome.chunk_s:
+        return outcome.num_output_tokens if start_s <= outcome.end_s <= end_s else 0
+    per_chunk = outcome.num_output_tokens / len(outcome.chunk_s)
+    return per_chunk * sum(start_s <= at <= end_s for at in outcome.chunk_s)
+
+
+def series_of(outcomes: Sequence[Outcome], seconds: float) -> list[list[float]]:
+    """[time, output tokens/s, requests in flight] in bins, for a plot."""
+    if seconds <= 0:
+        return []
+    width = max(MIN_BIN_S, seconds / SERIES_POINTS)
+    num_bins = max(1, round(seconds / width))
+    width = seconds / num_bins
+    tokens, running = [0.0] * num_bins, [0] * num_bins
+    for outcome in outcomes:
+        if not outcome.is_ok:
+            continue
+        times = outcome.chunk_s or [outcome.end_s]
+        for at in times:
+            tokens[min(num_bins - 1, int(at / width))] += outcome.num_output_tokens / len(times)
+        for index in range(int(outcome.sent_s / width), min(num_bins, int(outcome.end_s / width) + 1)):
+            running[index] += 1
+    return [[(i + 0.5) * width, tokens[i] / width, running[i]] for i in range(num_bins)]
+
+
+def best_level(levels: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The level with the most goodput, or output tokens/s where no SLO is given."""
+    if not levels:
+        return None
+
+    def rate(level: dict[str, Any]) -> float:
+        slo = level["summary"].get("slo")
+        return float(slo["goodput_requests_per_s"] if slo else level["summary"]["output_tokens_per_s"])
+
+    best = max(levels, key=rate)
+    return {"load": best["load"], **best["summary"]}
+
+
+def _send(
+    engine: RunningEngine, workload: Workload, load: Load, client: Client, on_progress: OnProgress | None
+) -> LoadResult:
+    if engine.address is None:
+        raise EngineFailure("unsupported", f"{engine.name} was started in process: it has no address for a load")
+    return run_load(
+        engine.address,
+        workload,
+        load,
+        model_name=engine.model_name,
+        headers=client.headers,
+        timeout_s=client.timeout_s,
+        num_processes=client.num_processes,
+        compatibility=client.compatibility,  # type: ignore[arg-type]
+        on_progress=None if on_progress is None else lambda progress: on_progress(load, progress),
+    )
+
+
+def _counters(engine: RunningEngine) -> dict[str, float]:
+    try:
+        return engine.counters()
+    except EngineFailure:
+        return {}  # the level says what happened to the server
+
+
+def _difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before[name] for name, value in after.items() if name in before}
+
+
+def loads_of(
+    *,
+    concurrency: Sequence[int] = (),
+    rates: Sequence[float] = (),
+    burstiness: float = 1.0,
+    num_requests: int | None = None,
+    seconds: float | None = None,
+    max_concurrency: int | None = None,
+    seed: int = 0,
+) -> list[Load]:
+    """The levels of a curve."""
+    closed = [ClosedLoop(concurrency=each, num_requests=num_requests, seconds=seconds) for each in concurrency]
+    opened = [
+        OpenLoop(
+            rate=rate,
+            burstiness=burstiness,
+            num_requests=num_requests,
+            seconds=seconds,
+            max_concurrency=max_concurrency,
+            seed=seed,
+        )
+        for rate in rates
+    ]
+    return [*closed, *opened]

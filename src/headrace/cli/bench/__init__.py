@@ -1,0 +1,1 @@
+"""`headrace bench` and its subcommands, one file each."""
