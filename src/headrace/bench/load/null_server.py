@@ -162,6 +162,8 @@ class Stream:
             self._transport.write(self._chunk + self._end)
             return
         self._transport.write(self._chunk)
+        if self._server.behaviour.warm_up_s:  # it may end in the middle of an answer
+            self._itl_s = self._server.pace()[1]
         self._next_at += self._itl_s
         asyncio.get_running_loop().call_at(self._next_at, self._send)
 
