@@ -65,12 +65,13 @@ class Child:
         command: Sequence[str],
         *,
         name: str,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         log_path: Path | None = None,
         takes_commands: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """`env` is added to this process's environment. With `takes_commands` the child's stdin is a pipe."""
+        """`env` is added to this process's environment; a variable that is None is removed.
+        With `takes_commands` the child's stdin is a pipe."""
         self.name = name
         self.command = list(command)
         self._log: deque[str] = deque(maxlen=MAX_LOG_LINES)
@@ -80,7 +81,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 self.command,
-                env={**os.environ, **(env or {})},
+                env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
                 stdin=subprocess.PIPE if takes_commands else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -299,6 +300,7 @@ _BAD_SETTING = (
     r"unexpected keyword argument",
     r"headrace( serve)?: error:",
     r"ModelError",
+    r"RequestError",  # a context that is too short for the workload
     r"(Value|Key|Type|NotImplemented|Assertion)Error: ",
     r"is not a valid model identifier",
     r"Repo id must",
