@@ -1,4 +1,4 @@
-"""The offline workloads of docs/performance.md and the model shapes they run on.
+"""The offline workloads of docs/performance.md.
 
 Lengths and tokens are fixed by seed, the same for every measured engine. Weights are random: speed does not depend on
 their values.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 TOKEN_RANGE = (1000, 100_000)
 
@@ -57,61 +56,3 @@ def prefix() -> list[Task]:
 
 
 WORKLOADS = {"chat": chat, "prefill": prefill, "decode": decode, "prefix": prefix}
-
-_LLAMA3: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500_000.0,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128_256,
-    "max_position_embeddings": 131_072,
-    "bos_token_id": 128_000,
-    "eos_token_id": 128_001,
-    "num_key_value_heads": 8,
-}
-
-
-def _rope(factor: float) -> dict[str, Any]:
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": _LLAMA3
-    | {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-        "rope_scaling": _rope(32.0),
-    },
-    "llama-3.2-3b": _LLAMA3
-    | {
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-        "rope_scaling": _rope(32.0),
-    },
-    "llama-3.1-8b": _LLAMA3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-        "rope_scaling": _rope(8.0),
-    },
-}

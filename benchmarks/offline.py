@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from about import commit
-from gpu_workloads import SHAPES, WORKLOADS, Task
+from gpu_workloads import WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
+from headrace.bench.engines.shapes import SHAPES
 
 # Seconds by (model, workload, dtype): vLLM 0.26.0 on one H200 with the best settings tried; and the limit of the
 # hardware when its parts run one after the other without waste. See docs/performance.md for both.

@@ -36,7 +36,8 @@ from typing import Any
 
 import psutil
 from about import commit, cpu_name
-from gpu_workloads import SHAPES
+
+from headrace.bench.engines.shapes import SHAPES, write_shape
 
 WARM_UP = (8, 16)  # clients, requests
 FIRST_ID, VLLM_LAST_ID = 1000, 100_000
@@ -315,18 +316,6 @@ def offline_rate(model: str, settings: dict[str, Any], load: Load) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Write a stand-in tokenizer: the bytes, then an invented word for each remaining id."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocab |= {f"<w{i}>": i for i in range(len(vocab), vocab_size)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
-
-
 @contextmanager
 def model_of(name: str, dtype: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the model to load for a name, and its settings."""
@@ -334,8 +323,7 @@ def model_of(name: str, dtype: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {}
         return
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(SHAPES[name]))
-        write_tokenizer(Path(directory), SHAPES[name]["vocab_size"])
+        write_shape(Path(directory), SHAPES[name])
         settings = {"load_format": "random", "max_model_len": 4096}
         yield directory, settings | ({"quantization": "fp8", "kv_cache_dtype": "fp8"} if dtype == "fp8" else {})
 

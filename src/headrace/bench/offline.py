@@ -40,7 +40,7 @@ def measure_offline(
     rounds: list[dict[str, Any]] = []
     for number in range(1, num_rounds + 1):
         can_reset = engine.reset_prefix_cache()
-        with Telemetry(engine.pids()) as telemetry:
+        with Telemetry(engine.pids) as telemetry:
             try:
                 run = engine.run_offline(workload)
             except EngineFailure as error:

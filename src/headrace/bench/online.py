@@ -17,7 +17,7 @@ from headrace.bench.load import ClosedLoop, Load, LoadResult, OpenLoop, Progress
 from headrace.bench.outcomes import Outcome
 from headrace.bench.record import new_record
 from headrace.bench.slo import Slo
-from headrace.bench.steady import Window, steady_window
+from headrace.bench.steady import steady_window, summarize_window
 from headrace.bench.summary import summarize, warnings_of
 from headrace.bench.telemetry import Telemetry
 from headrace.bench.workloads import Workload
@@ -77,7 +77,7 @@ def measure_online(
         first += len(asked.requests)
         can_reset = engine.reset_prefix_cache()
         before = _counters(engine)
-        with Telemetry(engine.pids()) as telemetry:
+        with Telemetry(engine.pids) as telemetry:
             result = _send(engine, asked, load, client, on_progress)
         level = level_of(load, result, slo)
         level |= {"counters": _difference(before, _counters(engine)), "telemetry": telemetry.summary()}
@@ -132,35 +132,19 @@ def warm_up_of(workload: Workload) -> Workload:
 def level_of(load: Load, result: LoadResult, slo: Slo | None) -> dict[str, Any]:
     """The figures of one level."""
     summary = summarize(result.outcomes, result.seconds, slo)
-    window = steady_window(result.outcomes, result.seconds)
+    window = steady_window(result.outcomes)
+    steady = window.as_json()
+    if window.is_steady:
+        steady["summary"] = summarize_window(result.outcomes, window, slo)
     return {
         "load": load.as_json(),
         "summary": summary,
-        "steady": steady_of(result.outcomes, window, slo),
+        "steady": steady,
         "client": result.client.as_json(),
         "series": series_of(result.outcomes, result.seconds),
         "was_interrupted": result.was_interrupted,
         "warnings": [*result.warnings, *result.client.flags, *warnings_of(summary)],
     }
-
-
-def steady_of(outcomes: Sequence[Outcome], window: Window, slo: Slo | None) -> dict[str, Any]:
-    """The figures of requests that ended within the steady window, or why there is none."""
-    if not window.is_found:
-        return {"reason": window.reason}
-    inside = [outcome for outcome in outcomes if window.start_s <= outcome.end_s <= window.end_s]
-    summary = summarize(inside, window.end_s - window.start_s, slo)
-    # Tokens that arrived within the window, whenever their request began or ended.
-    arrived = sum(_tokens_between(outcome, window.start_s, window.end_s) for outcome in outcomes if outcome.is_ok)
-    summary["output_tokens_per_s"] = arrived / (window.end_s - window.start_s)
-    return {"start_s": window.start_s, "end_s": window.end_s, "reason": window.reason, "summary": summary}
-
-
-def _tokens_between(outcome: Outcome, start_s: float, end_s: float) -> float:
-    if not outcome.chunk_s:
-        return outcome.num_output_tokens if start_s <= outcome.end_s <= end_s else 0
-    per_chunk = outcome.num_output_tokens / len(outcome.chunk_s)
-    return per_chunk * sum(start_s <= at <= end_s for at in outcome.chunk_s)
 
 
 def series_of(outcomes: Sequence[Outcome], seconds: float) -> list[list[float]]:

@@ -16,16 +16,11 @@ Per-request rows lie beside a record, gzipped, so that any other statistic can b
 from __future__ import annotations
 
 import gzip
-import importlib.metadata
 import json
-import os
-import platform
 import secrets
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,11 +32,9 @@ from headrace.bench.engines.base import RunningEngine
 from headrace.bench.outcomes import Outcome
 from headrace.bench.workloads import Workload
 from headrace.errors import HeadraceError
-from headrace.hardware import read_facts
-from headrace.version import __version__
+from headrace.hardware.describe import current_commit, machine_facts, package_versions
 
 SCHEMA = "headrace.bench/1"
-PACKAGES = ("torch", "triton", "fa3-fwd", "numba", "numpy", "tokenizers", "uvicorn", "uvloop")
 ROWS_SUFFIX = ".requests.jsonl.gz"
 DIGITS = 4  # significant digits of figures in a record: the raw rows have all of them
 
@@ -74,48 +67,6 @@ def new_record(kind: str, engine: RunningEngine, workload: Workload, commit: str
         "commit": commit or current_commit(),
         "warnings": [],
     }
-
-
-def machine_facts() -> dict[str, Any]:
-    """Hardware and system, without importing torch."""
-    facts = read_facts()
-    return {
-        "cpu": facts.cpu_model,
-        "num_cores": facts.num_cores,
-        "memory_bytes": facts.total_memory,
-        "gpus": gpu_facts(),
-        "platform": platform.platform(),
-        "load_average": list(os.getloadavg()),
-    }
-
-
-def gpu_facts() -> list[dict[str, str]]:
-    """Name, driver and memory of each GPU, from the driver's own command. Empty without one."""
-    fields = ("name", "driver_version", "memory.total", "uuid")
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [dict(zip(fields, (part.strip() for part in line.split(",")), strict=False)) for line in found.splitlines()]
-
-
-def package_versions() -> dict[str, str]:
-    versions = {"headrace": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def current_commit() -> str | None:
-    """The commit of the checkout that this package lies in, with `-dirty` if files differ from it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None
 
 
 def write_record(record: dict[str, Any], path: Path, rows: Sequence[Sequence[Outcome]] = ()) -> None:

@@ -30,6 +30,7 @@ from headrace.engine.readouts import PendingReadout, embedding_request, score_re
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
 from headrace.errors import ConfigError, EngineDeadError, RequestError
+from headrace.models.spec import ModelSpec
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -118,6 +119,11 @@ class AsyncEngine:
     @property
     def settings(self) -> Settings:
         return self._engine.settings
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's architecture."""
+        return self._engine.spec
 
     @property
     def stats(self) -> EngineStats:

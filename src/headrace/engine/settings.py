@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
 from headrace.sched import SchedulerLimits
+
+Source = Literal["given", "automatic", "default", "reported"]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInForce:
+    """One setting that a running engine uses. `given`: by the user; `automatic`: chosen by the engine, with a reason;
+    `default`: the engine's constant; `reported`: read from its log or metrics. Listed by `in_force`."""
+
+    value: Any
+    source: Source
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

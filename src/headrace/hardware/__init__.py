@@ -1,4 +1,8 @@
-"""Facts about this machine (cores, memory, GPU), and returning memory to the system."""
+"""Facts about this machine (cores, memory, GPU), its load during a run, and returning memory to the system.
+
+facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
+nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
+"""
 
 from __future__ import annotations
 

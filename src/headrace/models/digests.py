@@ -23,8 +23,9 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.config import EMBEDDED_MODEL
 from headrace.errors import HeadraceError, ModelError
-from headrace.models.cache import cache_directory
+from headrace.models.cache import cache_directory, embedded_path
 
 WHOLE_BYTES = 16 << 20
 SAMPLE_BYTES = 4 << 10
@@ -42,6 +43,12 @@ _TOKENIZER_FILES = ("*.json", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt"
 def digest_of_model(path: Path) -> str:
     """Of the files of a directory, or of one file: names and contents."""
     return _digest_of_files(_files_of(path))
+
+
+def digest_of_local_model(model: str) -> str | None:
+    """Of the default model, a directory or a file; None for a model of the hub, or one that is not there."""
+    path = embedded_path() if model == EMBEDDED_MODEL else Path(model).expanduser()
+    return digest_of_model(path) if path.exists() else None
 
 
 def digest_of_tokenizer(path: Path) -> str:

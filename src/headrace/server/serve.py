@@ -52,7 +52,12 @@ async def _run(
 ) -> int:
     try:
         server = Server(
-            engine, options, keys, model_name=options.served_model_name or config.model, print_line=print_line
+            engine,
+            options,
+            keys,
+            model_name=options.served_model_name or config.model,
+            config=config,
+            print_line=print_line,
         )
         server.print_settings()
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
@@ -66,7 +71,14 @@ class Server:
     """Owns the parts of one server and connects them."""
 
     def __init__(
-        self, engine: AsyncEngine, options: ServerOptions, keys: Keys, *, model_name: str, print_line: PrintLine
+        self,
+        engine: AsyncEngine,
+        options: ServerOptions,
+        keys: Keys,
+        *,
+        model_name: str,
+        print_line: PrintLine,
+        config: EngineConfig | None = None,
     ) -> None:
         settings = engine.settings
         self._engine = engine
@@ -88,6 +100,7 @@ class Server:
             state=self.state,
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
+            config=config or EngineConfig(),
         )
         self.lifecycle = Lifecycle(
             Gate(

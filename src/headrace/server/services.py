@@ -9,6 +9,7 @@ from time import time
 from types import TracebackType
 from typing import Any, Protocol
 
+from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
 from headrace.monitor.times import RequestTimes
@@ -81,6 +82,7 @@ class Services:
         None  # from the request scope; None: from the options
     )
     control: Control | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)  # the user's settings of the engine
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests being handled
     num_restarts: int = 0  # of the engine

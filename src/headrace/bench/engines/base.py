@@ -8,11 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.bench.workloads import Workload
+from headrace.engine.settings import SettingInForce, Source
 from headrace.errors import HeadraceError
 
 # Why an engine did not start or did not survive. `unsupported`: it has no such setting or mode.
 FailureKind = Literal["not_installed", "bad_setting", "oom", "timeout", "crash", "unreachable", "unsupported"]
-Source = Literal["given", "automatic", "default", "reported"]
+
+
+__all__ = [
+    "Engine",
+    "EngineFailure",
+    "FailureKind",
+    "OfflineRun",
+    "RunningEngine",
+    "SettingInForce",
+    "Source",
+]
 
 
 class EngineFailure(HeadraceError):
@@ -22,16 +33,6 @@ class EngineFailure(HeadraceError):
         super().__init__(message)
         self.kind: FailureKind = kind
         self.log_tail = log_tail
-
-
-@dataclass(frozen=True, slots=True)
-class SettingInForce:
-    """One setting that a running engine uses. `given`: by the user; `automatic`: chosen by the engine, with a reason;
-    `default`: the engine's constant; `reported`: read from its log or metrics."""
-
-    value: Any
-    source: Source
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

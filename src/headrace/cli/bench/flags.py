@@ -139,21 +139,27 @@ def engine_of(given: argparse.Namespace) -> Engine:
     """The engine of a command line, not started."""
     from headrace.bench.engines.headrace_engine import HeadraceEngine
     from headrace.bench.engines.openai_engine import OpenAIEngine
-    from headrace.bench.engines.vllm_engine import VllmEngine
 
     name = given.engine or ("openai" if given.url else "headrace")
     model = model_of(given)
     if name == "openai":
         if not given.url:
             raise ConfigError("--engine openai needs --url, the address of a server that is running")
-        return OpenAIEngine(given.url, model=model, api_key=os.environ.get(given.api_key_env))
+        return OpenAIEngine(given.url, model=model, api_key=api_key_of(given))
     if given.url:
         raise ConfigError(f"--url is for a server that is running; --engine {name} starts one. Leave out --engine")
     if name == "vllm":
         if model is None:
             raise ConfigError("--engine vllm needs a model: a directory or a hub id")
+        from headrace.bench.engines.vllm_engine import VllmEngine
+
         return VllmEngine(model, python=given.vllm_python, start_timeout_s=given.start_timeout)
     return HeadraceEngine(model or EMBEDDED_MODEL, start_timeout_s=given.start_timeout)
+
+
+def api_key_of(given: argparse.Namespace) -> str | None:
+    """The key for --url. Servers that are started here have none."""
+    return os.environ.get(given.api_key_env) if given.url else None
 
 
 def workload_spec_of(given: argparse.Namespace, model: str | None) -> WorkloadSpec:

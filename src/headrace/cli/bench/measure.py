@@ -11,6 +11,7 @@ from headrace.cli.bench.flags import (
     add_load_flags,
     add_output_flags,
     add_workload_flags,
+    api_key_of,
     engine_of,
     loads_of,
     model_of,
@@ -147,7 +148,7 @@ def _online(
         loads,
         slo=slo,
         client=Client(
-            headers=running.headers(),
+            headers={"Authorization": f"Bearer {key}"} if (key := api_key_of(given)) else None,
             timeout_s=given.timeout,
             num_processes=given.client_processes,
             compatibility="openai" if given.plain_openai else "vllm",

@@ -8,11 +8,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EMBEDDED_MODEL, EngineConfig
+from headrace.config import EngineConfig
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.spec import JobSpec
-from headrace.models.cache import embedded_path
-from headrace.models.digests import digest_of_model, digest_of_tokenizer
+from headrace.models.digests import digest_of_local_model, digest_of_tokenizer
 
 SMALL_FILE_BYTES = 1 << 20
 
@@ -43,10 +42,9 @@ def fingerprint_of(job: JobSpec) -> dict[str, Any]:
 
 def _contents(config: EngineConfig) -> dict[str, str | None]:
     """The weights may have changed under the same names and sizes. None for a model of the hub."""
-    model = embedded_path() if config.model == EMBEDDED_MODEL else Path(config.model).expanduser()
     tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
     return {
-        "model_weights": digest_of_model(model) if model.exists() else None,
+        "model_weights": digest_of_local_model(config.model),
         "tokenizer_files": digest_of_tokenizer(tokenizer) if tokenizer is not None and tokenizer.exists() else None,
     }
 

@@ -2,7 +2,7 @@
 
 - `chat`, `completions`, `responses`: the endpoints that generate text. They share `generation` (from the queue to the
   stream of answers), `prompting` (tokenizing), `tools` (tool calls), `beams` (beam search), `deadline` (time limits).
-- `tokenize`, `models`, `status`, `admin`, `openapi`: the others.
+- `tokenize`, `models`, `status`, `server_info`, `admin`, `openapi`: the others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
 
@@ -17,7 +17,17 @@ from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from headrace.server.endpoints import admin, chat, completions, models, openapi, responses, status, tokenize
+from headrace.server.endpoints import (
+    admin,
+    chat,
+    completions,
+    models,
+    openapi,
+    responses,
+    server_info,
+    status,
+    tokenize,
+)
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.routes import Route
 from headrace.server.services import Services
@@ -77,6 +87,12 @@ ROUTES: tuple[Route, ...] = (
     Route(path="/health", method="GET", handler=status.health, summary="Whether the server is alive", auth="none"),
     Route(path="/ready", method="GET", handler=status.ready, summary="Whether it takes requests", auth="none"),
     Route(path="/version", method="GET", handler=status.version, summary="Its version"),
+    Route(
+        path="/server_info",
+        method="GET",
+        handler=server_info.show,
+        summary="Every setting in use, with its source and reason",
+    ),
     Route(path="/load", method="GET", handler=status.load, summary="The number of requests in progress"),
     Route(
         path="/metrics",

@@ -1,0 +1,56 @@
+"""GET /server_info: every setting in use with its source and reason, and the model's size, for benchmarks and reports.
+
+vLLM has the same path, with its own fields, in its development mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import msgspec
+
+from headrace.engine.in_force import settings_in_force, shape_of
+from headrace.engine.settings import SettingInForce
+from headrace.server.http.exchange import Exchange
+from headrace.server.options import ServerOptions
+from headrace.server.request_queue import QueueLimits
+from headrace.server.services import Services
+from headrace.version import __version__
+
+# Shown as set or not set: keys, and names of files.
+_HIDDEN = ("api_key", "admin_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "tokenizer")
+
+
+async def show(services: Services, exchange: Exchange) -> None:
+    engine = services.engine
+    found = settings_in_force(engine.settings, services.config)
+    found["model"] = SettingInForce(services.model_name, found["model"].source)  # not its directory
+    found |= _of_server(services)
+    body = {
+        "version": __version__,
+        "model": {"name": services.model_name, **shape_of(engine.spec)},
+        "settings": {name: _shown(name, setting) for name, setting in found.items()},
+    }
+    await exchange.reply(200, msgspec.json.encode(body))
+
+
+def _of_server(services: Services) -> dict[str, SettingInForce]:
+    options = services.options
+    found = {}
+    for field in fields(ServerOptions):
+        value = getattr(options, field.name)
+        found[field.name] = SettingInForce(value, "default" if value == field.default else "given")
+    limits = QueueLimits.of(options, services.engine.settings)
+    for name, limit, reason in (
+        ("max_num_queued_reqs", limits.max_requests, "4 x max_num_seqs"),
+        ("max_num_queued_tokens", limits.max_tokens, "4 x the tokens of the KV cache"),
+    ):
+        if getattr(options, name) is None:
+            found[name] = SettingInForce(limit, "automatic", reason)
+    return found
+
+
+def _shown(name: str, setting: SettingInForce) -> dict[str, Any]:
+    shown = asdict(setting)
+    return shown | {"value": "set"} if name in _HIDDEN and setting.value is not None else shown
