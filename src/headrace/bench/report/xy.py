@@ -15,7 +15,7 @@ Kind = Literal["line", "points", "band"]
 WIDTH, HEIGHT = 640, 330
 TOP, BOTTOM, RIGHT = 16, 50, 20
 LEGEND_LINE = 21
-MAX_MARKED = 40  # a line of more points is drawn without markers
+MAX_MARKED = 24  # a line of more points has one marker only, which the legend needs
 MAX_POINTS = 400  # of a time series, after which neighbours are averaged
 MAX_QUANTILES = 200  # of a distribution
 MAX_NAME = 26
@@ -97,7 +97,7 @@ def xy_chart(
     x_limits = [limit.value for limit in limits if limit.axis == "x"]
     x_scale = scale(x, [*x_values, *x_limits], left, width - right)
     parts = [_spans(spans, x_scale, y_scale), _frame(x, y, x_scale, y_scale), *map(_legend_entry, legend)]
-    parts += [part for each in kept for part in _series(each, x_scale, y_scale)]
+    parts += [part for each in kept for part in _series(each, x_scale, y_scale, is_alone=len(kept) == 1)]
     parts += [_limit(limit, x_scale, y_scale) for limit in limits]
     parts += _point_labels(kept, x_scale, y_scale)
     if names_at_ends:
@@ -201,7 +201,7 @@ def _spans(spans: Sequence[Span], x_scale: Scale, y_scale: Scale) -> str:
         box = {"class": "span", "x": start, "y": y_scale.end, "width": max(0.0, end - start)}
         parts.append(element("rect", {**box, "height": y_scale.start - y_scale.end}, title=span.label))
         if span.label and text_width(span.label, 12) < end - start:
-            parts.append(text((start + end) / 2, y_scale.end + 14, span.label, "tick", anchor="middle"))
+            parts.append(text((start + end) / 2, y_scale.start - 8, span.label, "tick", anchor="middle"))
     return "\n".join(parts)
 
 
@@ -217,7 +217,7 @@ def _limit(limit: Limit, x_scale: Scale, y_scale: Scale) -> str:
     )
 
 
-def _series(series: Series, x_scale: Scale, y_scale: Scale) -> Iterator[str]:
+def _series(series: Series, x_scale: Scale, y_scale: Scale, *, is_alone: bool) -> Iterator[str]:
     assert series.place is not None
     points = [(x_scale.place(point.x), y_scale.place(point.y)) for point in series.points]
     if series.kind == "band":
@@ -227,10 +227,11 @@ def _series(series: Series, x_scale: Scale, y_scale: Scale) -> Iterator[str]:
         dash = {"stroke-dasharray": "6 4"} if series.is_dashed else {}
         stroke = {"fill": "none", "stroke": colour(series.place), "stroke-width": 2.0, "stroke-linejoin": "round"}
         yield element("path", {"d": path, **stroke, **dash}, title=series.name)
-    for (a, b), point in zip(points, series.points, strict=True):
+    for place, ((a, b), point) in enumerate(zip(points, series.points, strict=True)):
         if series.kind != "band" and point.low is not None and point.high is not None:
             yield whisker(a, y_scale.place(point.low), y_scale.place(point.high))
-        if len(points) <= MAX_MARKED:
+        is_marked = series.kind == "points" or len(points) <= MAX_MARKED
+        if is_marked or (place == len(points) // 2 and not is_alone):
             yield marker(a, b, series.place, title=point.title or f"{series.name}: {point.x:.4g}, {point.y:.4g}")
 
 
