@@ -1,0 +1,93 @@
+"""A report as a document: what is said, without how it looks. page.py, markdown.py and terminal.py write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Tone = Literal["plain", "good", "bad", "unsure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text with a judgement, which is never told by colour alone."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text. The first `num_text_columns` are aligned left, numbers right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    num_text_columns: int = 1
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture for the page. Text reports leave it out, so its numbers are in a table too."""
+
+    title: str
+    svg: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text as it is: a command, the end of a log."""
+
+    text: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Parts that a page shows when asked, and a terminal leaves out."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+Part = Table | Chart | Facts | Code | Note | Details
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`headline` answers the question for which the reader came. Warnings come before all figures."""
+
+    title: str
+    subtitle: str = ""
+    headline: str = ""
+    warnings: Sequence[str] = ()
+    tiles: Sequence[tuple[str, str]] = ()  # a few large figures: name, value
+    sections: Sequence[Section] = field(default_factory=tuple)
+
+
+def text_of(cell: str | Cell) -> str:
+    return cell.text if isinstance(cell, Cell) else cell
+
+
+def tone_of(cell: str | Cell) -> Tone:
+    return cell.tone if isinstance(cell, Cell) else "plain"
