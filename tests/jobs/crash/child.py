@@ -152,7 +152,7 @@ class _Calls:
 
 
 def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
-    """Records each line before it is submitted."""
+    """Records each line before it is submitted. A line with parts, whose ids are `line.attempt.part`, is one line."""
 
     def started(config: EngineConfig, deliver: Deliver) -> Engine:
         engine: Engine = start(config, deliver, runner=runner)
@@ -160,7 +160,9 @@ def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
         submit = engine.client.submit
 
         def noted(request: Any) -> None:
-            os.write(descriptor, f"{request.request_id}\n".encode())
+            index, _, part = request.request_id.partition(".")
+            if not part or part.endswith(".0"):
+                os.write(descriptor, f"{index}\n".encode())
             submit(request)
 
         engine.client.submit = noted  # type: ignore[method-assign]

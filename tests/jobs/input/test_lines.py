@@ -378,7 +378,7 @@ BAD_LINES: dict[str, tuple[Any, str, str]] = {
     "no custom_id": ({**chat(), "custom_id": None}, "invalid_line", "custom_id must be a non-empty text"),
     "custom_id a number": ({**chat(), "custom_id": 5}, "invalid_line", "got 5"),
     "method": ({**chat(), "method": "GET"}, "invalid_line", "method must be 'POST'"),
-    "url": ({**chat(), "url": "/v1/embeddings"}, "invalid_line", "url must be /v1/chat/completions or"),
+    "url": ({**chat(), "url": "/v1/images"}, "invalid_line", "url must be /v1/chat/completions, /v1/completions"),
     "url a list": ({**chat(), "url": ["a"]}, "invalid_line", "url must be"),
     "url misspelt": ({**chat(), "url": "/v1/chat/completion"}, "invalid_line", "did you mean '/v1/chat/completions'"),
     "body text": ({**chat(), "body": "Hi"}, "invalid_line", "body must be an object"),

@@ -13,6 +13,7 @@
 
     prepare_process, prepare_child, prepare_wire     `prepare` in another process, for inputs of many lines
     reply, line_output                               each line has a reply, which writes its output line as bytes
+    part_requests                                    the engine's requests of a line with several prompts
     id_filter                                        ids that were seen, for millions of lines
 
 - What depends on one line alone is in `prepare`, which may run in another process (msgpack over sockets).

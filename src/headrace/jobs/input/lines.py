@@ -24,10 +24,12 @@ from headrace.jobs.input.fields import (
 from headrace.jobs.input.openai_lines import (
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     Endpoint,
     OpenAIReply,
     is_openai,
     read_body,
+    read_embedding_body,
     read_endpoint,
 )
 from headrace.jobs.input.plain_lines import (
@@ -45,11 +47,13 @@ from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
+EMBEDDING_PARAMS = SamplingParams(seed=0)  # nothing is sampled
+
 AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
 
 
 class LineRequest(msgspec.Struct, frozen=True, gc=False):
-    """A valid line. Either `prompt` or `messages` is set."""
+    """A valid line. One of `prompt`, `prompts` and `messages` is set."""
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
@@ -59,13 +63,16 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     cache_salt: str | None = None
     seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()  # warnings for the summary
+    prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
+    is_embedding: bool = False  # the prompts are embedded; `params` is not used
 
     @property
     def question(self) -> str:
-        """The prompt, or the last message: shown beside an answer."""
+        """The prompt, or the last message: shown beside an answer. The first of several prompts."""
         if self.messages is not None:
             return str(self.messages[-1].get("content", ""))
-        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt or ()):,} token ids"
+        prompt = self.prompt if self.prompts is None else self.prompts[0]
+        return prompt if isinstance(prompt, str) else f"{len(prompt or ()):,} token ids"
 
 
 class BadLine(msgspec.Struct, frozen=True, gc=False):
@@ -186,6 +193,8 @@ class LineParser:
             return BadLine(OpenAIReply(line.index, given_id, None, other_id), error)
         reply = OpenAIReply(line.index, given_id, endpoint)
         try:
+            if endpoint == EMBEDDINGS:
+                return self._parse_embedding(envelope["body"], reply)
             return self._parse_body(line, envelope["body"], endpoint, reply)
         except RequestError as error:
             return BadLine(reply, error)
@@ -204,6 +213,20 @@ class LineParser:
             read.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(read.model),
+        )
+
+    def _parse_embedding(self, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
+        """Nothing is sampled: the job's defaults, seed and overrides have no effect."""
+        read = read_embedding_body(body)
+        is_one = len(read.prompts) == 1
+        return LineRequest(
+            msgspec.structs.replace(reply, shape=read.format),
+            EMBEDDING_PARAMS,
+            read.prompts[0] if is_one else None,
+            cache_salt=read.cache_salt,
+            notes=self._notes_on_model(read.model),
+            prompts=None if is_one else read.prompts,
+            is_embedding=True,
         )
 
     def _params(

@@ -21,6 +21,15 @@ from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
 QUESTION_LEN = 1_000
+TOKEN_BYTES = 4
+
+
+class LineParts(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The prompts of a line that is not simply one prompt to continue. Each is a request of its own to the engine; the
+    line is done when all of them are."""
+
+    prompt_lens: tuple[int, ...]  # their tokens follow each other in `Work.tokens`
+    is_embedding: bool = False  # they are embedded, and the line's `params` are not used
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -28,17 +37,32 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
-    tokens: bytes  # the prompt, as int32
+    tokens: bytes  # the prompt, as int32; several prompts one after the other
     cache_salt: str | None = None
     seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()
     question: str | None = None  # shown beside an answer; set for the first lines only
     num_text_bytes: int = 0  # of the prompt, if it was text
+    parts: LineParts | None = None  # None: one prompt to continue
 
     @property
     def token_ids(self) -> TokenIds:
         """A copy, since torch needs a writable array."""
         return np.frombuffer(bytearray(self.tokens), np.int32)
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the engine, for all prompts."""
+        if self.parts is None:
+            return self.params.num_sequences
+        return len(self.parts.prompt_lens) * (1 if self.parts.is_embedding else self.params.num_sequences)
+
+    def part_ids(self) -> list[TokenIds]:
+        """The token ids of each prompt."""
+        token_ids = self.token_ids
+        if self.parts is None:
+            return [token_ids]
+        return np.split(token_ids, np.cumsum(self.parts.prompt_lens)[:-1])
 
 
 Items = list[Work | BadLine]
@@ -77,7 +101,7 @@ class LinePreparer:
             elif isinstance(request.prompt, str):
                 with_special.append((place, request, request.prompt))
             else:
-                items[place] = self._read_ids(request)
+                items[place] = self._read_prompts(request)
         self._tokenize(self._without_long(with_special, items), items, add_special_tokens=True)
         self._tokenize(self._without_long(without, items), items, add_special_tokens=False)
         return [item for item in items if item is not None]
@@ -89,13 +113,21 @@ class LinePreparer:
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
 
-    def _read_ids(self, request: LineRequest) -> Work | BadLine:
-        assert isinstance(request.prompt, list)
+    def _read_prompts(self, request: LineRequest) -> Work | BadLine:
+        """Token ids, or several prompts."""
+        given = request.prompts or [request.prompt or []]
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
         try:
-            (prompt,) = self._prompts.read([request.prompt])
+            for text in texts:
+                self._prompts.check_long_text(text)
+            read = self._prompts.read(given)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
-        return self._work(request, prompt.token_ids.tobytes(), None)
+        tokens = b"".join([prompt.token_ids.tobytes() for prompt in read])
+        if request.prompts is None:
+            return self._work(request, tokens, None)
+        parts = LineParts(tuple([len(prompt.token_ids) for prompt in read]), request.is_embedding)
+        return self._work(request, tokens, "".join(texts), parts)
 
     def _without_long(self, rendered: list[_Rendered], items: list[Work | BadLine | None]) -> list[_Rendered]:
         """Returns the list without texts that are much too long, which become errors."""
@@ -127,7 +159,9 @@ class LinePreparer:
         for (place, request, text), ids in zip(rendered, encoded, strict=True):
             items[place] = self._work(request, pack(f"{len(ids)}i", *ids), text)
 
-    def _work(self, request: LineRequest, tokens: bytes, text: str | None) -> Work:
+    def _work(self, request: LineRequest, tokens: bytes, text: str | None, parts: LineParts | None = None) -> Work:
+        if parts is None and request.is_embedding:
+            parts = LineParts((len(tokens) // TOKEN_BYTES,), is_embedding=True)
         question = None
         if self._num_questions < NUM_QUESTIONS:
             self._num_questions += 1
@@ -144,6 +178,7 @@ class LinePreparer:
             request.notes,
             question,
             num_text_bytes,
+            parts,
         )
 
 

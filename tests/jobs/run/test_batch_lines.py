@@ -1,0 +1,145 @@
+"""Batch lines that are more than one prompt to continue: prompts to embed, several prompts, tools, responses."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import LLM
+from headrace.config import EngineConfig
+from headrace.engine.start import Engine
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.status.report import JobReport
+from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart
+
+Start = Callable[..., Engine]
+WriteLines = Callable[..., Path]
+
+URLS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "embed": "/v1/embeddings"}
+
+
+def line(kind: str, custom_id: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": URLS[kind], "body": body}
+
+
+def run(source: Path, start: Any, **options: Any) -> JobReport:
+    output = source.parent / "out.jsonl"
+    return run_job(JobSpec(input=str(source), output=str(output), **options), start=start, rules=AT_ONCE, quiet=True)
+
+
+def read(source: Path) -> dict[str, tuple[int, Any]]:
+    """The status and the body of each line, by its custom id."""
+    lines = [json.loads(line) for line in (source.parent / "out.jsonl").read_text().splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: (line["response"]["status_code"], line["response"]["body"]) for line in lines}
+
+
+# Embeddings.
+
+
+def test_embeddings_are_those_of_python(tiny_directory: Path, write_lines: WriteLines) -> None:
+    source = write_lines(
+        line("embed", "one", input="hello"),
+        line("embed", "several", input=["hello", "a much longer text"]),
+        line("embed", "ids", input=[5, 6, 7]),
+        line("embed", "lists", input=[[5, 6, 7], [8]]),
+        line("embed", "base64", input="hello", encoding_format="base64"),
+        line("chat", "chat", messages=[{"role": "user", "content": "hi"}], max_tokens=3),
+    )
+    config = EngineConfig(model=str(tiny_directory), num_gpu_blocks_override=64)
+    job = JobSpec(input=str(source), output=str(source.parent / "out.jsonl"), config=config)
+    assert run_job(job, quiet=True).exit_code == 0
+    bodies = {name: body for name, (_, body) in read(source).items()}
+    llm = LLM(str(tiny_directory), num_gpu_blocks_override=64)
+    prompts: dict[str, Any] = {
+        "one": ["hello"],
+        "several": ["hello", "a much longer text"],
+        "ids": [[5, 6, 7]],
+        "lists": [[5, 6, 7], [8]],
+    }
+    for name, given in prompts.items():
+        outputs = llm.embed(given, use_tqdm=False)
+        body = bodies[name]
+        assert body["object"] == "list" and body["model"] == str(tiny_directory)
+        assert [(item["object"], item["index"]) for item in body["data"]] == [
+            ("embedding", index) for index in range(len(given))
+        ]
+        for item, output in zip(body["data"], outputs, strict=True):
+            np.testing.assert_allclose(item["embedding"], output.embedding, atol=1e-5)
+        num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        assert body["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    decoded = np.frombuffer(base64.b64decode(bodies["base64"]["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(decoded, bodies["one"]["data"][0]["embedding"], atol=1e-5)
+    assert bodies["chat"]["object"] == "chat.completion"
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "body, param, code",
+    [
+        ({}, "input", "missing_parameter"),
+        ({"input": []}, "input", "empty_prompt"),
+        ({"input": ""}, "input", "empty_prompt"),
+        ({"input": ["a", ""]}, "input", "empty_prompt"),
+        ({"input": ["a", 1]}, "input", "invalid_type"),
+        ({"input": [10**6]}, "input", "invalid_request"),
+        ({"input": [[5], [10**6]]}, "input", "invalid_request"),
+        ({"input": "x" * 600}, "input", "context_length_exceeded"),
+        ({"input": ["a", "x" * 600]}, "input", "context_length_exceeded"),
+        ({"input": ["a"] * 2049}, "input", "invalid_request"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_request"),
+        ({"input": "a", "dimensions": 2}, "dimensions", "unsupported_parameter"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt", "invalid_request"),
+        ({"input": "a", "temperature": 1}, "temperature", "unknown_parameter"),
+    ],
+)
+def test_a_bad_embedding_line_is_an_error_of_its_own(
+    write_lines: WriteLines, start: Start, body: dict[str, Any], param: str, code: str
+) -> None:
+    source = write_lines(line("embed", "bad", **body), line("embed", "good", input="a", user="me"))
+    report = run(source, start)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (1, {code: 1})
+    status, answer = read(source)["bad"]
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code)
+    assert answer["error"]["message"].startswith("line 1: ")
+
+
+def test_equal_embedding_lines_are_computed_once(write_lines: WriteLines, start: Start) -> None:
+    faulty = FaultyStart(start, FaultyRunner())
+    source = write_lines(
+        line("embed", "a", input=["x", "yz"]),
+        line("embed", "b", input=["x", "yz"], encoding_format="base64"),
+        line("embed", "other split", input=["xy", "z"]),
+        line("embed", "joined", input="xyz"),
+    )
+    report = run(source, faulty)
+    assert (report.saved.duplicate_lines, len(faulty.submitted[0])) == (1, 2 + 2 + 1)
+    bodies = {name: body for name, (_, body) in read(source).items()}
+    assert isinstance(bodies["b"]["data"][0]["embedding"], str)
+    assert [len(bodies[name]["data"]) for name in ("a", "b", "other split", "joined")] == [2, 2, 2, 1]
+
+
+def test_a_line_of_embeddings_that_fails_in_part_is_retried_as_a_whole(write_lines: WriteLines, start: Start) -> None:
+    faulty = FaultyStart(start, FaultyRunner(), fails=["0.0.1"])
+    source = write_lines(line("embed", "a", input=["x", "y", "z"]))
+    report = run(source, faulty)
+    assert (report.exit_code, report.failures.retries) == (0, {"engine_error": 1})
+    assert faulty.submitted[0] == [f"0.{attempt}.{part}" for attempt in (0, 1) for part in (0, 1, 2)]
+    assert len(read(source)["a"][1]["data"]) == 3
+
+
+def test_a_line_of_embeddings_can_be_poison(write_lines: WriteLines, start: Start) -> None:
+    lines = [line("embed", f"{number}", input=[f"a{number}", f"b{number}"]) for number in range(6)]
+    lines[3]["body"]["input"][1] = "!"
+    source = write_lines(*lines)
+    faulty = FaultyStart(start, FaultyRunner())
+    report = run(source, faulty)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (5, {"poison_request": 1})
+    assert read(source)["3"][0] == 500
