@@ -39,10 +39,13 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+AGE = {"type": "function", "function": {"name": "age", "parameters": SCHEMA}}
+BOTH_TOOLS = {"tools": [WEATHER, AGE]}
+CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
 
 # Every difference between the two, with its reason.
 DIFFERENCES = {
-    "id": "an id of the request; a batch line derives it from the job and the line",
+    "id": "ids of the request and of tool calls; a batch line derives the first from the job and the line",
     "created": "the time of the answer",
     "last digits of log-probabilities": "they depend on what else is in the batch",
     "name of the model": "the server has --served-model-name; a job names the model it was given",
@@ -94,6 +97,16 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
     "both maxima": {"max_completion_tokens": 6},
     "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    "tools": BOTH_TOOLS,
+    "tools of several answers": {**BOTH_TOOLS, "n": 2, "temperature": 1, "seed": 4, "logprobs": True},
+    "tools that are not used": {**BOTH_TOOLS, "tool_choice": "none", "response_format": FORMAT, "max_tokens": 60},
+    "a call": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 200},
+    "any call": {**BOTH_TOOLS, "tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False},
+    "calls of several answers": {**BOTH_TOOLS, **CALL_AGE, "n": 3, "temperature": 1, "seed": 4, "max_tokens": 200},
+    "call cut in its arguments": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 46},
+    "call cut before its arguments": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 30},
+    "call cut before its name": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 3},
+    "one of two calls, cut before its name": {**BOTH_TOOLS, "tool_choice": "required", "max_tokens": 3},
     "effort": {"reasoning_effort": "high"},
     "thinking": {"chat_template_kwargs": {"enable_thinking": False}},
     "several messages": {"messages": [{"role": "system", "content": "Be brief."}, *MESSAGES]},
@@ -176,6 +189,18 @@ REFUSED_CHAT: dict[str, dict[str, Any]] = {
     "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
     "reserved variable": {"chat_template_kwargs": {"tools": 1}},
     "tool_choice": {"tool_choice": "required"},
+    "tools type": {"tools": "weather"},
+    "tool type": {"tools": ["weather"]},
+    "tool without a name": {"tools": [{"type": "function", "function": {}}]},
+    "bad tool that is not used": {"tools": [{}], "tool_choice": "none"},
+    "tool_choice misspelt": {**BOTH_TOOLS, "tool_choice": "requird"},
+    "tool_choice of no tool": {"tools": [WEATHER], **CALL_AGE},
+    "tools and a format": {**BOTH_TOOLS, "response_format": FORMAT},
+    "a call and a format": {**BOTH_TOOLS, **CALL_AGE, "structured_outputs": {"regex": "a"}},
+    "tool with a bad schema": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "wrong"}}}],
+        "tool_choice": "required",
+    },
     "too long": {"messages": [{"role": "user", "content": "x" * 600}]},
 }
 REFUSED_TEXT: dict[str, dict[str, Any]] = {
@@ -204,7 +229,6 @@ BAD_CASES = cases(REFUSED, REFUSED_CHAT, REFUSED_TEXT)
 # The path, a field of `DIFFERENCES`, and a body that only the server reads.
 SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
-    "tools": (CHAT, "tools", {"tools": [WEATHER]}),
     "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),
     "continue_final_message": (CHAT, "continue_final_message", {"continue_final_message": True}),
     "special tokens of a chat": (CHAT, "add_special_tokens", {"add_special_tokens": True}),
@@ -294,9 +318,11 @@ def prefixed(kind: str) -> dict[str, tuple[str, Any]]:
     return {f"{kind} {name}": case for name, case in chosen.items()}
 
 
-def comparable(body: dict[str, Any]) -> dict[str, Any]:
+def comparable(value: Any) -> Any:
     """Without what differs by its nature."""
-    return {name: value for name, value in body.items() if name not in ("id", "created")}
+    if isinstance(value, dict):
+        return {name: comparable(item) for name, item in value.items() if name not in ("id", "created")}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
 
 
 def about(value: Any) -> Any:
@@ -317,6 +343,16 @@ def test_an_answer_is_the_same_over_http_and_as_a_batch_line(both: Both, name: s
     line_body["model"] = body["model"]  # the server's name for it; the job uses the model's path
     assert comparable(line_body) == about(comparable(body))
     assert line_body.keys() == body.keys()
+
+
+@pytest.mark.parametrize("cut", ["", " cut in its arguments", " cut before its arguments", " cut before its name"])
+def test_a_batch_line_calls_a_tool(both: Both, cut: str) -> None:
+    name = f"call{cut}" if cut else "a call"
+    (choice,) = both.line(f"good chat: {name}")[1]["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["type"], call["function"]["name"], choice["message"]["content"]) == ("function", "age", None)
+    assert choice["finish_reason"] == ("length" if cut else "tool_calls")
+    assert bool(call["function"]["arguments"]) == (cut in ("", " cut in its arguments"))
 
 
 @pytest.mark.parametrize("name", BAD_CASES)

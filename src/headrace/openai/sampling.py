@@ -86,12 +86,16 @@ def chat_params(
     """`defaults`: for fields that the request does not give. `more`: values that replace the request's."""
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    if not request.tools and request.tool_choice not in (None, "none", "auto"):
-        raise bad_request("tool_choice needs tools", "tool_choice")
+    check_tool_choice(request)
     check_logprobs("top_logprobs", request.top_logprobs, limits)
     if request.logprobs is not None:
         more.setdefault("logprobs", (request.top_logprobs or 0) if request.logprobs else None)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def check_tool_choice(request: ChatRequest) -> None:
+    if not request.tools and request.tool_choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice needs tools", "tool_choice")
 
 
 def completion_params(

@@ -60,7 +60,7 @@ CASES: list[tuple[Any, str | None]] = [
     ({"prompt": [9999]}, "invalid_request"),
     (chat("a"), None),
     (chat("a"), "duplicate_custom_id"),
-    (chat("b", tools=[{}]), "unsupported_parameter"),
+    (chat("b", tools=[{}]), "invalid_request"),
     (chat("c", temprature=1), "unknown_parameter"),
     ({**chat("d"), "url": "/v1/embeddings", "body": {"input": ["a", "b"]}}, None),
     ({**chat("e"), "url": "/v1/embeddings", "body": {"input": ["a", ""]}}, "empty_prompt"),

@@ -60,6 +60,14 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "stream_options": (),
     "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+_PLAIN_REASONS = {
+    **REASONS,
+    **BATCH_REASONS,
+    **dict.fromkeys(
+        ("tool_choice", "tools"), "a plain line is answered with text; lines of OpenAI's batch format have it"
+    ),
 }
 
 # The sampling parameters of a line. `prompt_logprobs` is left out: no output line has a place for it.
@@ -82,7 +90,7 @@ def refuse_unsupported(given: Mapping[str, Any]) -> None:
     for name, neutral in UNSUPPORTED_SAMPLING.items():
         if name == "add_special_tokens":
             neutral = (given.get("messages") is None,)
-        if name in given and (error := refusal(name, given[name], neutral, {**REASONS, **BATCH_REASONS})) is not None:
+        if name in given and (error := refusal(name, given[name], neutral, _PLAIN_REASONS)) is not None:
             raise error
 
 

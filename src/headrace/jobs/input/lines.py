@@ -44,6 +44,7 @@ from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.prompts import template_variables
 from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label
+from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
 
@@ -65,6 +66,7 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[str, ...] = ()  # warnings for the summary
     prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
     is_embedding: bool = False  # the prompts are embedded; `params` is not used
+    tool_request: ChatRequest | None = None  # of a chat with tools, which `LinePreparer` reads: they need the tokenizer
 
     @property
     def question(self) -> str:
@@ -213,6 +215,7 @@ class LineParser:
             read.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(read.model),
+            tool_request=read.tool_request,
         )
 
     def _parse_embedding(self, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:

@@ -28,10 +28,11 @@ from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedd
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, bad_request, error_object
 from headrace.openai.logprobs import chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
-from headrace.openai.sampling import check_label
+from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.tool_use import ToolCalls
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 
@@ -50,7 +51,7 @@ _LABELS = ("cache_salt", "request_id")
 # Fields that differ from line to line. `read_body` checks them, and the other fields are checked once for each set of
 # values (`fields.ParamsReader`).
 CHECKED_APART = {
-    CHAT: frozenset({"messages", "model", "chat_template_kwargs", *_LABELS}),
+    CHAT: frozenset({"messages", "model", "chat_template_kwargs", "tools", "tool_choice", *_LABELS}),
     COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
 }
 
@@ -104,6 +105,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     template_options: Mapping[str, Any]
     cache_salt: str | None
     model: str | None
+    tool_request: ChatRequest | None = None  # if it has tools
 
 
 def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
@@ -120,7 +122,14 @@ def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
     messages = body.get("messages")
     if type(messages) is not list or set(map(type, messages)) != {dict}:
         messages = convert(ChatRequest, body).messages
-    return Body(None, messages, _template_options(body), body.get("cache_salt"), model)
+    tools = _tool_request(body) if "tools" in body or "tool_choice" in body else None
+    return Body(None, messages, _template_options(body), body.get("cache_salt"), model, tools)
+
+
+def _tool_request(body: dict[str, Any]) -> ChatRequest | None:
+    request = convert(ChatRequest, body)
+    check_tool_choice(request)
+    return request if request.tools else None
 
 
 def _one_prompt(body: dict[str, Any]) -> str | list[int]:
@@ -143,7 +152,7 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-Shape: TypeAlias = EmbeddingFormat
+Shape: TypeAlias = EmbeddingFormat | ToolCalls
 
 
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -158,7 +167,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
         if self.shape is None:
             body = self._completion(output, facts, own_id)
         else:
-            body = _shaped(self.shape, output, facts)
+            body = _shaped(self.shape, output, facts, own_id)
         return _ANSWER % (own_id, encode(self.custom_id), own_id, body)
 
     def _completion(self, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
@@ -212,9 +221,25 @@ _ANSWER = (
 )
 
 
-def _shaped(shape: Shape, output: LineOutput, facts: JobFacts) -> bytes:
+def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
     """The body of an answer that is not a completion object with plain text."""
-    return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
+    if isinstance(shape, EmbeddingFormat):
+        return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
+    choices = b",".join([_tool_choice(answer, shape, facts) for answer in output.answers])
+    own_id = CHAT_ID_PREFIX.encode() + own_id
+    return completion_body(CHAT_OBJECT, own_id, facts.now(), facts.model_name_text, choices, usage(output))
+
+
+def _tool_choice(answer: LineAnswer, calls: ToolCalls, facts: JobFacts) -> bytes:
+    message = calls.message(answer.text, answer.finish_reason)
+    return chat_choice(
+        answer.index,
+        message.content,
+        message.finish_reason,
+        answer.stop_reason,
+        logprobs=b"null" if answer.logprobs is None else encode(chat_logprobs(answer.logprobs, facts.tokenizer)),
+        message=message.more,
+    )
 
 
 def _chat_choice(answer: LineAnswer, facts: JobFacts) -> bytes:

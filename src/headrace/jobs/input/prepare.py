@@ -16,7 +16,10 @@ from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
+from headrace.jobs.input.openai_lines import OpenAIReply
+from headrace.jobs.input.tool_lines import ToolLines
 from headrace.openai.prompts import render_chat
+from headrace.openai.schema.chat import ChatRequest
 from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
@@ -78,6 +81,7 @@ class LinePreparer:
         self._parser = parser
         self._prompts = prompts
         self._num_questions = 0
+        self._tools = ToolLines(prompts)
 
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
         return map(self.prepare, batches)
@@ -93,11 +97,11 @@ class LinePreparer:
             if isinstance(request, BadLine):
                 items[place] = request
             elif request.messages is not None:
-                text = self._render(request)
-                if isinstance(text, BadLine):
-                    items[place] = text
+                rendered = self._render(place, request)
+                if isinstance(rendered, BadLine):
+                    items[place] = rendered
                 else:
-                    without.append((place, request, text))
+                    without.append(rendered)
             elif isinstance(request.prompt, str):
                 with_special.append((place, request, request.prompt))
             else:
@@ -106,12 +110,22 @@ class LinePreparer:
         self._tokenize(self._without_long(without, items), items, add_special_tokens=False)
         return [item for item in items if item is not None]
 
-    def _render(self, request: LineRequest) -> str | BadLine:
+    def _render(self, place: int, request: LineRequest) -> _Rendered | BadLine:
         assert request.messages is not None
         try:
-            return render_chat(self._prompts, request.messages, request.template_options)
+            if request.tool_request is not None:
+                return self._render_with_tools(place, request, request.tool_request)
+            return place, request, render_chat(self._prompts, request.messages, request.template_options)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
+
+    def _render_with_tools(self, place: int, request: LineRequest, asked: ChatRequest) -> _Rendered:
+        use = self._tools.use_of(asked)
+        text = render_chat(self._prompts, asked.messages, request.template_options, tools=use.tools)
+        assert isinstance(request.reply, OpenAIReply)
+        reply = msgspec.structs.replace(request.reply, shape=use.calls)
+        params = self._tools.params_of(request.params, use)
+        return place, msgspec.structs.replace(request, reply=reply, params=params), text
 
     def _read_prompts(self, request: LineRequest) -> Work | BadLine:
         """Token ids, or several prompts."""
