@@ -52,7 +52,6 @@ DIFFERENCES = {
     "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
     "another model": "a job answers lines for any model and notes it: batch files are written for another model's name",
     "max_tokens past the context": "a job shortens the answer, as one setting is for lines of many lengths",
-    "several prompts": "a batch line has one answer object for one custom_id, and prompts are grouped by the job",
     **dict.fromkeys(NOT_IN_BATCH, "read by the server only; a batch line refuses it by name"),
     "add_special_tokens": "read by the server only; a batch line refuses it by name",
 }
@@ -129,6 +128,16 @@ ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "token ids": {"prompt": [5, 6, 7]},
     "a list of one": {"prompt": ["hi"]},
     "a list of token ids": {"prompt": [[5, 6, 7]]},
+    "several prompts": {"prompt": ["hi", "a longer one", "hi"]},
+    "several token lists": {"prompt": [[5, 6, 7], [8], [9, 10]]},
+    "several prompts, default length": {"prompt": ["hi", "you"], "max_tokens": None},
+    "several prompts, n": {"prompt": ["hi", "you"], "n": 3, "temperature": 1, "seed": 5},
+    "several prompts, best_of": {"prompt": ["hi", "you"], "n": 2, "best_of": 3, "temperature": 1, "seed": 5},
+    "several prompts, stop": {"prompt": ["hi", "you"], "stop": [chr(code) for code in range(97, 113)]},
+    "several prompts, stop tokens": {"prompt": ["hi", "you"], "stop_token_ids": list(range(10, 25)), "max_tokens": 30},
+    "several prompts, logprobs": {"prompt": ["hi", "you"], "logprobs": 2},
+    "several prompts, format": {"prompt": ["hi", "you"], "response_format": FORMAT, "max_tokens": 60},
+    "several prompts, salt": {"prompt": ["hi", "you"], "cache_salt": "a", "request_id": "mine too"},
 }
 
 # Bodies that both refuse, for both endpoints.
@@ -213,6 +222,11 @@ REFUSED_TEXT: dict[str, dict[str, Any]] = {
     "logprobs type": {"logprobs": True},
     "messages": {"messages": MESSAGES},
     "too long": {"prompt": [5] * 512},
+    "one of several is too long": {"prompt": ["hi", "x" * 600]},
+    "one of several is empty": {"prompt": ["hi", ""]},
+    "one of several is outside": {"prompt": [[5], [10**6]]},
+    "too many prompts": {"prompt": ["hi"] * 1025},
+    "too many sequences": {"prompt": ["hi"] * 100, "n": 100},
 }
 
 
@@ -304,7 +318,6 @@ def both(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     others = {
         "another model": (TEXT, {**GOOD[TEXT], "model": "gpt-9"}),
         "past the context": (TEXT, {"prompt": [5] * 500, "max_tokens": 100, "temperature": 0}),
-        "two prompts": (TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]}),
     }
     directory = tmp_path_factory.mktemp("contract")
     lines = run_lines(tiny_directory, directory, {**prefixed("good"), **prefixed("bad"), **only, **others})
@@ -387,9 +400,3 @@ def test_a_job_shortens_an_answer_to_the_context(both: Both) -> None:
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     status, body = both.line("past the context")
     assert status == 200 and body["usage"]["total_tokens"] <= 512
-
-
-def test_a_batch_line_has_one_prompt(both: Both) -> None:
-    assert both.http(TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]})[0] == 200
-    status, body = both.line("two prompts")
-    assert (status, body["error"]["param"]) == (400, "prompt")

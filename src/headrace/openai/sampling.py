@@ -16,6 +16,7 @@ from headrace.sched.limits import check_prompt_len, context_error
 from headrace.types import MAX_LOGPROBS, SamplingParams
 
 MAX_N = 128  # OpenAI's
+MAX_SEQUENCES = 4096  # prompts times answers to each
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_ID_CHARACTERS = 256
@@ -110,6 +111,13 @@ def completion_params(
     if limit.num_tokens == 0:  # a prompt that is only scored still has one token sampled, which is not shown
         limit = AnswerLimit(1)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def check_num_sequences(params: SamplingParams, num_prompts: int) -> None:
+    if params.num_sequences * num_prompts > MAX_SEQUENCES:
+        raise bad_request(
+            f"{num_prompts:,} prompts with {params.num_sequences} answers each are more than {MAX_SEQUENCES:,}", "n"
+        )
 
 
 def sampling_params(

@@ -125,9 +125,9 @@ def batch_line(number: int) -> str:
     text: dict[str, Any] = {"prompt": f"line {number}", "max_tokens": 1 + number % 7}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/embeddings": {"input": prompts},
-        "/v1/completions": text,
+        "/v1/completions": text if number % 3 else {**text, "prompt": prompts, "n": 1 + number % 2},
     }
-    url = list(bodies)[number % len(bodies)]
+    url = list(bodies)[number // 2 % len(bodies)]
     return json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": url, "body": bodies[url]})
 
 

@@ -143,3 +143,60 @@ def test_a_line_of_embeddings_can_be_poison(write_lines: WriteLines, start: Star
     report = run(source, faulty)
     assert (report.tally.num_answered, dict(report.tally.errors)) == (5, {"poison_request": 1})
     assert read(source)["3"][0] == 500
+
+
+# Several prompts.
+
+
+def test_the_answers_to_several_prompts_are_numbered_one_after_the_other(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(line("text", "a", prompt=["hi", "hi", "hello"], n=2, max_tokens=8, ignore_eos=True))
+    report = run(source, start)
+    assert (report.tally.num_answered, report.tally.num_generated_tokens) == (1, 3 * 2 * 8)
+    status, body = read(source)["a"]
+    assert status == 200 and [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert body["usage"]["prompt_tokens"] == 2 + 2 + 5 and body["usage"]["completion_tokens"] == 48
+    texts = [choice["text"] for choice in body["choices"]]
+    assert len(set(texts)) == 6, "equal prompts without a seed have equal answers"
+
+
+def test_several_prompts_are_answered_like_one(write_lines: WriteLines, start: Start) -> None:
+    fields = {"max_tokens": 8, "seed": 3, "temperature": 1}
+    source = write_lines(
+        line("text", "both", prompt=["a", "b"], **fields),
+        line("text", "first", prompt="a", **fields),
+        line("text", "second", prompt="b", **fields),
+    )
+    assert run(source, start).exit_code == 0
+    texts = {name: [choice["text"] for choice in body["choices"]] for name, (_, body) in read(source).items()}
+    assert texts["both"] == texts["first"] + texts["second"]
+
+
+def test_a_line_of_more_sequences_than_the_engine_runs(write_lines: WriteLines, start: Start) -> None:
+    prompts = [f"prompt {number}" for number in range(60)]
+    lines = [line("text", f"{number}", prompt=f"line {number}", max_tokens=4) for number in range(30)]
+    source = write_lines(line("text", "many", prompt=prompts, n=2, max_tokens=3), *lines)
+    assert run(source, start).tally.num_answered == 31
+    assert len(read(source)["many"][1]["choices"]) == 120
+
+
+def test_lines_of_several_prompts_survive_the_death_of_the_engine(write_lines: WriteLines, start: Start) -> None:
+    def many(number: int) -> dict[str, Any]:
+        prompts = [f"{number} {part}" for part in range(4)]
+        return line("text", f"{number}", prompt=prompts, max_tokens=3 + number % 5, temperature=0)
+
+    source = write_lines(*map(many, range(20)))
+    assert run(source, start).exit_code == 0
+    expected = {name: body["choices"] for name, (_, body) in read(source).items()}
+    faulty = FaultyStart(start, FaultyRunner(dies_at=(3, 9, 15)))
+    assert run(source, faulty, overwrite=True).exit_code == 0
+    assert len(faulty.submitted) == 4
+    assert {name: body["choices"] for name, (_, body) in read(source).items()} == expected
+
+
+def test_a_line_of_several_prompts_is_retried_as_a_whole(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(line("text", "a", prompt=["x", "y"], max_tokens=2), line("text", "b", prompt="z"))
+    faulty = FaultyStart(start, FaultyRunner(), fails=["0.0.0", "0.1.1", "0.2.0", "0.3.1", "0.4.0"])
+    report = run(source, faulty)
+    assert (report.tally.num_answered, dict(report.tally.errors)) == (1, {"engine_error": 1})
+    assert read(source)["a"][0] == 500 and read(source)["b"][0] == 200
+    assert max(faulty.submitted[0]) == "1" and faulty.submitted[0].count("0.4.1") == 1

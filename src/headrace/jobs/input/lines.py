@@ -43,7 +43,7 @@ from headrace.jobs.input.plain_lines import (
 from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.prompts import template_variables
-from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label
+from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label, check_num_sequences
 from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
@@ -206,6 +206,8 @@ class LineParser:
             body = with_overrides(body, self._overrides)
         params = self._body_readers[endpoint].read(body, self._body_names.of(body, endpoint))
         read = read_body(body, endpoint)
+        if read.prompts is not None:
+            check_num_sequences(params, len(read.prompts))
         return LineRequest(
             reply,
             params,
@@ -215,6 +217,7 @@ class LineParser:
             read.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(read.model),
+            read.prompts,
             tool_request=read.tool_request,
         )
 
@@ -279,7 +282,10 @@ def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return prompt
     if isinstance(prompt, list) and all(isinstance(item, (str, list)) for item in prompt):
-        raise RequestError(f"{len(prompt)} prompts in one line; give each a line of its own", param="prompt")
+        raise RequestError(
+            f"{len(prompt)} prompts in one line; give each a line of its own, or use OpenAI's batch format",
+            param="prompt",
+        )
     raise RequestError(f"prompt must be text or a list of token ids, got {_kind(prompt)}", param="prompt")
 
 

@@ -25,7 +25,7 @@ from headrace.openai.choices import (
     text_choice,
 )
 from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedding_inputs
-from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, bad_request, error_object
+from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.logprobs import chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
 from headrace.openai.sampling import check_label, check_tool_choice
@@ -98,7 +98,7 @@ def read_embedding_body(body: dict[str, Any]) -> EmbeddingBody:
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
-    """What differs from line to line. Either `prompt` or `messages` is set."""
+    """What differs from line to line. One of `prompt`, `prompts` and `messages` is set."""
 
     prompt: str | list[int] | None
     messages: Messages | None
@@ -106,6 +106,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     cache_salt: str | None
     model: str | None
     tool_request: ChatRequest | None = None  # if it has tools
+    prompts: list[str | list[int]] | None = None  # instead of `prompt`, if there are several
 
 
 def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
@@ -118,7 +119,12 @@ def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
             check_label(name, getattr(request, name))
     if endpoint == COMPLETIONS:
         prompt = body.get("prompt")
-        return Body(prompt if type(prompt) is str else _one_prompt(body), None, {}, body.get("cache_salt"), model)
+        if type(prompt) is str:
+            return Body(prompt, None, {}, body.get("cache_salt"), model)
+        prompts = _prompts(body)
+        if len(prompts) == 1:
+            return Body(prompts[0], None, {}, body.get("cache_salt"), model)
+        return Body(None, None, {}, body.get("cache_salt"), model, prompts=prompts)
     messages = body.get("messages")
     if type(messages) is not list or set(map(type, messages)) != {dict}:
         messages = convert(ChatRequest, body).messages
@@ -132,12 +138,9 @@ def _tool_request(body: dict[str, Any]) -> ChatRequest | None:
     return request if request.tools else None
 
 
-def _one_prompt(body: dict[str, Any]) -> str | list[int]:
-    prompts = as_prompts(convert(CompletionRequest, body).prompt)
-    if len(prompts) > 1:
-        raise bad_request(f"{len(prompts)} prompts in one line; give each a line of its own", "prompt")
-    (prompt,) = prompts
-    return prompt  # type: ignore[return-value]  # prompts of JSON are texts and lists
+def _prompts(body: dict[str, Any]) -> list[str | list[int]]:
+    prompts: list[Any] = as_prompts(convert(CompletionRequest, body).prompt)
+    return prompts
 
 
 def _template_options(body: dict[str, Any]) -> Mapping[str, Any]:
