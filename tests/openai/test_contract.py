@@ -24,11 +24,12 @@ from headrace.server.http.app import App, Services
 from headrace.server.options import ServerOptions
 from tests.server.serving import MODEL, FakeMetrics, FakeRequestQueue, FakeState
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES, "max_tokens": 6, "temperature": 0},
     TEXT: {"prompt": "hi", "max_tokens": 6, "temperature": 0},
+    RESPONSES: {"input": "hi", "max_output_tokens": 6, "temperature": 0},
 }
 SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "num_gpu_blocks_override": 256, "enable_prefix_caching": False}
 SCHEMA = {
@@ -46,7 +47,7 @@ CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
 # Every difference between the two, with its reason.
 DIFFERENCES = {
     "id": "ids of the request and of tool calls; a batch line derives the first from the job and the line",
-    "created": "the time of the answer",
+    "created": "the time of the answer (in responses `created_at`)",
     "last digits of log-probabilities": "they depend on what else is in the batch",
     "name of the model": "the server has --served-model-name; a job names the model it was given",
     "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
@@ -140,6 +141,39 @@ ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "several prompts, salt": {"prompt": ["hi", "you"], "cache_salt": "a", "request_id": "mine too"},
 }
 
+ANSWERED_RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no limit": {"max_output_tokens": None, "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+    "instructions": {"instructions": "Be brief."},
+    "messages": {
+        "input": [
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "yes?"}]},
+            {"role": "user", "content": "well"},
+        ]
+    },
+    "function call": {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "sunny"},
+        ]
+    },
+    "sampling": {"temperature": 1, "seed": 5, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.5},
+    "more sampling": {"repetition_penalty": 1.2, "frequency_penalty": 1, "ignore_eos": True},
+    "logprobs": {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},
+    "only the chosen token": {"include": ["message.output_text.logprobs"]},
+    "format": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}, "max_output_tokens": 60},
+    "text format": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+    "labels": {"user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y"},
+    "hints": {"store": True, "reasoning": {"effort": "high"}},
+    "neutral": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "truncation": "disabled"},
+    "neutral state": {"background": False, "previous_response_id": None, "stream": False, "priority": 0},
+    "salt, id and model": {"cache_salt": "a", "request_id": "one", "model": MODEL},
+    "whole numbers": {"max_output_tokens": 4.0, "seed": 5.0},
+}
+
 # Bodies that both refuse, for both endpoints.
 REFUSED: dict[str, dict[str, Any]] = {
     "unknown": {"temprature": 1},
@@ -230,19 +264,56 @@ REFUSED_TEXT: dict[str, dict[str, Any]] = {
 }
 
 
-def cases(shared: dict[str, Any], of_chat: dict[str, Any], of_text: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+REFUSED_RESPONSES: dict[str, dict[str, Any]] = {
+    "no input": {"input": None},
+    "empty input": {"input": []},
+    "input type": {"input": 5},
+    "item": {"input": [{"type": "computer_call"}]},
+    "stored item": {"input": [{"type": "item_reference", "id": "x"}]},
+    "image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    "role": {"input": [{"content": "hi"}]},
+    "too long": {"input": "x" * 600},
+    "unknown": {"temprature": 1},
+    "names of chats": {"max_tokens": 5},
+    "n": {"n": 2},
+    "max_output_tokens": {"max_output_tokens": 0},
+    "temperature": {"temperature": -1},
+    "top_logprobs": {"top_logprobs": 21},
+    "include": {"include": ["reasoning.encrypted_content"]},
+    "tools": {"tools": [WEATHER]},
+    "tool_choice": {"tool_choice": "required"},
+    "truncation": {"truncation": "auto"},
+    "state": {"previous_response_id": "resp_1"},
+    "background": {"background": True},
+    "text": {"text": {"tone": "warm"}},
+    "format": {"text": {"format": {"type": "xml"}}},
+    "schema": {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wrong"}}}},
+    "metadata": {"metadata": {"a": 1}},
+    "user": {"user": 5},
+    "instructions": {"instructions": 5},
+    "salt": {"cache_salt": ""},
+    "request id": {"request_id": "a\nb"},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
+}
+
+
+def cases(shared: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """`shared`: for chats and completions; `own`: by path."""
     return {
         f"{path.split('/')[2]}: {name}": (path, {**GOOD[path], **more})
-        for path, own in ((CHAT, of_chat), (TEXT, of_text))
-        for name, more in {**shared, **own}.items()
+        for path, of_path in own.items()
+        for name, more in (of_path if path == RESPONSES else shared | of_path).items()
     }
 
 
-GOOD_CASES = cases(ANSWERED, ANSWERED_CHAT, ANSWERED_TEXT)
-BAD_CASES = cases(REFUSED, REFUSED_CHAT, REFUSED_TEXT)
+GOOD_CASES = cases(ANSWERED, {CHAT: ANSWERED_CHAT, TEXT: ANSWERED_TEXT, RESPONSES: ANSWERED_RESPONSES})
+BAD_CASES = cases(REFUSED, {CHAT: REFUSED_CHAT, TEXT: REFUSED_TEXT, RESPONSES: REFUSED_RESPONSES})
 # The path, a field of `DIFFERENCES`, and a body that only the server reads.
 SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
+    "stream of a response": (RESPONSES, "stream", {"stream": True}),
+    "priority of a response": (RESPONSES, "priority", {"priority": 1}),
     "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),
     "continue_final_message": (CHAT, "continue_final_message", {"continue_final_message": True}),
     "special tokens of a chat": (CHAT, "add_special_tokens", {"add_special_tokens": True}),
@@ -334,7 +405,7 @@ def prefixed(kind: str) -> dict[str, tuple[str, Any]]:
 def comparable(value: Any) -> Any:
     """Without what differs by its nature."""
     if isinstance(value, dict):
-        return {name: comparable(item) for name, item in value.items() if name not in ("id", "created")}
+        return {name: comparable(item) for name, item in value.items() if name not in ("id", "created", "created_at")}
     return [comparable(item) for item in value] if isinstance(value, list) else value
 
 

@@ -127,6 +127,14 @@ def batch_line(number: int) -> str:
         "/v1/embeddings": {"input": prompts},
         "/v1/completions": text if number % 3 else {**text, "prompt": prompts, "n": 1 + number % 2},
     }
+    tool = {"type": "function", "function": {"name": "f"}}
+    bodies["/v1/responses"] = {"input": f"line {number}", "max_output_tokens": 1 + number % 7, "user": "me"}
+    bodies["/v1/chat/completions"] = {
+        "messages": [{"role": "user", "content": f"line {number}"}],
+        "max_tokens": 20 + number % 7,
+        "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+    }
     url = list(bodies)[number // 2 % len(bodies)]
     return json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": url, "body": bodies[url]})
 

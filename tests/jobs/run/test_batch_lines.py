@@ -22,7 +22,9 @@ from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart
 Start = Callable[..., Engine]
 WriteLines = Callable[..., Path]
 
-URLS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "embed": "/v1/embeddings"}
+URLS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "embed": "/v1/embeddings"} | {
+    "response": "/v1/responses"
+}
 
 
 def line(kind: str, custom_id: str, **body: Any) -> dict[str, Any]:
@@ -200,3 +202,59 @@ def test_a_line_of_several_prompts_is_retried_as_a_whole(write_lines: WriteLines
     assert (report.tally.num_answered, dict(report.tally.errors)) == (1, {"engine_error": 1})
     assert read(source)["a"][0] == 500 and read(source)["b"][0] == 200
     assert max(faulty.submitted[0]) == "1" and faulty.submitted[0].count("0.4.1") == 1
+
+
+# Responses.
+
+
+def test_a_response_takes_the_jobs_defaults_and_has_one_message(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(
+        line("response", "a", input="hi"),
+        line("response", "b", input="hi", max_output_tokens=2, temperature=0),
+        line("chat", "chat", messages=[{"role": "user", "content": "hi"}]),
+    )
+    defaults = {"max_tokens": 5, "temperature": 0.5, "n": 2, "ignore_eos": True}
+    assert run(source, start, defaults=defaults).exit_code == 0
+    bodies = {name: body for name, (_, body) in read(source).items()}
+    assert [bodies[name]["usage"]["output_tokens"] for name in ("a", "b")] == [5, 2]
+    assert [bodies[name]["temperature"] for name in ("a", "b")] == [0.5, 0]
+    assert [bodies[name]["status"] for name in ("a", "b")] == ["incomplete"] * 2
+    assert len(bodies["a"]["output"]) == 1 and len(bodies["chat"]["choices"]) == 2
+    assert bodies["a"]["max_output_tokens"] is None
+
+
+def test_a_response_that_is_too_short_is_computed_again(write_lines: WriteLines, start: Start) -> None:
+    source = write_lines(
+        line("response", "a", input="hi", max_output_tokens=2, ignore_eos=True),
+        line("embed", "b", input="hi"),
+    )
+    assert run(source, start).exit_code == 0
+    report = run(source, start, redo="finish_reason=length", overrides={"max_tokens": 4})
+    assert (report.num_before, report.tally.num_answered) == (1, 1)
+    assert read(source)["a"][1]["usage"]["output_tokens"] == 4
+
+
+# Tools.
+
+
+def test_lines_with_the_same_tools_share_parameters_and_grammar(write_lines: WriteLines, start: Start) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    choice = {"type": "function", "function": {"name": "f"}}
+    lines = [
+        line("chat", f"{n}", messages=[{"role": "user", "content": f"{n}"}], tools=[tool], tool_choice=choice)
+        for n in range(3)
+    ]
+    source = write_lines(*lines)
+    submitted: list[Any] = []
+
+    def recording(config: EngineConfig, deliver: Any) -> Engine:
+        engine = start(config, deliver)
+        submit = engine.client.submit
+        engine.client.submit = lambda request: (submitted.append(request), submit(request))[1]  # type: ignore
+        return engine
+
+    assert run(source, recording, defaults={"max_tokens": 120}).exit_code == 0
+    assert len({id(request.params) for request in submitted}) == 1 and len(submitted) == 3
+    for _, body in read(source).values():
+        (call,) = body["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "f"

@@ -15,9 +15,11 @@ from headrace.jobs.input.field_names import BodyNames, PlainNames
 from headrace.jobs.input.fields import (
     UNTIL_CONTEXT_ENDS,
     ParamsReader,
+    as_response,
     read_chat,
     read_completion,
     read_plain,
+    read_response,
     sampling_names,
     with_overrides,
 )
@@ -25,6 +27,7 @@ from headrace.jobs.input.openai_lines import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    RESPONSES,
     Endpoint,
     OpenAIReply,
     is_openai,
@@ -43,6 +46,8 @@ from headrace.jobs.input.plain_lines import (
 from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.prompts import template_variables
+from headrace.openai.response_items import as_messages
+from headrace.openai.responses import ResponseFields
 from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label, check_num_sequences
 from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
@@ -107,6 +112,7 @@ class LineParser:
         self._body_readers = {
             CHAT: ParamsReader(read_chat, {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults}),
             COMPLETIONS: ParamsReader(read_completion, {"max_tokens": DEFAULT_COMPLETION_TOKENS, **defaults}),
+            RESPONSES: ParamsReader(read_response, {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults}),
         }
         self._overrides = overrides or {}
         self._is_redone = is_redone
@@ -197,6 +203,8 @@ class LineParser:
         try:
             if endpoint == EMBEDDINGS:
                 return self._parse_embedding(envelope["body"], reply)
+            if endpoint == RESPONSES:
+                return self._parse_response(line, envelope["body"], reply)
             return self._parse_body(line, envelope["body"], endpoint, reply)
         except RequestError as error:
             return BadLine(reply, error)
@@ -233,6 +241,24 @@ class LineParser:
             notes=self._notes_on_model(read.model),
             prompts=None if is_one else read.prompts,
             is_embedding=True,
+        )
+
+    def _parse_response(self, line: InputLine, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
+        if self._overrides and self._is_redone(line.index):
+            body = with_overrides(body, self._overrides, limit_name="max_output_tokens")
+        params = self._body_readers[RESPONSES].read(body, self._body_names.of(body, RESPONSES))
+        request = as_response(body)
+        check_label("cache_salt", request.cache_salt)
+        check_label("request_id", request.request_id)
+        return LineRequest(
+            msgspec.structs.replace(reply, shape=ResponseFields.of(request, params)),
+            params,
+            None,
+            as_messages(request),
+            template_variables(request.chat_template_kwargs, None),
+            request.cache_salt,
+            self._seed_of(line, params),
+            self._notes_on_model(request.model),
         )
 
     def _params(

@@ -28,23 +28,26 @@ from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedd
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.logprobs import chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
+from headrace.openai.responses import ITEM_ID_PREFIX, RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
 from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.embeddings import EmbeddingRequest
 from headrace.openai.tool_use import ToolCalls
+from headrace.openai.usage import Usage
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
 EMBEDDINGS: Endpoint = "/v1/embeddings"
-ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, EMBEDDINGS)
+RESPONSES: Endpoint = "/v1/responses"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 DUPLICATE_ID = "duplicate_custom_id"
 ID_PREFIX = "batch_req_"
 RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format, and of no others
 
-_PROMPT_PARAMS: dict[Endpoint, str] = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
+_PROMPT_PARAMS: dict[Endpoint, str] = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input", RESPONSES: "input"}
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _LABELS = ("cache_salt", "request_id")
 
@@ -53,6 +56,7 @@ _LABELS = ("cache_salt", "request_id")
 CHECKED_APART = {
     CHAT: frozenset({"messages", "model", "chat_template_kwargs", "tools", "tool_choice", *_LABELS}),
     COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
+    RESPONSES: frozenset({"input", "instructions", "model", "chat_template_kwargs", *_LABELS}),
 }
 
 
@@ -155,7 +159,7 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-Shape: TypeAlias = EmbeddingFormat | ToolCalls
+Shape: TypeAlias = EmbeddingFormat | ToolCalls | ResponseFields
 
 
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -228,9 +232,25 @@ def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) ->
     """The body of an answer that is not a completion object with plain text."""
     if isinstance(shape, EmbeddingFormat):
         return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
+    if isinstance(shape, ResponseFields):
+        return _response(shape, output, facts, own_id.decode())
     choices = b",".join([_tool_choice(answer, shape, facts) for answer in output.answers])
     own_id = CHAT_ID_PREFIX.encode() + own_id
     return completion_body(CHAT_OBJECT, own_id, facts.now(), facts.model_name_text, choices, usage(output))
+
+
+def _response(fields: ResponseFields, output: LineOutput, facts: JobFacts, own_id: str) -> bytes:
+    writer = ResponseWriter(
+        fields,
+        facts.tokenizer,
+        id=RESPONSE_ID_PREFIX + own_id,
+        item_id=ITEM_ID_PREFIX + own_id,
+        model_name=facts.model_name,
+        created_at=facts.now(),
+    )
+    answer = output.answers[0]
+    usage = Usage(output.num_prompt_tokens, output.num_generated_tokens, output.num_cached_tokens)
+    return encode(writer.finished(answer.text, answer.logprobs, answer.finish_reason, usage))
 
 
 def _tool_choice(answer: LineAnswer, calls: ToolCalls, facts: JobFacts) -> bytes:
