@@ -24,11 +24,12 @@ from headrace.server.http.app import App, Services
 from headrace.server.options import ServerOptions
 from tests.server.serving import MODEL, FakeMetrics, FakeRequestQueue, FakeState
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES, "max_tokens": 6, "temperature": 0},
     TEXT: {"prompt": "hi", "max_tokens": 6, "temperature": 0},
+    RESPONSES: {"input": "hi", "max_output_tokens": 6, "temperature": 0},
 }
 SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "num_gpu_blocks_override": 256, "enable_prefix_caching": False}
 SCHEMA = {
@@ -39,17 +40,19 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+AGE = {"type": "function", "function": {"name": "age", "parameters": SCHEMA}}
+BOTH_TOOLS = {"tools": [WEATHER, AGE]}
+CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
 
 # Every difference between the two, with its reason.
 DIFFERENCES = {
-    "id": "an id of the request; a batch line derives it from the job and the line",
-    "created": "the time of the answer",
+    "id": "ids of the request and of tool calls; a batch line derives the first from the job and the line",
+    "created": "the time of the answer (in responses `created_at`)",
     "last digits of log-probabilities": "they depend on what else is in the batch",
     "name of the model": "the server has --served-model-name; a job names the model it was given",
     "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
     "another model": "a job answers lines for any model and notes it: batch files are written for another model's name",
     "max_tokens past the context": "a job shortens the answer, as one setting is for lines of many lengths",
-    "several prompts": "a batch line has one answer object for one custom_id, and prompts are grouped by the job",
     **dict.fromkeys(NOT_IN_BATCH, "read by the server only; a batch line refuses it by name"),
     "add_special_tokens": "read by the server only; a batch line refuses it by name",
 }
@@ -94,6 +97,16 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
     "both maxima": {"max_completion_tokens": 6},
     "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    "tools": BOTH_TOOLS,
+    "tools of several answers": {**BOTH_TOOLS, "n": 2, "temperature": 1, "seed": 4, "logprobs": True},
+    "tools that are not used": {**BOTH_TOOLS, "tool_choice": "none", "response_format": FORMAT, "max_tokens": 60},
+    "a call": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 200},
+    "any call": {**BOTH_TOOLS, "tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False},
+    "calls of several answers": {**BOTH_TOOLS, **CALL_AGE, "n": 3, "temperature": 1, "seed": 4, "max_tokens": 200},
+    "call cut in its arguments": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 46},
+    "call cut before its arguments": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 30},
+    "call cut before its name": {**BOTH_TOOLS, **CALL_AGE, "max_tokens": 3},
+    "one of two calls, cut before its name": {**BOTH_TOOLS, "tool_choice": "required", "max_tokens": 3},
     "effort": {"reasoning_effort": "high"},
     "thinking": {"chat_template_kwargs": {"enable_thinking": False}},
     "several messages": {"messages": [{"role": "system", "content": "Be brief."}, *MESSAGES]},
@@ -116,6 +129,49 @@ ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "token ids": {"prompt": [5, 6, 7]},
     "a list of one": {"prompt": ["hi"]},
     "a list of token ids": {"prompt": [[5, 6, 7]]},
+    "several prompts": {"prompt": ["hi", "a longer one", "hi"]},
+    "several token lists": {"prompt": [[5, 6, 7], [8], [9, 10]]},
+    "several prompts, default length": {"prompt": ["hi", "you"], "max_tokens": None},
+    "several prompts, n": {"prompt": ["hi", "you"], "n": 3, "temperature": 1, "seed": 5},
+    "several prompts, best_of": {"prompt": ["hi", "you"], "n": 2, "best_of": 3, "temperature": 1, "seed": 5},
+    "several prompts, stop": {"prompt": ["hi", "you"], "stop": [chr(code) for code in range(97, 113)]},
+    "several prompts, stop tokens": {"prompt": ["hi", "you"], "stop_token_ids": list(range(10, 25)), "max_tokens": 30},
+    "several prompts, logprobs": {"prompt": ["hi", "you"], "logprobs": 2},
+    "several prompts, format": {"prompt": ["hi", "you"], "response_format": FORMAT, "max_tokens": 60},
+    "several prompts, salt": {"prompt": ["hi", "you"], "cache_salt": "a", "request_id": "mine too"},
+}
+
+ANSWERED_RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no limit": {"max_output_tokens": None, "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+    "instructions": {"instructions": "Be brief."},
+    "messages": {
+        "input": [
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "yes?"}]},
+            {"role": "user", "content": "well"},
+        ]
+    },
+    "function call": {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "sunny"},
+        ]
+    },
+    "sampling": {"temperature": 1, "seed": 5, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.5},
+    "more sampling": {"repetition_penalty": 1.2, "frequency_penalty": 1, "ignore_eos": True},
+    "logprobs": {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},
+    "only the chosen token": {"include": ["message.output_text.logprobs"]},
+    "format": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}, "max_output_tokens": 60},
+    "text format": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+    "labels": {"user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y"},
+    "hints": {"store": True, "reasoning": {"effort": "high"}},
+    "neutral": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "truncation": "disabled"},
+    "neutral state": {"background": False, "previous_response_id": None, "stream": False, "priority": 0},
+    "salt, id and model": {"cache_salt": "a", "request_id": "one", "model": MODEL},
+    "whole numbers": {"max_output_tokens": 4.0, "seed": 5.0},
 }
 
 # Bodies that both refuse, for both endpoints.
@@ -176,6 +232,18 @@ REFUSED_CHAT: dict[str, dict[str, Any]] = {
     "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
     "reserved variable": {"chat_template_kwargs": {"tools": 1}},
     "tool_choice": {"tool_choice": "required"},
+    "tools type": {"tools": "weather"},
+    "tool type": {"tools": ["weather"]},
+    "tool without a name": {"tools": [{"type": "function", "function": {}}]},
+    "bad tool that is not used": {"tools": [{}], "tool_choice": "none"},
+    "tool_choice misspelt": {**BOTH_TOOLS, "tool_choice": "requird"},
+    "tool_choice of no tool": {"tools": [WEATHER], **CALL_AGE},
+    "tools and a format": {**BOTH_TOOLS, "response_format": FORMAT},
+    "a call and a format": {**BOTH_TOOLS, **CALL_AGE, "structured_outputs": {"regex": "a"}},
+    "tool with a bad schema": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "wrong"}}}],
+        "tool_choice": "required",
+    },
     "too long": {"messages": [{"role": "user", "content": "x" * 600}]},
 }
 REFUSED_TEXT: dict[str, dict[str, Any]] = {
@@ -188,23 +256,64 @@ REFUSED_TEXT: dict[str, dict[str, Any]] = {
     "logprobs type": {"logprobs": True},
     "messages": {"messages": MESSAGES},
     "too long": {"prompt": [5] * 512},
+    "one of several is too long": {"prompt": ["hi", "x" * 600]},
+    "one of several is empty": {"prompt": ["hi", ""]},
+    "one of several is outside": {"prompt": [[5], [10**6]]},
+    "too many prompts": {"prompt": ["hi"] * 1025},
+    "too many sequences": {"prompt": ["hi"] * 100, "n": 100},
 }
 
 
-def cases(shared: dict[str, Any], of_chat: dict[str, Any], of_text: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+REFUSED_RESPONSES: dict[str, dict[str, Any]] = {
+    "no input": {"input": None},
+    "empty input": {"input": []},
+    "input type": {"input": 5},
+    "item": {"input": [{"type": "computer_call"}]},
+    "stored item": {"input": [{"type": "item_reference", "id": "x"}]},
+    "image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    "role": {"input": [{"content": "hi"}]},
+    "too long": {"input": "x" * 600},
+    "unknown": {"temprature": 1},
+    "names of chats": {"max_tokens": 5},
+    "n": {"n": 2},
+    "max_output_tokens": {"max_output_tokens": 0},
+    "temperature": {"temperature": -1},
+    "top_logprobs": {"top_logprobs": 21},
+    "include": {"include": ["reasoning.encrypted_content"]},
+    "tools": {"tools": [WEATHER]},
+    "tool_choice": {"tool_choice": "required"},
+    "truncation": {"truncation": "auto"},
+    "state": {"previous_response_id": "resp_1"},
+    "background": {"background": True},
+    "text": {"text": {"tone": "warm"}},
+    "format": {"text": {"format": {"type": "xml"}}},
+    "schema": {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wrong"}}}},
+    "metadata": {"metadata": {"a": 1}},
+    "user": {"user": 5},
+    "instructions": {"instructions": 5},
+    "salt": {"cache_salt": ""},
+    "request id": {"request_id": "a\nb"},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
+}
+
+
+def cases(shared: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """`shared`: for chats and completions; `own`: by path."""
     return {
         f"{path.split('/')[2]}: {name}": (path, {**GOOD[path], **more})
-        for path, own in ((CHAT, of_chat), (TEXT, of_text))
-        for name, more in {**shared, **own}.items()
+        for path, of_path in own.items()
+        for name, more in (of_path if path == RESPONSES else shared | of_path).items()
     }
 
 
-GOOD_CASES = cases(ANSWERED, ANSWERED_CHAT, ANSWERED_TEXT)
-BAD_CASES = cases(REFUSED, REFUSED_CHAT, REFUSED_TEXT)
+GOOD_CASES = cases(ANSWERED, {CHAT: ANSWERED_CHAT, TEXT: ANSWERED_TEXT, RESPONSES: ANSWERED_RESPONSES})
+BAD_CASES = cases(REFUSED, {CHAT: REFUSED_CHAT, TEXT: REFUSED_TEXT, RESPONSES: REFUSED_RESPONSES})
 # The path, a field of `DIFFERENCES`, and a body that only the server reads.
 SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
-    "tools": (CHAT, "tools", {"tools": [WEATHER]}),
+    "stream of a response": (RESPONSES, "stream", {"stream": True}),
+    "priority of a response": (RESPONSES, "priority", {"priority": 1}),
     "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),
     "continue_final_message": (CHAT, "continue_final_message", {"continue_final_message": True}),
     "special tokens of a chat": (CHAT, "add_special_tokens", {"add_special_tokens": True}),
@@ -280,7 +389,6 @@ def both(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     others = {
         "another model": (TEXT, {**GOOD[TEXT], "model": "gpt-9"}),
         "past the context": (TEXT, {"prompt": [5] * 500, "max_tokens": 100, "temperature": 0}),
-        "two prompts": (TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]}),
     }
     directory = tmp_path_factory.mktemp("contract")
     lines = run_lines(tiny_directory, directory, {**prefixed("good"), **prefixed("bad"), **only, **others})
@@ -294,9 +402,11 @@ def prefixed(kind: str) -> dict[str, tuple[str, Any]]:
     return {f"{kind} {name}": case for name, case in chosen.items()}
 
 
-def comparable(body: dict[str, Any]) -> dict[str, Any]:
+def comparable(value: Any) -> Any:
     """Without what differs by its nature."""
-    return {name: value for name, value in body.items() if name not in ("id", "created")}
+    if isinstance(value, dict):
+        return {name: comparable(item) for name, item in value.items() if name not in ("id", "created", "created_at")}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
 
 
 def about(value: Any) -> Any:
@@ -317,6 +427,16 @@ def test_an_answer_is_the_same_over_http_and_as_a_batch_line(both: Both, name: s
     line_body["model"] = body["model"]  # the server's name for it; the job uses the model's path
     assert comparable(line_body) == about(comparable(body))
     assert line_body.keys() == body.keys()
+
+
+@pytest.mark.parametrize("cut", ["", " cut in its arguments", " cut before its arguments", " cut before its name"])
+def test_a_batch_line_calls_a_tool(both: Both, cut: str) -> None:
+    name = f"call{cut}" if cut else "a call"
+    (choice,) = both.line(f"good chat: {name}")[1]["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["type"], call["function"]["name"], choice["message"]["content"]) == ("function", "age", None)
+    assert choice["finish_reason"] == ("length" if cut else "tool_calls")
+    assert bool(call["function"]["arguments"]) == (cut in ("", " cut in its arguments"))
 
 
 @pytest.mark.parametrize("name", BAD_CASES)
@@ -351,9 +471,3 @@ def test_a_job_shortens_an_answer_to_the_context(both: Both) -> None:
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     status, body = both.line("past the context")
     assert status == 200 and body["usage"]["total_tokens"] <= 512
-
-
-def test_a_batch_line_has_one_prompt(both: Both) -> None:
-    assert both.http(TEXT, {**GOOD[TEXT], "prompt": ["a", "b"]})[0] == 200
-    status, body = both.line("two prompts")
-    assert (status, body["error"]["param"]) == (400, "prompt")

@@ -89,14 +89,12 @@ NOT_IN_BATCH: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "stream": (False,),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 BATCH_REASONS = {
     "priority": "a batch job chooses its own order",
     "stream": "a batch job writes whole answers",
-    "tools": "a batch job writes answers as text",
 }
 
 

@@ -24,28 +24,25 @@ _RESERVED = frozenset(
 )
 
 
-def as_prompts(given: str | list[Any] | None) -> list[Prompt]:
-    """OpenAI's four forms: text, texts, token ids, lists of token ids."""
+def as_prompts(given: str | list[Any] | None, param: str = "prompt", *, max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
+    """OpenAI's four forms: text, texts, token ids, lists of token ids. `param`: the field's name."""
     if given is None:
-        raise bad_request("prompt is missing", "prompt", MISSING)
+        raise bad_request(f"{param} is missing", param, MISSING)
     if isinstance(given, str):
         return [given]
     if not given:
-        raise bad_request("prompt is an empty list", "prompt", "empty_prompt")
+        raise bad_request(f"{param} is an empty list", param, "empty_prompt")
     kinds = set(map(type, given))
     if kinds == {int}:
         return [given]
-    if len(given) > MAX_PROMPTS:
-        raise bad_request(f"prompt has {len(given):,} prompts; at most {MAX_PROMPTS:,} are taken at once", "prompt")
+    if len(given) > max_prompts:
+        raise bad_request(f"{param} has {len(given):,} prompts; at most {max_prompts:,} are taken at once", param)
     if kinds == {str}:
         return given
+    forms = "text, a list of texts, a list of token ids, or a list of such lists"
     for index, item in enumerate(given):
         if not isinstance(item, list) or set(map(type, item)) - {int}:
-            raise bad_request(
-                f"prompt[{index}]: prompt must be text, a list of texts, a list of token ids, or a list of such lists",
-                "prompt",
-                INVALID_TYPE,
-            )
+            raise bad_request(f"{param}[{index}]: {param} must be {forms}", param, INVALID_TYPE)
     return given
 
 

@@ -16,6 +16,7 @@ from headrace.sched.limits import check_prompt_len, context_error
 from headrace.types import MAX_LOGPROBS, SamplingParams
 
 MAX_N = 128  # OpenAI's
+MAX_SEQUENCES = 4096  # prompts times answers to each
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_ID_CHARACTERS = 256
@@ -86,12 +87,16 @@ def chat_params(
     """`defaults`: for fields that the request does not give. `more`: values that replace the request's."""
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    if not request.tools and request.tool_choice not in (None, "none", "auto"):
-        raise bad_request("tool_choice needs tools", "tool_choice")
+    check_tool_choice(request)
     check_logprobs("top_logprobs", request.top_logprobs, limits)
     if request.logprobs is not None:
         more.setdefault("logprobs", (request.top_logprobs or 0) if request.logprobs else None)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def check_tool_choice(request: ChatRequest) -> None:
+    if not request.tools and request.tool_choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice needs tools", "tool_choice")
 
 
 def completion_params(
@@ -106,6 +111,13 @@ def completion_params(
     if limit.num_tokens == 0:  # a prompt that is only scored still has one token sampled, which is not shown
         limit = AnswerLimit(1)
     return sampling_params(request, limits, limit, defaults=defaults, **more)
+
+
+def check_num_sequences(params: SamplingParams, num_prompts: int) -> None:
+    if params.num_sequences * num_prompts > MAX_SEQUENCES:
+        raise bad_request(
+            f"{num_prompts:,} prompts with {params.num_sequences} answers each are more than {MAX_SEQUENCES:,}", "n"
+        )
 
 
 def sampling_params(

@@ -145,6 +145,11 @@ class ToolParser(ABC):
         self._ends_with_call = False
         self._state = self._before
 
+    @property
+    def num_calls(self) -> int:
+        """Calls that were announced so far."""
+        return self._num_calls
+
     def push(self, text: str) -> list[Delta]:
         self._unread += text
         self._read(is_end=False)

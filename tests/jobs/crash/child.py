@@ -26,7 +26,7 @@ from headrace.jobs.run import deadline
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.runner.fake import FakeRunner
-from headrace.steps import SlotEntry, StepPlan, StepResult
+from headrace.steps import Masks, SlotEntry, StepPlan, StepResult
 from headrace.text import Tokenizer
 from tests.jobs.conftest import ASCII, starter
 from tests.jobs.faults import AT_ONCE
@@ -77,7 +77,7 @@ class OrderedRunner(FakeRunner):
         self._order = order
         self._died_at: set[int] = set()
 
-    def submit(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
         order = self._order
         if order.poison and any(_text(entry) in order.poison for entry in plan.slot_entries):
             if order.poison_kills:
@@ -96,7 +96,7 @@ class OrderedRunner(FakeRunner):
             (order.notes / "held").touch()
             while not (order.notes / "go").exists():
                 time.sleep(0.001)
-        return super().submit(plan)
+        return super().submit(plan, masks)
 
 
 def _text(entry: SlotEntry) -> str:
@@ -152,7 +152,7 @@ class _Calls:
 
 
 def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
-    """Records each line before it is submitted."""
+    """Records each line before it is submitted. A line with parts, whose ids are `line.attempt.part`, is one line."""
 
     def started(config: EngineConfig, deliver: Deliver) -> Engine:
         engine: Engine = start(config, deliver, runner=runner)
@@ -160,7 +160,9 @@ def _recording(start: Any, runner: FakeRunner, order: Order) -> Any:
         submit = engine.client.submit
 
         def noted(request: Any) -> None:
-            os.write(descriptor, f"{request.request_id}\n".encode())
+            index, _, part = request.request_id.partition(".")
+            if not part or part.endswith(".0"):
+                os.write(descriptor, f"{index}\n".encode())
             submit(request)
 
         engine.client.submit = noted  # type: ignore[method-assign]

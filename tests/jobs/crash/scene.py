@@ -179,7 +179,8 @@ def _content(line: bytes) -> Any:
     decoded = json.loads(line)
     if b'"code":"poison_request"' in line:
         return decoded.get("index"), decoded.get("custom_id"), "poison"
-    return _without(decoded, {"id", "request_id", "created", "prompt_tokens_details"})
+    names = {"id", "request_id", "created", "created_at", "prompt_tokens_details", "input_tokens_details"}
+    return _without(decoded, names)
 
 
 def _without(value: Any, names: set[str]) -> Any:

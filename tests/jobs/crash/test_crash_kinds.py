@@ -17,7 +17,7 @@ import zstandard
 
 from tests.jobs.crash.child import Order
 from tests.jobs.crash.forge import Forge
-from tests.jobs.crash.scene import committed_lines
+from tests.jobs.crash.scene import Scene, committed_lines
 
 pytestmark = pytest.mark.crash
 
@@ -117,3 +117,41 @@ def test_duplicates_are_each_there_once_after_a_kill(forge: Forge, tmp_path: Pat
     rows = [json.loads(line) for line in Path(order.output).read_text().splitlines()]
     assert sorted((row["index"], row["number"]) for row in rows) == [(index, index) for index in range(60)]
     assert len({(row["index"] % 5, row["text"]) for row in rows}) == 5
+
+
+def batch_line(number: int) -> str:
+    """Mostly lines of several requests to the engine; the result of each is committed once."""
+    prompts = [f"{number} {part}" for part in range(1 + number % 4)]
+    text: dict[str, Any] = {"prompt": f"line {number}", "max_tokens": 1 + number % 7}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": prompts},
+        "/v1/completions": text if number % 3 else {**text, "prompt": prompts, "n": 1 + number % 2},
+    }
+    tool = {"type": "function", "function": {"name": "f"}}
+    bodies["/v1/responses"] = {"input": f"line {number}", "max_output_tokens": 1 + number % 7, "user": "me"}
+    bodies["/v1/chat/completions"] = {
+        "messages": [{"role": "user", "content": f"line {number}"}],
+        "max_tokens": 20 + number % 7,
+        "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+    }
+    url = list(bodies)[number // 2 % len(bodies)]
+    return json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": url, "body": bodies[url]})
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *({"crash_at": step} for step in ("appended:5", "write-half:2", "written:2", "synced", "merge-half")),
+        {"kill_at_step": 5},
+        {"kill_at_step": 9, "prepares_in_process": True},
+        {"term_at_step": 6},
+        {"dies_at_steps": (4, 8)},
+    ],
+    ids=lambda failure: " ".join(f"{name} {value}" for name, value in failure.items()),
+)
+def test_lines_of_several_requests_are_committed_once(forge: Forge, tmp_path: Path, failure: dict[str, Any]) -> None:
+    scene = Scene(forge, tmp_path / "scene", [batch_line(number) for number in range(48)])
+    end = scene.run(**failure)
+    assert end.was_killed or end.code in (0, 75)
+    scene.finish()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,13 @@ CASES: list[tuple[Any, str | None]] = [
     ({"prompt": [9999]}, "invalid_request"),
     (chat("a"), None),
     (chat("a"), "duplicate_custom_id"),
-    (chat("b", tools=[{}]), "unsupported_parameter"),
+    (chat("b", tools=[{}]), "invalid_request"),
     (chat("c", temprature=1), "unknown_parameter"),
+    ({**chat("g"), "url": "/v1/completions", "body": {"prompt": ["a", "b"]}}, None),
+    ({**chat("h"), "url": "/v1/completions", "body": {"prompt": ["a", "x" * 600]}}, "context_length_exceeded"),
+    ({**chat("d"), "url": "/v1/embeddings", "body": {"input": ["a", "b"]}}, None),
+    ({**chat("e"), "url": "/v1/embeddings", "body": {"input": ["a", ""]}}, "empty_prompt"),
+    ({**chat("f"), "url": "/v1/embeddings", "body": {"input": "a", "dimensions": 1}}, "unsupported_parameter"),
 ]
 
 
@@ -75,7 +81,7 @@ def test_every_problem_is_in_one_report_with_its_place(write_lines: WriteLines, 
         assert problem.offset == 0 or data[problem.offset - 1 : problem.offset] == b"\n"
     assert (report.num_lines, report.num_bad) == (len(CASES) + 1, len(expected))
     assert report.exit_code == 3
-    assert "line 18" in str(problems[-3])
+    assert "line 18" in str(problems[-6])
 
 
 def test_a_check_finds_what_a_run_would(write_lines: WriteLines, front: Front, start: Any) -> None:
@@ -98,6 +104,25 @@ def test_tokens_disk_and_time_are_estimated(write_lines: WriteLines, front: Fron
     assert report.max_completion_tokens < report.max_output_bytes < report.max_completion_tokens + 1000
     assert "at most 5 s at 100 tokens/s, as given" in report.text()
     assert json.loads(json.dumps(report.as_json()))["rate"]["source"] == "as given"
+
+
+def embed(custom_id: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": body}
+
+
+def test_embeddings_need_tokens_and_disk_but_no_answers(write_lines: WriteLines, front: Front) -> None:
+    front = replace(front, hidden_size=100)
+    lines = [embed("a", input=["abcd", "ab"]), embed("b", input="abc"), embed("c", input=["a", "x" * 600])]
+    report, problems = check(write_lines(*lines), front)
+    assert [(problem.line, problem.code) for problem in problems] == [(3, "context_length_exceeded")]
+    assert (report.num_prompt_tokens, report.longest_prompt, report.max_completion_tokens) == (9, 4, 0)
+    assert 3 * 100 * 20 < report.num_sampled_bytes < 3 * 100 * 30
+
+
+def test_several_prompts_are_counted_one_by_one(write_lines: WriteLines, front: Front) -> None:
+    body = {"prompt": ["abcd", "ab"], "max_tokens": 10, "n": 3}
+    report, _ = check(write_lines({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}), front)
+    assert (report.num_prompt_tokens, report.longest_prompt, report.max_completion_tokens) == (6, 4, 60)
 
 
 def test_without_a_rate_no_time_is_estimated(write_lines: WriteLines, front: Front) -> None:

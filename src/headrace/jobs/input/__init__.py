@@ -13,6 +13,8 @@
 
     prepare_process, prepare_child, prepare_wire     `prepare` in another process, for inputs of many lines
     reply, line_output                               each line has a reply, which writes its output line as bytes
+    tool_lines                                       tools of chat lines, read once for all lines that have the same
+    part_requests                                    the engine's requests of a line with several prompts
     id_filter                                        ids that were seen, for millions of lines
 
 - What depends on one line alone is in `prepare`, which may run in another process (msgpack over sockets).

@@ -16,6 +16,7 @@ from headrace.openai.body import convert
 from headrace.openai.choices import encode
 from headrace.openai.errors import bad_request
 from headrace.openai.fields import BATCH_REASONS, NOT_IN_BATCH, REASONS, UNSUPPORTED, refusal, refuse_in_batch
+from headrace.openai.responses import responses_limit, responses_params
 from headrace.openai.sampling import (
     SAME_FIELDS,
     Limits,
@@ -26,6 +27,7 @@ from headrace.openai.sampling import (
 )
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
 from headrace.types import MAX_SEED, MIN_SEED, SamplingParams
 
 UNTIL_CONTEXT_ENDS = None
@@ -60,6 +62,14 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "stream_options": (),
     "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+_PLAIN_REASONS = {
+    **REASONS,
+    **BATCH_REASONS,
+    **dict.fromkeys(
+        ("tool_choice", "tools"), "a plain line is answered with text; lines of OpenAI's batch format have it"
+    ),
 }
 
 # The sampling parameters of a line. `prompt_logprobs` is left out: no output line has a place for it.
@@ -82,7 +92,7 @@ def refuse_unsupported(given: Mapping[str, Any]) -> None:
     for name, neutral in UNSUPPORTED_SAMPLING.items():
         if name == "add_special_tokens":
             neutral = (given.get("messages") is None,)
-        if name in given and (error := refusal(name, given[name], neutral, {**REASONS, **BATCH_REASONS})) is not None:
+        if name in given and (error := refusal(name, given[name], neutral, _PLAIN_REASONS)) is not None:
             raise error
 
 
@@ -101,6 +111,17 @@ def read_completion(given: dict[str, Any], defaults: Mapping[str, Any]) -> Sampl
     request = convert(CompletionRequest, given)
     refuse_in_batch(request)
     return completion_params(request, _LIMITS, completion_limit(request, defaults["max_tokens"]), defaults=defaults)
+
+
+def read_response(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """The same for /v1/responses."""
+    request = as_response(given)
+    refuse_in_batch(request)
+    return responses_params(request, _LIMITS, responses_limit(request, defaults["max_tokens"]), defaults=defaults)
+
+
+def as_response(given: dict[str, Any]) -> ResponsesRequest:
+    return convert(ResponsesRequest, given, unsupported=STATEFUL)
 
 
 def read_plain(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
@@ -165,8 +186,13 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
     return read_plain(dict(given), {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults})
 
 
-def with_overrides(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line with some replaced. The two names of the longest answer are one parameter."""
-    names = {"max_tokens", "max_completion_tokens"}
+def with_overrides(
+    fields: Mapping[str, Any], overrides: Mapping[str, Any], *, limit_name: str | None = None
+) -> dict[str, Any]:
+    """The fields of a line with some replaced. The names of the longest answer are one parameter; `limit_name`: the
+    only one of them that the line can have."""
+    names = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
     dropped = names if names & overrides.keys() else set()
+    if limit_name is not None:
+        overrides = {limit_name if name in names else name: value for name, value in overrides.items()}
     return {**{name: value for name, value in fields.items() if name not in dropped}, **overrides}

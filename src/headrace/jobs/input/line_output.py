@@ -6,6 +6,8 @@ There is one for each line, and many are kept for duplicates, so these are Struc
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.text import Tokenizer, whole_text
 from headrace.types import FinishReason, Request, RequestOutput, SamplingParams, SequenceEvent, TokenLogprobs
@@ -24,8 +26,9 @@ class LineAnswer(msgspec.Struct, frozen=True, gc=False):
 
 class LineOutput(msgspec.Struct, frozen=True, gc=False):
     num_prompt_tokens: int
-    answers: tuple[LineAnswer, ...]
+    answers: tuple[LineAnswer, ...]  # of all prompts, in their order; none if the prompts were embedded
     num_cached_tokens: int = 0
+    embeddings: tuple[npt.NDArray[np.float32], ...] = ()
 
     @property
     def num_generated_tokens(self) -> int:

@@ -15,19 +15,24 @@ from headrace.jobs.input.field_names import BodyNames, PlainNames
 from headrace.jobs.input.fields import (
     UNTIL_CONTEXT_ENDS,
     ParamsReader,
+    as_response,
     read_chat,
     read_completion,
     read_plain,
+    read_response,
     sampling_names,
     with_overrides,
 )
 from headrace.jobs.input.openai_lines import (
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
     Endpoint,
     OpenAIReply,
     is_openai,
     read_body,
+    read_embedding_body,
     read_endpoint,
 )
 from headrace.jobs.input.plain_lines import (
@@ -41,15 +46,20 @@ from headrace.jobs.input.plain_lines import (
 from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.prompts import template_variables
-from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label
+from headrace.openai.response_items import as_messages
+from headrace.openai.responses import ResponseFields
+from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label, check_num_sequences
+from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
 from headrace.types import SamplingParams
+
+EMBEDDING_PARAMS = SamplingParams(seed=0)  # nothing is sampled
 
 AnyReply: TypeAlias = PlainReply | OpenAIReply | UnknownReply
 
 
 class LineRequest(msgspec.Struct, frozen=True, gc=False):
-    """A valid line. Either `prompt` or `messages` is set."""
+    """A valid line. One of `prompt`, `prompts` and `messages` is set."""
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
@@ -59,13 +69,17 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     cache_salt: str | None = None
     seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()  # warnings for the summary
+    prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
+    is_embedding: bool = False  # the prompts are embedded; `params` is not used
+    tool_request: ChatRequest | None = None  # of a chat with tools, which `LinePreparer` reads: they need the tokenizer
 
     @property
     def question(self) -> str:
-        """The prompt, or the last message: shown beside an answer."""
+        """The prompt, or the last message: shown beside an answer. The first of several prompts."""
         if self.messages is not None:
             return str(self.messages[-1].get("content", ""))
-        return self.prompt if isinstance(self.prompt, str) else f"{len(self.prompt or ()):,} token ids"
+        prompt = self.prompt if self.prompts is None else self.prompts[0]
+        return prompt if isinstance(prompt, str) else f"{len(prompt or ()):,} token ids"
 
 
 class BadLine(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +112,7 @@ class LineParser:
         self._body_readers = {
             CHAT: ParamsReader(read_chat, {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults}),
             COMPLETIONS: ParamsReader(read_completion, {"max_tokens": DEFAULT_COMPLETION_TOKENS, **defaults}),
+            RESPONSES: ParamsReader(read_response, {"max_tokens": UNTIL_CONTEXT_ENDS, **defaults}),
         }
         self._overrides = overrides or {}
         self._is_redone = is_redone
@@ -186,6 +201,10 @@ class LineParser:
             return BadLine(OpenAIReply(line.index, given_id, None, other_id), error)
         reply = OpenAIReply(line.index, given_id, endpoint)
         try:
+            if endpoint == EMBEDDINGS:
+                return self._parse_embedding(envelope["body"], reply)
+            if endpoint == RESPONSES:
+                return self._parse_response(line, envelope["body"], reply)
             return self._parse_body(line, envelope["body"], endpoint, reply)
         except RequestError as error:
             return BadLine(reply, error)
@@ -195,6 +214,8 @@ class LineParser:
             body = with_overrides(body, self._overrides)
         params = self._body_readers[endpoint].read(body, self._body_names.of(body, endpoint))
         read = read_body(body, endpoint)
+        if read.prompts is not None:
+            check_num_sequences(params, len(read.prompts))
         return LineRequest(
             reply,
             params,
@@ -204,6 +225,40 @@ class LineParser:
             read.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(read.model),
+            read.prompts,
+            tool_request=read.tool_request,
+        )
+
+    def _parse_embedding(self, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
+        """Nothing is sampled: the job's defaults, seed and overrides have no effect."""
+        read = read_embedding_body(body)
+        is_one = len(read.prompts) == 1
+        return LineRequest(
+            msgspec.structs.replace(reply, shape=read.format),
+            EMBEDDING_PARAMS,
+            read.prompts[0] if is_one else None,
+            cache_salt=read.cache_salt,
+            notes=self._notes_on_model(read.model),
+            prompts=None if is_one else read.prompts,
+            is_embedding=True,
+        )
+
+    def _parse_response(self, line: InputLine, body: dict[str, Any], reply: OpenAIReply) -> LineRequest:
+        if self._overrides and self._is_redone(line.index):
+            body = with_overrides(body, self._overrides, limit_name="max_output_tokens")
+        params = self._body_readers[RESPONSES].read(body, self._body_names.of(body, RESPONSES))
+        request = as_response(body)
+        check_label("cache_salt", request.cache_salt)
+        check_label("request_id", request.request_id)
+        return LineRequest(
+            msgspec.structs.replace(reply, shape=ResponseFields.of(request, params)),
+            params,
+            None,
+            as_messages(request),
+            template_variables(request.chat_template_kwargs, None),
+            request.cache_salt,
+            self._seed_of(line, params),
+            self._notes_on_model(request.model),
         )
 
     def _params(
@@ -253,7 +308,10 @@ def _read_prompt(fields: Mapping[str, Any]) -> str | list[int]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return prompt
     if isinstance(prompt, list) and all(isinstance(item, (str, list)) for item in prompt):
-        raise RequestError(f"{len(prompt)} prompts in one line; give each a line of its own", param="prompt")
+        raise RequestError(
+            f"{len(prompt)} prompts in one line; give each a line of its own, or use OpenAI's batch format",
+            param="prompt",
+        )
     raise RequestError(f"prompt must be text or a list of token ids, got {_kind(prompt)}", param="prompt")
 
 

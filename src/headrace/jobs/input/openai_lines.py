@@ -6,7 +6,7 @@ Bodies and completion objects are those of the server (`headrace.openai`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,33 +24,39 @@ from headrace.openai.choices import (
     completion_body,
     text_choice,
 )
-from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, bad_request, error_object
+from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedding_inputs
+from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.logprobs import chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
-from headrace.openai.sampling import check_label
+from headrace.openai.responses import ITEM_ID_PREFIX, RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
+from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.embeddings import EmbeddingRequest
+from headrace.openai.tool_use import ToolCalls
+from headrace.openai.usage import Usage
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
 CHAT: Endpoint = "/v1/chat/completions"
 COMPLETIONS: Endpoint = "/v1/completions"
+EMBEDDINGS: Endpoint = "/v1/embeddings"
+RESPONSES: Endpoint = "/v1/responses"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 DUPLICATE_ID = "duplicate_custom_id"
 ID_PREFIX = "batch_req_"
 RESULT_START = b'{"id":"' + ID_PREFIX.encode()  # of output lines in this format, and of no others
 
+_PROMPT_PARAMS: dict[Endpoint, str] = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input", RESPONSES: "input"}
 _ENVELOPE = ("custom_id", "method", "url", "body")
-_STRUCTS: dict[Endpoint, type[ChatRequest] | type[CompletionRequest]] = {
-    CHAT: ChatRequest,
-    COMPLETIONS: CompletionRequest,
-}
 _LABELS = ("cache_salt", "request_id")
 
 # Fields that differ from line to line. `read_body` checks them, and the other fields are checked once for each set of
 # values (`fields.ParamsReader`).
 CHECKED_APART = {
-    CHAT: frozenset({"messages", "model", "chat_template_kwargs", *_LABELS}),
+    CHAT: frozenset({"messages", "model", "chat_template_kwargs", "tools", "tool_choice", *_LABELS}),
     COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
+    RESPONSES: frozenset({"input", "instructions", "model", "chat_template_kwargs", *_LABELS}),
 }
 
 
@@ -71,22 +77,40 @@ def read_endpoint(line: Mapping[str, Any]) -> Endpoint:
         raise _bad_envelope(f"custom_id must be a non-empty text, got {custom_id!r}", "custom_id")
     if method != "POST":
         raise _bad_envelope(f"method must be 'POST', got {method!r}", "method")
-    if url not in list(_STRUCTS):  # a list: the given value may have no hash
-        known = " or ".join(_STRUCTS)
-        raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), _STRUCTS)}", "url")
     if not isinstance(line.get("body"), dict):
         raise _bad_envelope("body must be an object", "body")
-    return CHAT if url == CHAT else COMPLETIONS
+    for endpoint in ENDPOINTS:
+        if url == endpoint:
+            return endpoint
+    known = f"{', '.join(ENDPOINTS[:-1])} or {ENDPOINTS[-1]}"
+    raise _bad_envelope(f"url must be {known}, got {url!r}{nearest(str(url), ENDPOINTS)}", "url")
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, gc=False):
+    """A body for /v1/embeddings."""
+
+    prompts: list[str | list[int]]
+    format: EmbeddingFormat
+    cache_salt: str | None
+    model: str | None
+
+
+def read_embedding_body(body: dict[str, Any]) -> EmbeddingBody:
+    request = convert(EmbeddingRequest, body)
+    prompts: list[Any] = embedding_inputs(request)
+    return EmbeddingBody(prompts, embedding_format(request), request.cache_salt, request.model)
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
-    """What differs from line to line. Either `prompt` or `messages` is set."""
+    """What differs from line to line. One of `prompt`, `prompts` and `messages` is set."""
 
     prompt: str | list[int] | None
     messages: Messages | None
     template_options: Mapping[str, Any]
     cache_salt: str | None
     model: str | None
+    tool_request: ChatRequest | None = None  # if it has tools
+    prompts: list[str | list[int]] | None = None  # instead of `prompt`, if there are several
 
 
 def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
@@ -94,24 +118,33 @@ def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
     gives the value."""
     model, prompt, messages = body.get("model"), None, None
     if (model is not None and type(model) is not str) or "cache_salt" in body or "request_id" in body:
-        request: ChatRequest | CompletionRequest = convert(_STRUCTS[endpoint], body)
+        request = convert(CompletionRequest if endpoint == COMPLETIONS else ChatRequest, body)
         for name in _LABELS:
             check_label(name, getattr(request, name))
     if endpoint == COMPLETIONS:
         prompt = body.get("prompt")
-        return Body(prompt if type(prompt) is str else _one_prompt(body), None, {}, body.get("cache_salt"), model)
+        if type(prompt) is str:
+            return Body(prompt, None, {}, body.get("cache_salt"), model)
+        prompts = _prompts(body)
+        if len(prompts) == 1:
+            return Body(prompts[0], None, {}, body.get("cache_salt"), model)
+        return Body(None, None, {}, body.get("cache_salt"), model, prompts=prompts)
     messages = body.get("messages")
     if type(messages) is not list or set(map(type, messages)) != {dict}:
         messages = convert(ChatRequest, body).messages
-    return Body(None, messages, _template_options(body), body.get("cache_salt"), model)
+    tools = _tool_request(body) if "tools" in body or "tool_choice" in body else None
+    return Body(None, messages, _template_options(body), body.get("cache_salt"), model, tools)
 
 
-def _one_prompt(body: dict[str, Any]) -> str | list[int]:
-    prompts = as_prompts(convert(CompletionRequest, body).prompt)
-    if len(prompts) > 1:
-        raise bad_request(f"{len(prompts)} prompts in one line; give each a line of its own", "prompt")
-    (prompt,) = prompts
-    return prompt  # type: ignore[return-value]  # prompts of JSON are texts and lists
+def _tool_request(body: dict[str, Any]) -> ChatRequest | None:
+    request = convert(ChatRequest, body)
+    check_tool_choice(request)
+    return request if request.tools else None
+
+
+def _prompts(body: dict[str, Any]) -> list[str | list[int]]:
+    prompts: list[Any] = as_prompts(convert(CompletionRequest, body).prompt)
+    return prompts
 
 
 def _template_options(body: dict[str, Any]) -> Mapping[str, Any]:
@@ -126,18 +159,29 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
+Shape: TypeAlias = EmbeddingFormat | ToolCalls | ResponseFields
+
+
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     index: int
     custom_id: str | None
     endpoint: Endpoint | None  # None: the envelope is broken; the error is the line's and there is no response
     other_id: bytes = b""  # a custom_id that is not text, as JSON: refused, and written to the error line as given
+    shape: Shape | None = None  # None: a completion object with plain text
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
-        id_prefix, kind, choice = _CHAT_PARTS if self.endpoint == CHAT else _TEXT_PARTS
-        own_id, answers = b"%b-%d" % (facts.job_id_text, self.index), output.answers
-        choices = choice(answers[0], facts) if len(answers) == 1 else b",".join([choice(a, facts) for a in answers])
-        body = completion_body(kind, id_prefix + own_id, facts.now(), facts.model_name_text, choices, usage(output))
+        own_id = b"%b-%d" % (facts.job_id_text, self.index)
+        if self.shape is None:
+            body = self._completion(output, facts, own_id)
+        else:
+            body = _shaped(self.shape, output, facts, own_id)
         return _ANSWER % (own_id, encode(self.custom_id), own_id, body)
+
+    def _completion(self, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
+        id_prefix, kind, choice = _CHAT_PARTS if self.endpoint == CHAT else _TEXT_PARTS
+        answers = output.answers
+        choices = choice(answers[0], facts) if len(answers) == 1 else b",".join([choice(a, facts) for a in answers])
+        return completion_body(kind, id_prefix + own_id, facts.now(), facts.model_name_text, choices, usage(output))
 
     def error(self, error: RequestError, facts: JobFacts) -> bytes:
         if error.code == EXPIRED:
@@ -148,8 +192,8 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
         is_ours = error.code in (ENGINE_ERROR, POISON)
         kind = SERVER_ERROR if is_ours else INVALID_REQUEST_ERROR
         param = error.param
-        if self.endpoint == CHAT and param == "prompt" and error.code != UNKNOWN:  # the engine's name of the messages
-            param = "messages"
+        if param == "prompt" and error.code != UNKNOWN:  # the engine's name
+            param = _PROMPT_PARAMS[self.endpoint]
         body = error_object(message, type=kind, param=param, code=error.code)
         return self._line(facts, response=self._response(500 if is_ours else 400, body, facts))
 
@@ -182,6 +226,43 @@ class _Response(msgspec.Struct, gc=False):
 _ANSWER = (
     b'{"id":"batch_req_%b","custom_id":%b,"response":{"status_code":200,"request_id":"req_%b","body":%b},"error":null}'
 )
+
+
+def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
+    """The body of an answer that is not a completion object with plain text."""
+    if isinstance(shape, EmbeddingFormat):
+        return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
+    if isinstance(shape, ResponseFields):
+        return _response(shape, output, facts, own_id.decode())
+    choices = b",".join([_tool_choice(answer, shape, facts) for answer in output.answers])
+    own_id = CHAT_ID_PREFIX.encode() + own_id
+    return completion_body(CHAT_OBJECT, own_id, facts.now(), facts.model_name_text, choices, usage(output))
+
+
+def _response(fields: ResponseFields, output: LineOutput, facts: JobFacts, own_id: str) -> bytes:
+    writer = ResponseWriter(
+        fields,
+        facts.tokenizer,
+        id=RESPONSE_ID_PREFIX + own_id,
+        item_id=ITEM_ID_PREFIX + own_id,
+        model_name=facts.model_name,
+        created_at=facts.now(),
+    )
+    answer = output.answers[0]
+    usage = Usage(output.num_prompt_tokens, output.num_generated_tokens, output.num_cached_tokens)
+    return encode(writer.finished(answer.text, answer.logprobs, answer.finish_reason, usage))
+
+
+def _tool_choice(answer: LineAnswer, calls: ToolCalls, facts: JobFacts) -> bytes:
+    message = calls.message(answer.text, answer.finish_reason)
+    return chat_choice(
+        answer.index,
+        message.content,
+        message.finish_reason,
+        answer.stop_reason,
+        logprobs=b"null" if answer.logprobs is None else encode(chat_logprobs(answer.logprobs, facts.tokenizer)),
+        message=message.more,
+    )
 
 
 def _chat_choice(answer: LineAnswer, facts: JobFacts) -> bytes:

@@ -16,11 +16,23 @@ from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
+from headrace.jobs.input.openai_lines import OpenAIReply
+from headrace.jobs.input.tool_lines import ToolLines
 from headrace.openai.prompts import render_chat
+from headrace.openai.schema.chat import ChatRequest
 from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
 QUESTION_LEN = 1_000
+TOKEN_BYTES = 4
+
+
+class LineParts(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The prompts of a line that is not simply one prompt to continue. Each is a request of its own to the engine; the
+    line is done when all of them are."""
+
+    prompt_lens: tuple[int, ...]  # their tokens follow each other in `Work.tokens`
+    is_embedding: bool = False  # they are embedded, and the line's `params` are not used
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -28,17 +40,32 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     reply: AnyReply
     params: SamplingParams  # shared by all lines that give the same values
-    tokens: bytes  # the prompt, as int32
+    tokens: bytes  # the prompt, as int32; several prompts one after the other
     cache_salt: str | None = None
     seed: int | None = None  # the line's own, where `params` has none
     notes: tuple[str, ...] = ()
     question: str | None = None  # shown beside an answer; set for the first lines only
     num_text_bytes: int = 0  # of the prompt, if it was text
+    parts: LineParts | None = None  # None: one prompt to continue
 
     @property
     def token_ids(self) -> TokenIds:
         """A copy, since torch needs a writable array."""
         return np.frombuffer(bytearray(self.tokens), np.int32)
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the engine, for all prompts."""
+        if self.parts is None:
+            return self.params.num_sequences
+        return len(self.parts.prompt_lens) * (1 if self.parts.is_embedding else self.params.num_sequences)
+
+    def part_ids(self) -> list[TokenIds]:
+        """The token ids of each prompt."""
+        token_ids = self.token_ids
+        if self.parts is None:
+            return [token_ids]
+        return np.split(token_ids, np.cumsum(self.parts.prompt_lens)[:-1])
 
 
 Items = list[Work | BadLine]
@@ -54,6 +81,7 @@ class LinePreparer:
         self._parser = parser
         self._prompts = prompts
         self._num_questions = 0
+        self._tools = ToolLines(prompts)
 
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
         return map(self.prepare, batches)
@@ -69,33 +97,51 @@ class LinePreparer:
             if isinstance(request, BadLine):
                 items[place] = request
             elif request.messages is not None:
-                text = self._render(request)
-                if isinstance(text, BadLine):
-                    items[place] = text
+                rendered = self._render(place, request)
+                if isinstance(rendered, BadLine):
+                    items[place] = rendered
                 else:
-                    without.append((place, request, text))
+                    without.append(rendered)
             elif isinstance(request.prompt, str):
                 with_special.append((place, request, request.prompt))
             else:
-                items[place] = self._read_ids(request)
+                items[place] = self._read_prompts(request)
         self._tokenize(self._without_long(with_special, items), items, add_special_tokens=True)
         self._tokenize(self._without_long(without, items), items, add_special_tokens=False)
         return [item for item in items if item is not None]
 
-    def _render(self, request: LineRequest) -> str | BadLine:
+    def _render(self, place: int, request: LineRequest) -> _Rendered | BadLine:
         assert request.messages is not None
         try:
-            return render_chat(self._prompts, request.messages, request.template_options)
+            if request.tool_request is not None:
+                return self._render_with_tools(place, request, request.tool_request)
+            return place, request, render_chat(self._prompts, request.messages, request.template_options)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
 
-    def _read_ids(self, request: LineRequest) -> Work | BadLine:
-        assert isinstance(request.prompt, list)
+    def _render_with_tools(self, place: int, request: LineRequest, asked: ChatRequest) -> _Rendered:
+        use = self._tools.use_of(asked)
+        text = render_chat(self._prompts, asked.messages, request.template_options, tools=use.tools)
+        assert isinstance(request.reply, OpenAIReply)
+        reply = msgspec.structs.replace(request.reply, shape=use.calls)
+        params = self._tools.params_of(request.params, use)
+        return place, msgspec.structs.replace(request, reply=reply, params=params), text
+
+    def _read_prompts(self, request: LineRequest) -> Work | BadLine:
+        """Token ids, or several prompts."""
+        given = request.prompts or [request.prompt or []]
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
         try:
-            (prompt,) = self._prompts.read([request.prompt])
+            for text in texts:
+                self._prompts.check_long_text(text)
+            read = self._prompts.read(given)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
-        return self._work(request, prompt.token_ids.tobytes(), None)
+        tokens = b"".join([prompt.token_ids.tobytes() for prompt in read])
+        if request.prompts is None:
+            return self._work(request, tokens, None)
+        parts = LineParts(tuple([len(prompt.token_ids) for prompt in read]), request.is_embedding)
+        return self._work(request, tokens, "".join(texts), parts)
 
     def _without_long(self, rendered: list[_Rendered], items: list[Work | BadLine | None]) -> list[_Rendered]:
         """Returns the list without texts that are much too long, which become errors."""
@@ -127,7 +173,9 @@ class LinePreparer:
         for (place, request, text), ids in zip(rendered, encoded, strict=True):
             items[place] = self._work(request, pack(f"{len(ids)}i", *ids), text)
 
-    def _work(self, request: LineRequest, tokens: bytes, text: str | None) -> Work:
+    def _work(self, request: LineRequest, tokens: bytes, text: str | None, parts: LineParts | None = None) -> Work:
+        if parts is None and request.is_embedding:
+            parts = LineParts((len(tokens) // TOKEN_BYTES,), is_embedding=True)
         question = None
         if self._num_questions < NUM_QUESTIONS:
             self._num_questions += 1
@@ -144,6 +192,7 @@ class LinePreparer:
             request.notes,
             question,
             num_text_bytes,
+            parts,
         )
 
 

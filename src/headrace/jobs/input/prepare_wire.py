@@ -17,7 +17,7 @@ from headrace.engine.prompts import PromptReader
 from headrace.errors import RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser
-from headrace.jobs.input.prepare import Items, LinePreparer, Work
+from headrace.jobs.input.prepare import Items, LineParts, LinePreparer, Work
 from headrace.jobs.input.template import LineTemplate
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams
@@ -81,6 +81,7 @@ class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     notes: tuple[str, ...]
     question: str | None
     num_text_bytes: int
+    parts: LineParts | None
 
 
 class _BadLine(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -146,6 +147,7 @@ class ItemWriter:
                     item.notes,
                     item.question,
                     item.num_text_bytes,
+                    item.parts,
                 )
             )
         return _encode(batch)
@@ -175,6 +177,7 @@ class ItemReader:
                 item.notes,
                 item.question,
                 item.num_text_bytes,
+                item.parts,
             )
             if type(item) is _Work
             else _bad_line(item)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.jobs.input.line_output import LineOutput
-from headrace.jobs.input.prepare import Work
+from headrace.jobs.input.prepare import LineParts, Work
 from headrace.types import SamplingParams
 
 KEPT_TOKENS = 2_000_000  # prompts included: about 50 MB if prompts and answers are short
@@ -39,15 +39,17 @@ class RequestKeys:
         """Equal for equal requests; None if the line is sampled with a seed of its own."""
         if work.seed is not None:
             return None
+        if work.parts is not None:
+            return work.tokens + self._ending(work.params, work.cache_salt, work.parts)
         last = self._last
         if last is None or last[0] is not work.params or last[1] != work.cache_salt:
             last = self._last = (work.params, work.cache_salt, self._ending(work.params, work.cache_salt))
         return work.tokens + last[2]
 
-    def _ending(self, params: SamplingParams, salt: str | None) -> bytes:
+    def _ending(self, params: SamplingParams, salt: str | None, parts: LineParts | None = None) -> bytes:
         """The parameters as 8 bytes: the length is fixed, so tokens cannot be mistaken for a part of it."""
         seed = None if params.is_greedy else params.seed
-        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt)
+        values = (_shaping_values(params), tuple(sorted((params.logit_bias or {}).items())), seed, salt, parts)
         kind = self._kinds.get(values)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:  # kinds seen again get a new number, never one of another kind
@@ -63,7 +65,9 @@ def digest_of(work: Work) -> str | None:
         return None
     params = work.params
     seed = None if params.is_greedy else params.seed
-    values = [_shaping_values(params), sorted((params.logit_bias or {}).items()), seed, work.cache_salt]
+    values: list[Any] = [_shaping_values(params), sorted((params.logit_bias or {}).items()), seed, work.cache_salt]
+    if work.parts is not None:
+        values.append(work.parts)
     ending = msgspec.json.encode([len(work.tokens), values], order="deterministic")
     return blake2b(work.tokens + ending, digest_size=16).hexdigest()
 
@@ -117,8 +121,10 @@ class Duplicates:
 
     def _keep(self, key: bytes, output: LineOutput) -> None:
         num_tokens = _num_tokens(output)
-        if num_tokens > self._max_kept_tokens or output.answers[0].logprobs is not None:
-            return  # log-probabilities are many times the size of the text
+        if not output.answers or output.answers[0].logprobs is not None:
+            return  # embeddings and log-probabilities are many times the size of a text
+        if num_tokens > self._max_kept_tokens:
+            return
         self._kept[key] = output
         self._num_kept_tokens += num_tokens
         while self._num_kept_tokens > self._max_kept_tokens:

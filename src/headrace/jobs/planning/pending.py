@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.jobs.input.prepare import Work
+from headrace.jobs.input.prepare import TOKEN_BYTES, Work
 from headrace.jobs.planning.answer_lengths import AnswerLengths
-from headrace.jobs.planning.prefix_tree import TOKEN_BYTES, Leaf
+from headrace.jobs.planning.prefix_tree import Leaf
 from headrace.sched import SchedulerLimits
 
 Kind = tuple[int, int | None]  # prefix group and `max_tokens`: such answers are expected to be equally long
@@ -21,8 +21,11 @@ class Pending(Leaf, eq=False, gc=False, kw_only=True):
 
     @classmethod
     def of(cls, line: Work, limits: SchedulerLimits) -> Pending:
-        params = line.params
-        room = max(1, limits.max_model_len - len(line.tokens) // TOKEN_BYTES)
+        params, parts = line.params, line.parts
+        prompt_len = len(line.tokens) // TOKEN_BYTES if parts is None else min(parts.prompt_lens)
+        room = max(1, limits.max_model_len - prompt_len)
+        if parts is not None and parts.is_embedding:
+            return cls(tokens=line.tokens, salt=line.cache_salt, line=line, limit=0, is_exact=True)
         return cls(
             tokens=line.tokens,
             salt=line.cache_salt,
@@ -61,7 +64,7 @@ class ExpectedLengths:
                 expected = self._lengths.expected(prefix_group=prefix_group, max_tokens=max_tokens, limit=limit)
                 self._expected[kind] = expected
             item.expected_len = expected
-        return item.expected_len * params.num_sequences
+        return item.expected_len * item.line.num_sequences
 
     def unstarted_kinds(self) -> set[Kind]:
         """Kinds of prefix groups of which no line has started."""

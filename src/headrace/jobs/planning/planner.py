@@ -14,11 +14,11 @@ import heapq
 from collections import deque
 
 from headrace.jobs.input.line_output import LineOutput
-from headrace.jobs.input.prepare import Work
+from headrace.jobs.input.prepare import TOKEN_BYTES, Work
 from headrace.jobs.planning.answer_lengths import MIN_FINISHED, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
 from headrace.jobs.planning.pending import ExpectedLengths, Pending
-from headrace.jobs.planning.prefix_tree import TOKEN_BYTES, Leaf, order_by_prefix
+from headrace.jobs.planning.prefix_tree import Leaf, order_by_prefix
 from headrace.jobs.planning.probes import probes_first
 from headrace.jobs.planning.workload import WINDOW, PlanTotals, Savings, Window, WorkLeft
 from headrace.sched import SchedulerLimits

@@ -20,7 +20,8 @@ from operator import attrgetter
 
 import msgspec
 
-TOKEN_BYTES = 4
+from headrace.jobs.input.prepare import TOKEN_BYTES
+
 MIN_GROUP_PROMPTS = 32  # prompts under a node, for it to be a prefix group with its own answer lengths
 
 

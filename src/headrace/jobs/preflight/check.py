@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 
+import numpy as np
+
 from headrace.engine.prompts import PromptReader
 from headrace.errors import JobError, RequestError
 from headrace.jobs.formats.locations import STANDARD_STREAM
@@ -14,6 +16,7 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.job_checks import JobChecks
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.lines import BadLine, LineParser
+from headrace.jobs.input.part_requests import requests_of
 from headrace.jobs.input.prepare import LinePreparer, Work
 from headrace.jobs.input.reply import JobFacts
 from headrace.jobs.preflight.front import Front
@@ -23,6 +26,7 @@ from headrace.jobs.spec import JobSpec
 from headrace.types import Request
 
 MAX_SAMPLED_LINES = 1_000  # lines whose output size without text is measured
+LONG_VALUE = -0.0123456  # of an embedding: about as many digits as any
 
 
 def check_job(
@@ -57,6 +61,7 @@ class _Check:
         self._job_checks = JobChecks(prompts)
         self._checks = front.checks
         self._facts = JobFacts(front.model_name, front.tokenizer)
+        self._long_embedding = np.full(front.hidden_size, LONG_VALUE, np.float32)
         self._report = report
         self._report_problem = report_problem
 
@@ -69,33 +74,47 @@ class _Check:
                 self._take_work(line, item)
 
     def _take_work(self, line: InputLine, work: Work) -> None:
-        request = Request(str(line.index), work.token_ids, work.params, cache_salt=work.cache_salt)
+        requests = [_request(line, work)] if work.parts is None else requests_of(work)
         try:
-            self._checks.check(request)
+            for request in requests:
+                self._checks.check(request)
         except RequestError as error:
             self._refuse(line, error)
             return
-        report, prompt_len = self._report, len(request.prompt_token_ids)
-        report.num_prompt_tokens += prompt_len
-        report.longest_prompt = max(report.longest_prompt, prompt_len)
-        max_new_tokens = self._checks.limits.end_len(request) - prompt_len
-        report.max_completion_tokens += max_new_tokens * request.params.num_sequences
+        report = self._report
+        prompt_lens = [len(request.prompt_token_ids) for request in requests]
+        report.num_prompt_tokens += sum(prompt_lens)
+        report.longest_prompt = max(report.longest_prompt, *prompt_lens)
+        report.max_completion_tokens += sum(map(self._max_new_tokens, requests))
         report.notes.update(work.notes)
         if work.num_text_bytes:
-            report.num_text_tokens += prompt_len
+            report.num_text_tokens += sum(prompt_lens)
             report.num_prompt_bytes += work.num_text_bytes
         if report.num_sampled < MAX_SAMPLED_LINES:
             report.num_sampled += 1
-            report.num_sampled_bytes += self._len_without_text(work, request)
+            report.num_sampled_bytes += self._len_without_text(work, requests)
 
-    def _len_without_text(self, work: Work, request: Request) -> int:
-        empty = tuple(LineAnswer(i, "", 0, "length") for i in range(request.params.n))
-        output = LineOutput(len(request.prompt_token_ids), empty)
+    def _max_new_tokens(self, request: Request) -> int:
+        if request.readout is not None:
+            return 0
+        return (self._checks.limits.end_len(request) - len(request.prompt_token_ids)) * request.params.num_sequences
+
+    def _len_without_text(self, work: Work, requests: list[Request]) -> int:
+        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        if work.parts is not None and work.parts.is_embedding:
+            output = LineOutput(num_prompt_tokens, (), 0, (self._long_embedding,) * len(requests))
+        else:
+            empty = tuple(LineAnswer(i, "", 0, "length") for i in range(work.params.n * len(requests)))
+            output = LineOutput(num_prompt_tokens, empty)
         return len(work.reply.answer(output, self._facts)) + 1
 
     def _refuse(self, line: InputLine, error: RequestError) -> None:
         self._report.errors[error.code] += 1
         self._report_problem(Problem(line.number, line.offset, error.code, str(error)))
+
+
+def _request(line: InputLine, work: Work) -> Request:
+    return Request(str(line.index), work.token_ids, work.params, cache_salt=work.cache_salt)
 
 
 def _free_bytes(output: str) -> int | None:

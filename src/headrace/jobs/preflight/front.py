@@ -20,6 +20,7 @@ class Front:
     vocab_size: int
     checks: RequestChecks
     grammars: Grammars | None = None
+    hidden_size: int = 0  # of an embedding
 
 
 def open_front(config: EngineConfig) -> Front:
@@ -32,4 +33,4 @@ def open_front(config: EngineConfig) -> Front:
     checks = RequestChecks(limits, spec.eos_token_ids, spec.vocab_size)
     tokenizer = tokenizer_of(config, checkpoint)
     grammars = Grammars(tokenizer, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
-    return Front(config.model, tokenizer, spec.vocab_size, checks, grammars)
+    return Front(config.model, tokenizer, spec.vocab_size, checks, grammars, spec.hidden_size)

@@ -11,8 +11,9 @@
 - `options.py`: `RunOptions`, how a job is run. `context.py`: `RunContext`, what the parts below share. `open_feed.py`:
   the reader thread, and whether another process prepares the lines.
 - `main_loop.py`: takes a message and gives it to a part: `submitting.py` chooses lines and submits them,
-  `in_flight.py` holds what the engine has, `collecting.py` turns events into answers, retries or error lines,
-  `outcomes.py` writes and counts each line once, `status_reporter.py` shows progress and writes `status.json`.
+  `in_flight.py` holds what the engine has (`parts_in_flight.py`: the requests of a line with several prompts),
+  `collecting.py` turns events into answers, retries or error lines, `outcomes.py` writes and counts each line once,
+  `status_reporter.py` shows progress and writes `status.json`.
 - SIGINT and SIGTERM: `signals.py` installs the handlers, which send a `StopRequest`; `stop_state.py` holds whether and
   why the run is stopping (signal, `headrace cancel`, deadline) and until when lines in flight may finish.
 - `deadline.py`: the deadline, and the error lines for everything that is unfinished then.

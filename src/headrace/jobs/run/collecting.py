@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.engine.answers import Answers
+from headrace.engine.readouts import PendingEmbedding
 from headrace.errors import RequestError
 from headrace.jobs.input.line_output import output_at_end, output_of
 from headrace.jobs.input.prepare import Work
@@ -10,6 +11,7 @@ from headrace.jobs.input.reply import ENGINE_ERROR
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.in_flight import InFlight
 from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.run.parts_in_flight import PartsInFlight
 from headrace.types import SequenceEvent
 
 
@@ -43,13 +45,31 @@ class Collector:
             if progress.is_finished:
                 self._finish(entry, answers)
 
-    def _finish(self, entry: InFlight, answers: Answers) -> None:
+    def _finish(self, entry: InFlight, answers: Answers | PendingEmbedding) -> None:
+        if entry.parts is not None:
+            self._finish_part(entry, entry.parts, answers.error)
+            return
         self._in_flight.remove(entry)
         if answers.error is None:
+            assert isinstance(answers, Answers)
             self._outcomes.answer_all(entry.line, output_of(answers.output()))
             return
         self._engine.abort(entry.request.request_id)  # other sequences of the request may still run
         self._fail_or_retry(entry.line, answers.error)
+
+    def _finish_part(self, entry: InFlight, parts: PartsInFlight, error: str | None) -> None:
+        """The line is done when all its parts are, or as soon as one of them has failed."""
+        self._in_flight.end_part(entry)
+        if error is not None:
+            for part in parts.parts:
+                self._engine.abort(part.request.request_id)
+                if (other := self._in_flight.get(part.request.request_id)) is not None:
+                    self._in_flight.end_part(other)
+            self._in_flight.remove_with_parts(entry.line)
+            self._fail_or_retry(entry.line, error)
+        elif parts.end_one():
+            self._in_flight.remove_with_parts(entry.line)
+            self._outcomes.answer_all(entry.line, parts.output())
 
     def _fail_or_retry(self, line: Work, error: str) -> None:
         """A structured output that the engine refuses is the request's fault: no retry. Other errors may not happen

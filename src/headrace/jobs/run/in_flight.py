@@ -7,16 +7,21 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace.engine.answers import Answers
+from headrace.engine.readouts import PendingEmbedding
 from headrace.jobs.input.prepare import Work
+from headrace.jobs.run.parts_in_flight import PartsInFlight
 from headrace.jobs.store.in_flight_file import InFlightFile
 from headrace.types import Request
 
 
 class InFlight(msgspec.Struct, eq=False):
+    """A request of a line. A line has one, or one for each of its parts."""
+
     line: Work
     request: Request
-    answers: Answers | None  # None: the request gets a single event, at its end
+    answers: Answers | PendingEmbedding | None  # None: the request gets a single event, at its end
     num_sequences: int
+    parts: PartsInFlight | None = None  # those of its line
 
 
 class LinesInFlight:
@@ -26,13 +31,16 @@ class LinesInFlight:
     def __init__(self, file: InFlightFile) -> None:
         self._file = file
         self._by_id: dict[str, InFlight] = {}
+        self._with_parts: dict[int, Work] = {}  # lines of which some parts may have ended
+        self._num_parts = 0  # in `_by_id`
         self.num_sequences = 0
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        """The number of lines."""
+        return len(self._by_id) - self._num_parts + len(self._with_parts)
 
     def __contains__(self, index: int) -> bool:
-        return str(index) in self._by_id
+        return str(index) in self._by_id or index in self._with_parts
 
     @property
     def ids(self) -> list[str]:
@@ -41,7 +49,7 @@ class LinesInFlight:
     @property
     def indices(self) -> list[int]:
         """The indices of the lines in the input."""
-        return [entry.line.reply.index for entry in self._by_id.values()]
+        return [line.reply.index for line in self._lines()]
 
     def get(self, request_id: str) -> InFlight | None:
         return self._by_id.get(request_id)
@@ -64,10 +72,33 @@ class LinesInFlight:
         self.num_sequences -= entry.num_sequences
         self._file.remove(entry.line.reply.index)
 
+    def add_parts(self, entries: list[InFlight]) -> None:
+        """The same for all parts of a line."""
+        for entry in entries:
+            self.add(entry)
+            self._with_parts[entry.line.reply.index] = entry.line
+        self._num_parts += len(entries)
+
+    def end_part(self, entry: InFlight) -> None:
+        """A part has ended: its sequences make room for others while the line waits for its other parts."""
+        del self._by_id[entry.request.request_id]
+        self._num_parts -= 1
+        self.num_sequences -= entry.num_sequences
+
+    def remove_with_parts(self, line: Work) -> None:
+        """The same as `remove` for a line whose parts have all ended."""
+        del self._with_parts[line.reply.index]
+        self._file.remove(line.reply.index)
+
+    def _lines(self) -> list[Work]:
+        return [entry.line for entry in self._by_id.values() if entry.parts is None] + list(self._with_parts.values())
+
     def take_all(self) -> list[Work]:
         """Remove and return all lines: their engine has died."""
-        lines = [entry.line for entry in self._by_id.values()]
+        lines = self._lines()
         self._by_id.clear()
+        self._with_parts.clear()
+        self._num_parts = 0
         self.num_sequences = 0
         self._file.clear()
         return lines

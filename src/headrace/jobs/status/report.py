@@ -68,7 +68,8 @@ class Tally:
         for note in line.notes:
             if note in self.notes or len(self.notes) < MAX_NOTES:
                 self.notes[note] += 1
-        if line.question is not None and (self.sample is None or line.reply.index < self.sample.index):
+        sample = self.sample
+        if line.question is not None and output.answers and (sample is None or line.reply.index < sample.index):
             self.sample = Sample(line.reply.index, line.question, output.answers[0].text)
 
     def add_error(self, index: int, error: RequestError) -> None:

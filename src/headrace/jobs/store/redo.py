@@ -14,6 +14,7 @@ from headrace.jobs.store.record import Record
 
 ERROR = "error"
 FINISH_REASON = "finish_reason"
+_REASON_OF_STATUS = {"completed": "stop", "incomplete": "length"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ def _read_value(text: str) -> Any:
 
 
 def _finish_reasons(line: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the finish reasons of the answers of a plain line, or of the choices of an OpenAI completion."""
+    """Yields the finish reasons of the answers of a plain line, or of the choices of an OpenAI completion. A response
+    has a status instead."""
     if FINISH_REASON in line:
         yield line[FINISH_REASON]
     for answer in line.get("outputs") or ():
@@ -121,3 +123,5 @@ def _finish_reasons(line: Mapping[str, Any]) -> Iterator[Any]:
     body = response.get("body") if isinstance(response, dict) else None
     for choice in (body or {}).get("choices") or ():
         yield choice.get(FINISH_REASON)
+    if (body or {}).get("object") == "response":
+        yield _REASON_OF_STATUS.get(body["status"])

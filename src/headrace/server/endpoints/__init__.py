@@ -1,7 +1,7 @@
 """The endpoints: one module each, and the list of their routes.
 
 - `chat`, `completions`, `responses`: the endpoints that generate text. They share `generation` (from the queue to the
-  stream of answers), `prompting` (tokenizing), `tools` (tool calls), `beams` (beam search), `deadline` (time limits).
+  stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
 - `tokenize`, `models`, `status`, `server_info`, `admin`, `openapi`: the others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.

@@ -16,6 +16,7 @@ from headrace.openai.logprobs import chat_logprobs, prompt_entries
 from headrace.openai.prompts import template_variables
 from headrace.openai.sampling import AnswerLimit, chat_limit, chat_params, check_context
 from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.tool_use import NO_TOOLS, ToolCalls, ToolUse, delta_object, read_tool_use
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
@@ -29,14 +30,13 @@ from headrace.server.endpoints.generation import (
     running,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize_chat
-from headrace.server.endpoints.tools import ToolUse, delta_object, read_tool_use
 from headrace.server.http.chunks import Chunks
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
 from headrace.server.services import Reservation, Services
 from headrace.text import Tokenizer
 from headrace.text.tool_calls import ContentDelta
-from headrace.types import CompletionOutput, RequestOutput, SamplingParams
+from headrace.types import CompletionOutput, RequestOutput
 
 
 async def create_chat_completion(services: Services, exchange: Exchange) -> None:
@@ -45,9 +45,9 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     request = read(ChatRequest, body)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    use = read_tool_use(request, services)
+    use = _tool_use(request, services)
     limit = chat_limit(request)
-    params = _params(request, services, limit, use)
+    params = chat_params(request, limits_of(services), limit, **use.params)
     max_model_len = services.engine.settings.max_model_len
     num_tokens = estimated_tokens([[request.messages, use.tools]], max_model_len)
     with services.queue.reserve(1, num_tokens=num_tokens) as reservation:
@@ -67,13 +67,15 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _params(request: ChatRequest, services: Services, limit: AnswerLimit, use: ToolUse) -> SamplingParams:
-    more: dict[str, Any] = {}
-    if use.constraint is not None:
-        more["structured_outputs"] = use.constraint
-    if use.shows_special_tokens:
-        more["skip_special_tokens"] = False
-    return chat_params(request, limits_of(services), limit, **more)
+def _tool_use(request: ChatRequest, services: Services) -> ToolUse:
+    if not request.tools:
+        return NO_TOOLS  # `chat_params` refuses a tool_choice without tools
+    return read_tool_use(
+        request,
+        services.engine.get_tokenizer(),
+        parser_name=services.options.tool_call_parser,
+        allows_auto=services.options.enable_auto_tool_choice,
+    )
 
 
 async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:
@@ -141,11 +143,8 @@ class ChatReply:
         content: str | None = answer.text
         reason: str | None = answer.finish_reason
         message = b""
-        if self.use.finds_calls:
-            content, calls = self.use.message(answer.text)
-            if calls:
-                message = members({"tool_calls": calls})
-                reason = "tool_calls" if reason == "stop" else reason
+        if self.use.calls is not None:
+            content, reason, message = self.use.calls.message(answer.text, reason)
         return chat_choice(
             answer.index,
             content,
@@ -206,10 +205,11 @@ class ChatChunks:
         self._answers = answers
         self._gives_usage = usage_is_null and options is not None and bool(options.continuous_usage_stats)
         self._is_plain = not (
-            request.logprobs or request.return_token_ids or self._gives_usage or reply.use.finds_calls
+            request.logprobs or request.return_token_ids or self._gives_usage or reply.use.calls is not None
         )
         self._is_begun = [False] * (request.n or 1)
-        self._parsers = [reply.use.parser() for _ in self._is_begun] if reply.use.finds_calls else []
+        self._calls = reply.use.calls
+        self._parsers = [] if self._calls is None else [self._calls.parser() for _ in self._is_begun]
         self._has_called = [False] * len(self._is_begun)
         self._has_told_prompt = False
         self._num_generated = 0
@@ -242,16 +242,15 @@ class ChatChunks:
         return self.chunks.choice(choice, usage, more)
 
     def _write(self, delta: AnswerDelta) -> bytes:
-        if self._parsers:
-            return self._write_parsed(delta)
+        if self._calls is not None:
+            return self._write_parsed(delta, self._calls)
         return self._write_text(delta, delta.text, delta.finish_reason)
 
-    def _write_parsed(self, delta: AnswerDelta) -> bytes:
+    def _write_parsed(self, delta: AnswerDelta, tool_calls: ToolCalls) -> bytes:
         """Text and calls as the parser finds them, then the end."""
-        parser, index = self._parsers[delta.index], delta.index
-        found = parser.push(delta.text) + (parser.finish() if delta.finish_reason is not None else [])
+        index = delta.index
         text, calls = "", []
-        for piece in self._reply.use.given(found):
+        for piece in tool_calls.read(self._parsers[index], delta.text, is_end=delta.finish_reason is not None):
             if isinstance(piece, ContentDelta):
                 text += piece.text
             else:

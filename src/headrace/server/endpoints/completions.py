@@ -15,7 +15,13 @@ from headrace.openai.choices import TEXT_ID_PREFIX, TEXT_OBJECT, completion_body
 from headrace.openai.errors import bad_request
 from headrace.openai.logprobs import TextOffsets, completion_lists, prompt_entries
 from headrace.openai.prompts import as_prompts
-from headrace.openai.sampling import AnswerLimit, check_context, completion_limit, completion_params
+from headrace.openai.sampling import (
+    AnswerLimit,
+    check_context,
+    check_num_sequences,
+    completion_limit,
+    completion_params,
+)
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
@@ -37,7 +43,6 @@ from headrace.text import Tokenizer
 from headrace.types import CompletionOutput, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprobs
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-MAX_SEQUENCES = 4096  # prompts times answers to each
 
 
 async def create_completion(services: Services, exchange: Exchange) -> None:
@@ -48,7 +53,8 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     priority = priority_of(services, request.priority)
     prompts = as_prompts(request.prompt)
     limit = completion_limit(request)
-    params = _params(request, services, limit, num_prompts=len(prompts))
+    params = completion_params(request, limits_of(services), limit)
+    check_num_sequences(params, len(prompts))
     max_model_len = services.engine.settings.max_model_len
     num_tokens = estimated_tokens(prompts, max_model_len)
     with services.queue.reserve(len(prompts), num_tokens=num_tokens) as reservation:
@@ -79,15 +85,6 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
         ]
         async with running(services, exchange, requests, reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
-
-
-def _params(request: CompletionRequest, services: Services, limit: AnswerLimit, *, num_prompts: int) -> SamplingParams:
-    params = completion_params(request, limits_of(services), limit)
-    if params.num_sequences * num_prompts > MAX_SEQUENCES:
-        raise bad_request(
-            f"{num_prompts:,} prompts with {params.num_sequences} answers each are more than {MAX_SEQUENCES:,}", "n"
-        )
-    return params
 
 
 def _within(params: SamplingParams, prompt: TokenizedPrompt, max_model_len: int) -> SamplingParams:

@@ -11,18 +11,17 @@ import msgspec
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta
 from headrace.openai.body import read
-from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
-from headrace.openai.fields import note_ignored
-from headrace.openai.logprobs import chat_entries
-from headrace.openai.sampling import (
-    AnswerLimit,
-    Limits,
-    check_context,
-    check_label,
-    check_logprobs,
-    sampling_params,
+from headrace.openai.response_items import as_messages
+from headrace.openai.responses import (
+    ITEM_ID_PREFIX,
+    RESPONSE_ID_PREFIX,
+    ResponseFields,
+    ResponseWriter,
+    responses_limit,
+    responses_params,
+    status_of,
 )
-from headrace.openai.schema.common import SamplingFields
+from headrace.openai.sampling import check_context
 from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.generation import (
@@ -35,19 +34,12 @@ from headrace.server.endpoints.generation import (
     running,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
-from headrace.server.endpoints.response_items import as_messages
 from headrace.server.http.chunks import encode
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
 from headrace.server.services import Services
-from headrace.types import CompletionOutput, SamplingParams
-
-LOGPROBS = "message.output_text.logprobs"
-_COPIED = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "ignore_eos", "priority", "cache_salt", "request_id", "stream"),
-)
+from headrace.types import CompletionOutput
 
 
 async def create_response(services: Services, exchange: Exchange) -> None:
@@ -56,8 +48,8 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     request = read(ResponsesRequest, body, unsupported=STATEFUL)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    limit = AnswerLimit(request.max_output_tokens, "max_output_tokens")
-    params = _params(request, limits_of(services), limit)
+    limit = responses_limit(request)
+    params = responses_params(request, limits_of(services), limit)
     messages = as_messages(request)
     max_model_len = services.engine.settings.max_model_len
     with services.queue.reserve(1, num_tokens=estimated_tokens([messages], max_model_len)) as reservation:
@@ -67,7 +59,8 @@ async def create_response(services: Services, exchange: Exchange) -> None:
         )
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="input")
         reservation.count_tokens(len(prompt.token_ids))
-        reply = ResponseReply(request, services, params, answer_id("resp_", request.request_id, exchange))
+        id = answer_id(RESPONSE_ID_PREFIX, request.request_id, exchange)
+        reply = ResponseReply(ResponseFields.of(request, params), services, id)
         answers = prepared(
             services, exchange, request, prompt, params, engine_id(reply.id, request.request_id), priority=priority
         )
@@ -75,115 +68,26 @@ async def create_response(services: Services, exchange: Exchange) -> None:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-def _params(request: ResponsesRequest, limits: Limits, limit: AnswerLimit) -> SamplingParams:
-    _check(request, limits)
-    if limit.num_tokens is not None and limit.num_tokens < 1:
-        raise bad_request(f"max_output_tokens must be at least 1, got {limit.num_tokens}", "max_output_tokens")
-    fields = SamplingFields(
-        **{name: getattr(request, name) for name in _COPIED}, response_format=_response_format(request.text)
-    )
-    wants_logprobs = request.top_logprobs is not None or LOGPROBS in (request.include or ())
-    return sampling_params(
-        fields,
-        limits,
-        limit,
-        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
-    )
+class ResponseReply(ResponseWriter):
+    """Sends the answer to one request, whole or as events."""
 
-
-def _check(request: ResponsesRequest, limits: Limits) -> None:
-    for name in request.include or ():
-        if name != LOGPROBS:
-            raise not_supported("include", f"include cannot have {name!r}, only {LOGPROBS!r}")
-    if request.truncation not in (None, "disabled"):
-        raise not_supported("truncation", "truncation must be 'disabled': shorten the input instead")
-    if request.tools or request.tool_choice not in (None, "none", "auto"):
-        raise not_supported("tools", "tools are not supported here; use /v1/chat/completions")
-    if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options is for streams: set stream to true", "stream_options")
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise not_supported("stream_options.include_obfuscation", "include_obfuscation is not supported; leave it out")
-    check_label("request_id", request.request_id)
-    check_logprobs("top_logprobs", request.top_logprobs, limits)
-
-
-def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
-    """`text.format` in the form of `response_format`."""
-    for name in text or {}:
-        if name not in ("format", "verbosity"):
-            raise bad_request(f"unknown parameter 'text.{name}'", f"text.{name}", UNKNOWN)
-    if text is None:
-        return None
-    if text.get("verbosity") is not None:
-        note_ignored("text.verbosity")
-    given = text.get("format")
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise bad_request("text.format must be an object", "text.format", INVALID_TYPE)
-    if given.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
-    return given
-
-
-class ResponseReply:
-    """Writes the answer to one request, whole or as events."""
-
-    def __init__(self, request: ResponsesRequest, services: Services, params: SamplingParams, id: str) -> None:
-        self.id = id
-        self.item_id = f"msg_{uuid.uuid4().hex}"
-        self._request = request
+    def __init__(self, fields: ResponseFields, services: Services, id: str) -> None:
+        super().__init__(
+            fields,
+            services.engine.tokenizer,
+            id=id,
+            item_id=f"{ITEM_ID_PREFIX}{uuid.uuid4().hex}",
+            model_name=services.model_name,
+            created_at=int(time()),
+        )
         self._services = services
-        self._params = params
-        self._created_at = int(time())
 
-    def response(
-        self, status: str, output: list[dict[str, Any]], usage: Usage | None = None, *, error: ApiError | None = None
-    ) -> dict[str, Any]:
-        request = self._request
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self._created_at,
-            "status": status,
-            "background": False,
-            "error": None if error is None else {"code": "server_error", "message": error.message},
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {},
-            "model": self._services.model_name,
-            "output": output,
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": self._params.temperature,
-            "text": request.text or {"format": {"type": "text"}},
-            "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": self._params.top_p,
-            "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
-            "user": request.user,
-        }
-
-    def message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def part(self, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(logprobs)}
-
-    def logprobs(self, entries: Any) -> list[dict[str, Any]]:
-        return [] if entries is None else chat_entries(entries, self._services.engine.tokenizer)
-
-    def finished(self, answer: CompletionOutput, usage: Usage) -> dict[str, Any]:
-        status = _status(answer)
-        return self.response(status, [self.message(status, [self.part(answer.text, answer.logprobs)])], usage)
+    def ended(self, answer: CompletionOutput, usage: Usage) -> dict[str, Any]:
+        return self.finished(answer.text, answer.logprobs, answer.finish_reason, usage)
 
     async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
         (output,) = await stream.outputs()
-        body = self.finished(output.outputs[0], Usage.of([output]))
+        body = self.ended(output.outputs[0], Usage.of([output]))
         await exchange.reply(200, msgspec.json.encode(body))
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
@@ -234,7 +138,7 @@ class ResponseEvents:
 
     def end(self, answer: CompletionOutput, usage: Usage) -> bytes:
         begin = b"" if self._is_begun else self._begin()
-        reply, status = self._reply, _status(answer)
+        reply, status = self._reply, status_of(answer.finish_reason)
         part = reply.part(answer.text, answer.logprobs)
         done = {**self._place, "text": answer.text, "logprobs": part["logprobs"]}
         item = reply.message(status, [part])
@@ -243,13 +147,13 @@ class ResponseEvents:
                 self._event("response.output_text.done", done),
                 self._event("response.content_part.done", {**self._place, "part": part}),
                 self._event("response.output_item.done", {"output_index": 0, "item": item}),
-                self._event(f"response.{status}", {"response": reply.finished(answer, usage)}),
+                self._event(f"response.{status}", {"response": reply.ended(answer, usage)}),
             )
         )
 
     def failed(self, error: ApiError) -> bytes:
         begin = b"" if self._is_begun else self._begin()
-        response = self._reply.response("failed", [], error=error)
+        response = self._reply.response("failed", [], error=error.message)
         return begin + self._event("response.failed", {"response": response})
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
@@ -262,17 +166,3 @@ class ResponseEvents:
 
 def _event_head(name: str) -> bytes:
     return b'event: %b\ndata: {"type":"%b",' % (name.encode(), name.encode())
-
-
-def _status(answer: CompletionOutput) -> str:
-    return "completed" if answer.finish_reason == "stop" else "incomplete"
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.num_prompt,
-        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
-        "output_tokens": usage.num_generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.num_prompt + usage.num_generated,
-    }

@@ -34,7 +34,7 @@ def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
         case "item_reference":
             raise not_supported(place, f"{place} refers to a stored item, and nothing is stored here; send it whole")
         case other:
-            raise not_supported(place, f"{place} has the type {other!r}; this server reads messages and function calls")
+            raise not_supported(place, f"{place} has the type {other!r}; only messages and function calls are read")
 
 
 def _role(item: dict[str, Any], place: str) -> str:
@@ -63,7 +63,7 @@ def _part(part: Any, place: str) -> dict[str, Any]:
         raise _wrong(place, "an object")
     kind = part.get("type")
     if kind not in _TEXT_PARTS:
-        raise not_supported(place, f"{place} has the type {kind!r}; this server reads text only")
+        raise not_supported(place, f"{place} has the type {kind!r}; only text is read")
     return {"type": "text", "text": _text(part, "text", place)}
 
 

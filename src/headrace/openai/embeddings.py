@@ -1,0 +1,52 @@
+"""Requests for /v1/embeddings, and the objects that answer them as JSON."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine.prompts import Prompt
+from headrace.openai.choices import encode
+from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.prompts import as_prompts
+from headrace.openai.sampling import check_label
+from headrace.openai.schema.embeddings import EmbeddingRequest
+
+MAX_INPUTS = 2048  # OpenAI's
+
+_BODY = b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
+_ITEM = b'{"object":"embedding","index":%d,"embedding":%b}'
+
+
+class EmbeddingFormat(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="embedding"):
+    """How a request wants its embeddings: as numbers, or as base64 of little-endian float32."""
+
+    is_base64: bool = False
+
+    def body(self, embeddings: Sequence[npt.NDArray[np.float32]], model: bytes, num_prompt_tokens: int) -> bytes:
+        """`model`: the name as JSON."""
+        items = [_ITEM % (index, self._values(embedding)) for index, embedding in enumerate(embeddings)]
+        return _BODY % (b",".join(items), model, num_prompt_tokens, num_prompt_tokens)
+
+    def _values(self, embedding: npt.NDArray[np.float32]) -> bytes:
+        return b'"%b"' % b64encode(embedding.astype("<f4").tobytes()) if self.is_base64 else encode(embedding.tolist())
+
+
+def embedding_inputs(request: EmbeddingRequest) -> list[Prompt]:
+    return as_prompts(request.input, "input", max_prompts=MAX_INPUTS)
+
+
+def embedding_format(request: EmbeddingRequest) -> EmbeddingFormat:
+    """Checks the fields beside the input."""
+    if request.encoding_format not in (None, "float", "base64"):
+        shown = request.encoding_format[:40]
+        raise bad_request(f"encoding_format must be float or base64, got {shown!r}", "encoding_format")
+    if request.dimensions is not None:
+        raise not_supported("dimensions", "dimensions is not supported: embeddings have the model's size; leave it out")
+    for name in ("cache_salt", "request_id"):
+        check_label(name, getattr(request, name))
+    return EmbeddingFormat(request.encoding_format == "base64")

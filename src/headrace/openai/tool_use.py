@@ -1,0 +1,176 @@
+"""Tools of a chat: what the template is given, the grammar of a forced call, and how calls are found in an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.openai.choices import members
+from headrace.openai.errors import bad_request, not_supported
+from headrace.openai.schema.chat import ChatRequest
+from headrace.text import Tokenizer
+from headrace.text.tool_calls import (
+    ContentDelta,
+    Delta,
+    ToolCallDelta,
+    ToolParser,
+    new_call_id,
+    parser_for,
+    put_together,
+)
+from headrace.text.tool_grammar import read_tools, tools_grammar
+from headrace.types import StructuredOutputs
+
+_CUT_NAME = re.compile(r'"name": "([^"]*)("?)')  # as the grammar of a forced call writes it
+
+
+class Message(NamedTuple):
+    """The message of a choice."""
+
+    content: str | None  # None if there are only calls
+    finish_reason: str | None
+    more: bytes  # further members of the message, as JSON
+
+
+class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tools"):
+    """How tool calls are found in the answers to one request."""
+
+    parser_name: str
+    names: tuple[str, ...]  # of the tools that can be called
+    is_forced: bool = False  # the answer is calls and nothing else
+    is_parallel: bool = True  # whether calls after the first are kept
+
+    def parser(self, *, whole_calls: bool = False) -> ToolParser:
+        return parser_for(self.parser_name, self.names, whole_calls=whole_calls)
+
+    def read(self, parser: ToolParser, text: str, *, is_end: bool) -> list[Delta]:
+        """The deltas of more text of an answer."""
+        deltas = parser.push(text)
+        if is_end:
+            last = parser.finish()
+            deltas += self._last_of_forced(last, parser.num_calls) if self.is_forced else last
+        if self.is_parallel:
+            return deltas
+        return [delta for delta in deltas if isinstance(delta, ContentDelta) or delta.index == 0]
+
+    def _last_of_forced(self, deltas: list[Delta], num_calls: int) -> list[Delta]:
+        """A forced call that max_tokens cut short stays a call, also before its arguments: there is nothing else that
+        it can be. It is text only if its name is not known."""
+        text = "".join([delta.text for delta in deltas if isinstance(delta, ContentDelta)])
+        calls: list[Delta] = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
+        name = self._cut_name(text, is_first=not num_calls)
+        if name is not None:
+            return [*calls, ToolCallDelta(num_calls, new_call_id(), name)]
+        return calls if num_calls else deltas
+
+    def _cut_name(self, text: str, *, is_first: bool) -> str | None:
+        found = _CUT_NAME.search(text)
+        if found is not None and found[2]:
+            return found[1] if found[1] in self.names else None
+        if not is_first:
+            return None
+        possible = [name for name in self.names if name.startswith("" if found is None else found[1])]
+        return possible[0] if len(possible) == 1 else None
+
+    def message(self, text: str, finish_reason: str | None) -> Message:
+        """The message of a whole answer. Calls that are cut short are text, unless they were forced."""
+        parser = self.parser(whole_calls=not self.is_forced)
+        parsed = put_together(self.read(parser, text, is_end=True))
+        if not parsed.tool_calls:
+            return Message(parsed.content, finish_reason, b"")
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.tool_calls
+        ]
+        reason = "tool_calls" if finish_reason == "stop" else finish_reason
+        return Message(parsed.content or None, reason, members({"tool_calls": calls}))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How one request uses tools. Without `calls`, answers are text."""
+
+    tools: list[dict[str, Any]] | None = None  # as the template sees them
+    calls: ToolCalls | None = None
+    constraint: StructuredOutputs | None = None
+    shows_special_tokens: bool = False  # the marker of a call is a special token
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Sampling parameters that replace those of the request."""
+        more: dict[str, Any] = {}
+        if self.constraint is not None:
+            more["structured_outputs"] = self.constraint
+        if self.shows_special_tokens:
+            more["skip_special_tokens"] = False
+        return more
+
+
+NO_TOOLS = ToolUse()
+
+
+def read_tool_use(
+    request: ChatRequest, tokenizer: Tokenizer, *, parser_name: str = "auto", allows_auto: bool = True
+) -> ToolUse:
+    """Reads the fields of a request with tools. `parser_name`: "auto" chooses by the model's template."""
+    choice = request.tool_choice
+    names = tuple(read_tools(request.tools))
+    if choice == "none":
+        return NO_TOOLS
+    if choice in (None, "auto"):
+        _check_auto(request, tokenizer, allows_auto=allows_auto)
+    elif isinstance(choice, str) and choice != "required":
+        raise bad_request(f"tool_choice must be none, auto, required or a function, got {choice[:40]!r}", "tool_choice")
+    elif request.response_format is not None or request.structured_outputs is not None:
+        raise bad_request("a forced tool call excludes response_format and structured_outputs", "tool_choice")
+    parser = parser_for(_template(tokenizer) if parser_name == "auto" else parser_name)
+    is_parallel = request.parallel_tool_calls is not False
+    constraint = None
+    if choice not in (None, "auto"):
+        constraint = tools_grammar(
+            request.tools or [], choice or "", parser, tokenizer=tokenizer, parallel_tool_calls=is_parallel
+        )
+    if isinstance(choice, dict):
+        names = (choice["function"]["name"],)  # `tools_grammar` has checked it
+    return ToolUse(
+        request.tools,
+        ToolCalls(parser.name, names, constraint is not None, is_parallel),
+        constraint,
+        any(tokenizer.special_id(marker) is not None for marker in parser.markers),
+    )
+
+
+def _check_auto(request: ChatRequest, tokenizer: Tokenizer, *, allows_auto: bool) -> None:
+    if not allows_auto:
+        raise not_supported(
+            "tool_choice", "tool_choice 'auto' is disabled on this server; use 'required', 'none' or a function"
+        )
+    if request.structured_outputs is not None or (request.response_format or {}).get("type", "text") != "text":
+        raise bad_request(
+            "a constrained answer cannot call tools; set tool_choice to 'none', or leave out the format",
+            "tools",
+        )
+    if tokenizer.chat_template is not None and "tools" not in tokenizer.chat_template.variables:
+        raise not_supported(
+            "tools",
+            "the model's chat template has no place for tools, so the model would not see them; leave out tools, force "
+            "a call with tool_choice, or use a model that was trained to call tools",
+        )
+
+
+def _template(tokenizer: Tokenizer) -> str | None:
+    """The template that the parser is chosen by."""
+    templates: Mapping[str, str] = {} if tokenizer.chat_template is None else tokenizer.chat_template.templates
+    return templates.get("tool_use") or templates.get("default")
+
+
+def delta_object(delta: ToolCallDelta) -> dict[str, Any]:
+    """The start of a call, or more of its arguments, as in a chunk."""
+    function: dict[str, Any] = {"arguments": delta.arguments}
+    if delta.name is None:
+        return {"index": delta.index, "function": function}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": {"name": delta.name, **function}}
