@@ -226,15 +226,17 @@ def _runs_of(record: Mapping[str, Any], directory: Path | None) -> Iterator[tupl
     if record.get("rounds"):
         load = json.dumps(record.get("load"), sort_keys=True)
         for each in record["rounds"]:
-            yield load, Run(record, None, _flat(each), None, None)
+            yield load, Run(record, None, flat_figures(each), None, None)
         return
     for level, rows in zip(levels_of(record), rows_of(record, directory), strict=True):
         steady = found(level, "steady", "summary")
-        run = Run(record, level, _flat(level.get("summary") or {}), _flat(steady) if steady else None, rows)
+        run = Run(
+            record, level, flat_figures(level.get("summary") or {}), flat_figures(steady) if steady else None, rows
+        )
         yield json.dumps(level.get("load"), sort_keys=True), run
 
 
-def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
+def flat_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """The compared figures of a summary that are there."""
     values = {name: value for name, value in summary.items() if is_number(value)}
     if values.get("num_requests"):
