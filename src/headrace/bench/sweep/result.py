@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from headrace.bench.compare import FIGURES, flat_figures
-from headrace.bench.report.levels import figures_of, levels_of, load_amount, load_label
+from headrace.bench.levels import figures_of, levels_of, load_amount, load_label
 from headrace.bench.statistics import mean_interval, ratio_of_rounds
 from headrace.bench.sweep.configs import SweepConfig
 from headrace.errors import ConfigError, nearest

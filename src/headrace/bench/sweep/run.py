@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.engines.base import Engine, EngineFailure, RunningEngine
+from headrace.bench.levels import levels_of
 from headrace.bench.record import SCHEMA, current_commit, machine_facts, package_versions, rounded
-from headrace.bench.report.levels import levels_of
-from headrace.bench.report.values import found, is_number, number, seconds
 from headrace.bench.sweep.check import check_answer, not_in_force, not_reported
 from headrace.bench.sweep.configs import HASH_LEN, SweepConfig
 from headrace.bench.sweep.journal import Journal, JournalError
@@ -32,6 +31,7 @@ from headrace.bench.sweep.result import (
     ranked,
     round_figures,
 )
+from headrace.bench.values import found, is_number, number, seconds
 from headrace.bench.workloads import Workload
 from headrace.errors import ConfigError
 
