@@ -121,10 +121,15 @@ def level(
         }
     rate = summary["output_tokens_per_s"]
     return {
-        "load": {"kind": "closed", "concurrency": concurrency},
+        "load": {"kind": "closed_loop", "concurrency": concurrency},
         "summary": summary,
         "steady": dict(found),
-        "client": {"cpu_share": 0.21, "loop_lag_p99_ms": 1.4},
+        "client": {
+            "cpu_shares": [0.21, 0.3],
+            "loop_lag_ms": {"p50": 0.2, "p99": 1.4, "max": 3.0},
+            "send_late_ms": None,
+            "flags": [],
+        },
         "counters": {"num_preemptions": 3, "prefix_hit_tokens": 1200},
         "telemetry": {"gpu_utilization": None, "reason": "NVML is not installed"},
         "warnings": warnings_of(summary),

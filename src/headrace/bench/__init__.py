@@ -8,8 +8,9 @@
     slo.py         "ttft:p99<300ms;success>=0.999": parsed and judged
     record.py      what is written: settings, versions, hardware, workload, figures
     offline.py     a workload through an engine       online.py    a load level, or a curve of levels
-    sweep.py       a list of settings, ranked         compare.py   two records, with confidence intervals
-    report/        terminal, Markdown and one HTML page with SVG plots
+    sweep/         a list of settings, ranked         compare.py   two records, with confidence intervals
+    statistics.py  ratios with 95 % intervals         levels.py    the load levels of a record
+    values.py      numbers as text                    report/      terminal, Markdown, one HTML page with SVG plots
 
 An outcome is a row of facts with the client's clock; everything else is computed from rows, so that another statistic
 needs no new run.

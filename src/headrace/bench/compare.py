@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.bench.levels import figures_of, levels_of, load_label, rows_of, steady_rows
 from headrace.bench.outcomes import Outcome, answered
 from headrace.bench.record import RecordError, read_records
-from headrace.bench.report.levels import figures_of, levels_of, load_label, rows_of, steady_rows
-from headrace.bench.report.values import found, is_number, plain
 from headrace.bench.statistics import (
     Interval,
     ratio_of_percentiles,
@@ -24,10 +23,12 @@ from headrace.bench.statistics import (
     ratio_of_rounds,
     ratio_of_shares,
 )
+from headrace.bench.values import found, is_number, plain
 from headrace.errors import ConfigError
 
 Verdict = Literal["better", "worse", "no difference shown", "no interval: one round", "not available"]
 COMPARED_PERCENTILES = (50, 95, 99)
+LENGTHS = ("num_requests", "seconds", "seed")  # of a load
 NO_ROWS = "one round each, no request rows"
 
 
@@ -224,17 +225,27 @@ def _runs(side: Side, name: str) -> dict[Key, list[Run]]:
 
 def _runs_of(record: Mapping[str, Any], directory: Path | None) -> Iterator[tuple[str, Run]]:
     if record.get("rounds"):
-        load = json.dumps(record.get("load"), sort_keys=True)
+        load = _load_key(record.get("load"))
         for each in record["rounds"]:
-            yield load, Run(record, None, _flat(each), None, None)
+            yield load, Run(record, None, flat_figures(each), None, None)
         return
     for level, rows in zip(levels_of(record), rows_of(record, directory), strict=True):
         steady = found(level, "steady", "summary")
-        run = Run(record, level, _flat(level.get("summary") or {}), _flat(steady) if steady else None, rows)
-        yield json.dumps(level.get("load"), sort_keys=True), run
+        run = Run(
+            record, level, flat_figures(level.get("summary") or {}), flat_figures(steady) if steady else None, rows
+        )
+        yield _load_key(level.get("load")), run
 
 
-def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
+def _load_key(load: Any) -> str:
+    """What makes two loads the same. How long they were kept up does not: it is a fact that may differ."""
+    kept = load
+    if isinstance(load, Mapping):
+        kept = {name: value for name, value in load.items() if name not in LENGTHS}
+    return json.dumps(kept, sort_keys=True)
+
+
+def flat_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """The compared figures of a summary that are there."""
     values = {name: value for name, value in summary.items() if is_number(value)}
     if values.get("num_requests"):
@@ -439,5 +450,9 @@ def _facts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
     yield "setting", {name: found(each, "value") for name, each in (engine.get("settings") or {}).items()}
     workload = record.get("workload") or {}
     yield "workload", {name: value for name, value in workload.items() if not isinstance(value, (dict, list))}
+    for level in levels_of(record):
+        load = level.get("load")
+        if isinstance(load, Mapping):
+            yield "load", {f"{name} at {load_label(load)}": load[name] for name in LENGTHS if name in load}
     slo = next((text for level in levels_of(record) if (text := found(figures_of(level), "slo", "text"))), None)
     yield "objective", {"slo": slo}

@@ -15,7 +15,7 @@ from headrace.bench.report.document import Cell, Code, Details, Facts, Note, Rep
 from headrace.bench.report.offline import offline_report
 from headrace.bench.report.online import online_report
 from headrace.bench.report.page import page, write_page
-from headrace.bench.report.values import NOT_AVAILABLE
+from headrace.bench.values import NOT_AVAILABLE
 from tests.bench.records import base_record, level, offline_record, online_record, outcomes
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</style></svg><script>alert(2)</script>\x1b[31m\x00"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.bench.report.scales import Axis, scale
-from headrace.bench.report.svg import colour, element, line, shortened, svg, text, text_width, whisker
+from headrace.bench.report.svg import colour, element, line, marker, shortened, svg, text, text_width, whisker
 
 WIDTH = 640
-ROW, BAR_HEIGHT = 30, 18
+ROW, BAR_HEIGHT = 30, 18.0
 TOP, BOTTOM = 8, 50
 MAX_LABEL = 30
 
@@ -36,8 +36,19 @@ class Stack:
     shown: str = ""
 
 
-def bar_chart(bars: Sequence[Bar], axis: Axis, *, title: str, mark: float | None = None, width: float = WIDTH) -> str:
-    """One row for each bar, in the given order. `mark` is a line to compare with, such as a ratio of 1."""
+def bar_chart(
+    bars: Sequence[Bar],
+    axis: Axis,
+    *,
+    title: str,
+    mark: float | None = None,
+    are_dots: bool = False,
+    width: float = WIDTH,
+) -> str:
+    """One row for each bar, in the given order. `mark` is a line to compare with, such as a ratio of 1.
+
+    With `are_dots` values are dots, for quantities that do not start at 0, such as ratios.
+    """
     left = _label_width([bar.label for bar in bars])
     right = max((text_width(bar.shown, 12.5) for bar in bars if bar.value is not None), default=0.0) + 16
     base = TOP + ROW * len(bars)
@@ -51,16 +62,22 @@ def bar_chart(bars: Sequence[Bar], axis: Axis, *, title: str, mark: float | None
         if bar.value is None or not math.isfinite(bar.value):
             parts.append(text(left + 8, middle + 4.5, shortened(bar.shown or "not available", 70), "quiet"))
             continue
-        start, end = sorted((x.place(0.0 if not axis.is_log else x.low), x.place(bar.value)))
-        box = {"x": start, "y": middle - BAR_HEIGHT / 2, "width": max(1.0, end - start), "height": float(BAR_HEIGHT)}
-        parts.append(element("rect", {**box, "rx": "2", "fill": colour(bar.place)}, title=f"{bar.label}: {bar.shown}"))
-        tip = end
+        at = x.place(bar.value)
+        tip = at
+        if not are_dots:
+            start, end = sorted((x.place(x.low if axis.is_log else 0.0), at))
+            box = {"x": start, "y": middle - BAR_HEIGHT / 2, "width": max(1.0, end - start), "height": BAR_HEIGHT}
+            fill = {"rx": "2", "fill": colour(bar.place)}
+            parts.append(element("rect", {**box, **fill}, title=f"{bar.label}: {bar.shown}"))
+            tip = end
         if bar.low is not None and bar.high is not None:
             parts.append(whisker(middle, x.place(bar.low), x.place(bar.high), is_horizontal=True))
-            tip = max(end, x.place(bar.high))
-        parts.append(text(tip + 8, middle + 4.5, bar.shown, "name"))
+            tip = max(tip, x.place(bar.high))
+        if are_dots:
+            parts.append(marker(at, middle, bar.place, title=f"{bar.label}: {bar.shown}"))
+        parts.append(text(tip + 9, middle + 4.5, bar.shown, "name"))
     if mark is not None:
-        parts.append(line(x.place(mark), TOP - 4, x.place(mark), base, "limit"))
+        parts.insert(0, line(x.place(mark), TOP - 4, x.place(mark), base, "limit"))
     return svg(parts, width=width, height=base + BOTTOM, title=title)
 
 
@@ -95,7 +112,7 @@ def stacked_chart(
             if value > 0:
                 start, end = x.place(filled), x.place(filled + value)
                 box = {"x": start, "y": middle - BAR_HEIGHT / 2, "width": max(1.5, end - start - 1)}
-                fill = {"height": float(BAR_HEIGHT), "fill": colour(place)}
+                fill = {"height": BAR_HEIGHT, "fill": colour(place)}
                 parts.append(element("rect", {**box, **fill}, title=f"{stack.label}, {name}: {value:,.6g}"))
                 filled += value
         parts.append(text(x.place(filled) + 8, middle + 4.5, stack.shown, "name"))

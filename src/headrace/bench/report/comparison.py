@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace.bench.compare import Comparison, Difference, Match
+from headrace.bench.report.bars import Bar, bar_chart
 from headrace.bench.report.document import Cell, Chart, Note, Part, Report, Section, Table, Tone
 from headrace.bench.report.scales import Axis
 from headrace.bench.report.svg import shortened
-from headrace.bench.report.values import NOT_AVAILABLE, number, percent, ratio
-from headrace.bench.report.xy import Limit, Point, Series, xy_chart
+from headrace.bench.values import NOT_AVAILABLE, number, percent, ratio
 
+# Colours of dots: teal, magenta, grey.
+PLACES = {"better": 0, "worse": 3}
 TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "no difference shown": "plain"}
 
 
@@ -73,23 +75,16 @@ def _chart(match: Match) -> list[Chart]:
     if len(shown) < 2:
         return []
     title = f"Ratios, {match.label}"
-    points = [
-        Point(
-            place,
-            each.ratio or 0.0,
+    bars = [
+        Bar(
+            each.label,
+            each.ratio,
+            f"{ratio(each.ratio)} {each.verdict if each.verdict in ('better', 'worse') else ''}".rstrip(),
             low=each.interval[0] if each.interval else None,
             high=each.interval[1] if each.interval else None,
-            label=each.label,
-            title=f"{each.label}: {ratio(each.ratio)}",
+            place=PLACES.get(each.verdict, 5),
         )
-        for place, each in enumerate(shown)
+        for each in shown
     ]
-    chart = xy_chart(
-        [Series("ratio", points, kind="points")],
-        x=Axis("figure", ticks=tuple(range(len(points)))),
-        y=Axis("ratio (log scale)", is_log=True),
-        title=title,
-        limits=[Limit(1.0, "equal")],
-        width=1240,
-    )
-    return [Chart(title, chart)]
+    axis = Axis("ratio, log scale; the dashed line means equal", is_log=True)
+    return [Chart(title, bar_chart(bars, axis, title=title, mark=1.0, are_dots=True))]

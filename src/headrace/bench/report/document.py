@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,3 +92,15 @@ def text_of(cell: str | Cell) -> str:
 
 def tone_of(cell: str | Cell) -> Tone:
     return cell.tone if isinstance(cell, Cell) else "plain"
+
+
+def grouped(warnings: Iterable[tuple[str, str]]) -> list[str]:
+    """Warnings of several things, each with the thing's label. Those that differ only in numbers are one line."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for label, warning in warnings:
+        groups.setdefault(re.sub(r"[\d,.]+", "#", warning), []).append((label, warning))
+    lines = []
+    for (label, warning), *others in groups.values():
+        labels = list(dict.fromkeys(other for other, _ in others if other != label))
+        lines.append(f"{label}: {warning}" + (f" (likewise: {', '.join(labels)})" if labels else ""))
+    return lines

@@ -10,7 +10,7 @@ from headrace.bench.report.bars import Bar, bar_chart
 from headrace.bench.report.document import Chart, Facts, Part, Report, Section, Table
 from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, title_of
 from headrace.bench.report.scales import Axis
-from headrace.bench.report.values import (
+from headrace.bench.values import (
     NOT_AVAILABLE,
     flat,
     found,

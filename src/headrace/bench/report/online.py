@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from headrace.bench.outcomes import Outcome, answered
-from headrace.bench.report.bars import Stack, stacked_chart
-from headrace.bench.report.document import Cell, Chart, Details, Facts, Note, Part, Report, Section, Table, Tone
-from headrace.bench.report.levels import (
+from headrace.bench.levels import (
     LATENCIES,
     UNANSWERED,
     basis_of,
@@ -19,10 +16,25 @@ from headrace.bench.report.levels import (
     load_label,
     steady_rows,
 )
+from headrace.bench.outcomes import Outcome, answered
+from headrace.bench.report.bars import Stack, stacked_chart
+from headrace.bench.report.document import (
+    Cell,
+    Chart,
+    Details,
+    Facts,
+    Note,
+    Part,
+    Report,
+    Section,
+    Table,
+    Tone,
+    grouped,
+)
 from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, title_of
 from headrace.bench.report.scales import Axis
-from headrace.bench.report.values import NOT_AVAILABLE, found, is_number, milliseconds, number, percent, plain
 from headrace.bench.report.xy import Point, Series, Span, cdf, over_time, xy_chart
+from headrace.bench.values import NOT_AVAILABLE, found, is_number, milliseconds, number, percent, plain
 
 TONES: dict[str, Tone] = {"met": "good", "missed": "bad", "unresolved": "unsure"}
 SHOWN_PERCENTILES = ("p50", "p95", "p99")
@@ -54,14 +66,14 @@ def online_report(record: Mapping[str, Any], rows: Rows = ()) -> Report:
 
 def warnings_of(record: Mapping[str, Any]) -> list[str]:
     """Of the record, then of each level, then what the client said of itself. Each once."""
-    found_here = [str(warning) for warning in record.get("warnings") or []]
-    levels = record.get("levels") or []
-    for level in levels:
-        label = load_label(level.get("load"))
-        client = found(level, "client", "warnings") or []
-        found_here += [f"{label}: {warning}" for warning in [*(level.get("warnings") or []), *client]]
-    found_here += [str(warning) for warning in found(record, "client", "warnings") or []]
-    return list(dict.fromkeys(found_here))
+    own = [str(warning) for warning in record.get("warnings") or []]
+    of_levels = [
+        (load_label(level.get("load")), str(warning))
+        for level in record.get("levels") or []
+        for warning in [*(level.get("warnings") or []), *(found(level, "client", "flags") or [])]
+    ]
+    of_client = [str(flag) for flag in found(record, "client", "flags") or []]
+    return list(dict.fromkeys([*own, *grouped(of_levels), *of_client]))
 
 
 def _best(levels: Sequence[Level]) -> Level | None:
@@ -301,10 +313,10 @@ def _resources(levels: Sequence[Level]) -> Section:
         ("telemetry", "Telemetry"),
         ("client", "The client's own cost"),
     ):
-        table = facts_table(title, labels, [_without_warnings(level.get(key)) for level in levels], "load")
+        table = facts_table(title, labels, [_without_flags(level.get(key)) for level in levels], "load")
         parts.append(table if table is not None else Facts([(title, NOT_AVAILABLE)]))
     return Section("Engine, hardware and client", parts)
 
 
-def _without_warnings(facts: Any) -> Any:
-    return {key: value for key, value in facts.items() if key != "warnings"} if isinstance(facts, Mapping) else facts
+def _without_flags(facts: Any) -> Any:
+    return {key: value for key, value in facts.items() if key != "flags"} if isinstance(facts, Mapping) else facts

@@ -54,7 +54,7 @@ h2 { font-size: 19px; margin: 34px 0 12px }
 .tile b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums;
   overflow-wrap: anywhere }
 .tile span { color: var(--quiet); font-size: 13.5px }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 540px), 1fr)); gap: 14px;
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 540px), 1fr)); gap: 14px;
   margin: 0 0 14px }
 figure { margin: 0; padding: 12px 14px 10px; min-width: 0 }
 figure h3 { font-size: 15px; margin: 0 0 6px }
@@ -69,7 +69,7 @@ th { font-weight: 600; border-bottom: 1px solid var(--edge); white-space: nowrap
 td { border-top: 1px solid var(--edge) }
 tbody tr:first-child td { border-top: 0 }
 tbody tr:nth-child(even) td { background: var(--stripe) }
-.text { text-align: left; overflow-wrap: anywhere; min-width: 90px }
+.text { text-align: left; overflow-wrap: break-word; max-width: 70ch }
 td:not(.text) { white-space: nowrap }
 .good { color: var(--good); font-weight: 600 }
 .bad { color: var(--bad); font-weight: 600 }

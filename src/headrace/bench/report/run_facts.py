@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.bench.report.document import Code, Details, Facts, Part, Section, Table
-from headrace.bench.report.values import NOT_AVAILABLE, flat, found, label_of, memory, of_kind, plain, seconds
+from headrace.bench.values import NOT_AVAILABLE, flat, found, label_of, memory, of_kind, plain, seconds
 
 
 def title_of(record: Mapping[str, Any], what: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.bench.outcomes import Outcome
 from headrace.bench.record import read_rows
-from headrace.bench.report.values import found, is_number, number
+from headrace.bench.values import found, is_number, number, plain
 
 LATENCIES = {
     "ttft_ms": "time to first token",
@@ -26,21 +26,31 @@ def levels_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def load_label(load: Any) -> str:
-    """`16 concurrent`, `8 requests/s (poisson)`, or what the load says of itself."""
+    """`16 concurrent`, `8 requests/s (Poisson)`, or what the load says of itself."""
     if not isinstance(load, Mapping):
         return "the whole load"
-    if is_number(load.get("rate")) or is_number(load.get("request_rate")):
-        rate = load.get("rate") if is_number(load.get("rate")) else load.get("request_rate")
-        arrivals = load.get("arrivals") or load.get("distribution")
-        return f"{number(float(rate))} requests/s" + (f" ({arrivals})" if arrivals else "")  # type: ignore[arg-type]
+    rate = load.get("rate")
+    if rate == "inf":
+        return "all at once" + _limited(load)
+    if is_number(rate):
+        burstiness = load.get("burstiness", 1.0)
+        arrivals = {1.0: "Poisson", "inf": "constant"}.get(burstiness, f"burstiness {plain(burstiness)}")
+        return f"{number(rate)} requests/s ({arrivals})" + _limited(load)
     if is_number(load.get("concurrency")):
         return f"{load['concurrency']:,} concurrent"
-    return str(load.get("name") or load.get("kind") or load.get("mode") or "the whole load")
+    if load.get("kind") == "trace" and load.get("speed", 1.0) != 1.0:
+        return f"trace, {plain(load['speed'])} times as fast" + _limited(load)
+    return str(load.get("name") or load.get("kind") or "the whole load") + _limited(load)
+
+
+def _limited(load: Mapping[str, Any]) -> str:
+    most = load.get("max_concurrency")
+    return f", at most {most:,} concurrent" if is_number(most) else ""
 
 
 def load_amount(load: Any) -> float | None:
     """What a curve over levels has on its x axis: concurrency, or requests/s of an open loop."""
-    for key in ("rate", "request_rate", "concurrency"):
+    for key in ("rate", "concurrency"):
         if is_number(found(load, key)):
             return float(found(load, key))
     return None

@@ -98,8 +98,11 @@ def found(record: Any, *path: str) -> Any:
 
 def of_kind(value: Any, name: str) -> str:
     """A counter or a fact with the unit that its name ends in."""
+    if name.endswith("_shares") and isinstance(value, Sequence):
+        return ", ".join(map(percent, value)) or NOT_AVAILABLE
     if not is_number(value):
         return NOT_AVAILABLE if value is None else plain(value)
+    name = name if name.endswith("_s") else name.partition(" ")[0]  # `loop_lag_ms p99` is in ms
     for suffix, shown in (
         ("_ms", milliseconds),
         ("_bytes", memory),
@@ -114,9 +117,7 @@ def of_kind(value: Any, name: str) -> str:
 
 def label_of(name: str) -> str:
     """The name of a fact for people; units that the value shows are left out."""
-    short = name.removeprefix("num_")
-    for suffix in ("_bytes", "_share", "_ms") + (() if name.endswith("_per_s") else ("_s",)):
-        short = short.removesuffix(suffix) or short
+    short = re.sub(r"(?<!_per)_(bytes|shares?|ms|s)(?= |$)", "", name.removeprefix("num_"))
     return re.sub(r" w$", " (W)", short.replace("_per_s", "/s").replace("_", " "))
 
 
