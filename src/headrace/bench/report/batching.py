@@ -33,9 +33,13 @@ class BatchingRow:
 
 
 def batching_rows(records: Sequence[Mapping[str, Any]]) -> list[BatchingRow]:
-    """A row for each offline record (its max_num_seqs in force) and each level of an online one (its concurrency)."""
+    """A row for each offline record (its max_num_seqs in force) and each level of an online one (its concurrency), or
+    the rows of a record of `bench batching`."""
     rows = []
     for record in records:
+        if record.get("kind") == "batching":
+            rows += [_measured_row(row) for row in record["rows"] if "failure" not in row]
+            continue
         is_static = _setting(record, "capacity_policy") == STATIC
         if record.get("rounds"):
             rates = values_of(record["rounds"], "output_tokens_per_s")
@@ -49,6 +53,10 @@ def batching_rows(records: Sequence[Mapping[str, Any]]) -> list[BatchingRow]:
                 rate = figures.get("output_tokens_per_s")
                 rows.append(BatchingRow(int(size), is_static, rate, found(figures, "tpot_ms", "p50")))
     return sorted(rows, key=lambda row: (row.batch_size, not row.is_static))
+
+
+def _measured_row(row: Mapping[str, Any]) -> BatchingRow:
+    return BatchingRow(row["batch_size"], row["batching"] == "static", row["output_tokens_per_s"])
 
 
 def batching_report(records: Sequence[Mapping[str, Any]]) -> Report:

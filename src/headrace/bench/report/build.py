@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.bench.levels import rows_of
 from headrace.bench.record import RecordError
+from headrace.bench.report.batching import batching_report
 from headrace.bench.report.document import Report
 from headrace.bench.report.offline import offline_report
 from headrace.bench.report.online import online_report
@@ -21,6 +22,8 @@ def build_report(record: Mapping[str, Any], directory: Path | None = None) -> Re
         return offline_report(record)
     if kind == "online":
         return online_report(record, rows_of(record, directory))
+    if kind == "batching":
+        return batching_report([record])
     if kind == "sweep":
         return sweep_report(record)
-    raise RecordError(f"there is no report for a record of kind {kind!r} (known: offline, online, sweep)")
+    raise RecordError(f"there is no report for a record of kind {kind!r} (known: offline, online, batching, sweep)")

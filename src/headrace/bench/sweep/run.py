@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.bench.engines.base import Engine, EngineFailure, RunningEngine
 from headrace.bench.levels import levels_of
-from headrace.bench.record import SCHEMA, current_commit, machine_facts, package_versions, rounded
+from headrace.bench.record import SCHEMA, rounded
 from headrace.bench.sweep.check import check_answer, not_in_force, not_reported
 from headrace.bench.sweep.configs import HASH_LEN, SweepConfig
 from headrace.bench.sweep.journal import Journal, JournalError
@@ -34,6 +34,7 @@ from headrace.bench.sweep.result import (
 from headrace.bench.values import found, is_number, number, seconds
 from headrace.bench.workloads import Workload
 from headrace.errors import ConfigError
+from headrace.hardware.describe import current_commit, machine_facts, package_versions
 
 Measure = Callable[[RunningEngine, Workload], dict[str, Any]]
 Check = Callable[[RunningEngine, Workload], None]

@@ -97,7 +97,7 @@ def add_load_flags(parser: CommandParser) -> None:
 
 
 def add_output_flags(parser: CommandParser) -> None:
-    group = parser.add_argument_group("output")
+    group = add_report_flags(parser)
     group.add_argument(
         "-o",
         "--output",
@@ -105,10 +105,15 @@ def add_output_flags(parser: CommandParser) -> None:
         metavar="FILE",
         help=f"the record: .json, or .jsonl to append (default: in {RECORDS}/)",
     )
-    group.add_argument("--html", type=Path, metavar="FILE", help="the report as one page (default: beside the record)")
-    group.add_argument("--markdown", type=Path, metavar="FILE", help="the report as Markdown")
     group.add_argument("--quiet", action="store_true", help="no progress")
     group.add_argument("--commit", help=argparse.SUPPRESS)  # where the code lies outside of a checkout
+
+
+def add_report_flags(parser: CommandParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("output")
+    group.add_argument("--html", type=Path, metavar="FILE", help="the report as one page (default: beside the record)")
+    group.add_argument("--markdown", type=Path, metavar="FILE", help="the report as Markdown")
+    return group
 
 
 def model_of(given: argparse.Namespace) -> str | None:

@@ -60,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         model, settings, loads = model_of(given), settings_of(given), loads_of(given)
-        slo = _slo_of(given)
+        slo = slo_of(given)
         engine = engine_of(given)
         if not given.url and (given.engine or "headrace") == "headrace":
             fetch_if_missing(model or EMBEDDED_MODEL, quiet=given.quiet)
-        workload, notes = workload_of(given, model, _num_requests(loads))
+        workload, notes = workload_of(given, model, num_requests_of_all(loads))
     except ConfigError as error:
         parser.error(str(error))
     for note in notes:
@@ -96,13 +96,13 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def _slo_of(given: argparse.Namespace) -> Slo | None:
+def slo_of(given: argparse.Namespace) -> Slo | None:
     from headrace.bench.slo import Slo
 
     return None if given.slo is None else Slo.parse(given.slo)
 
 
-def _num_requests(loads: Sequence[Load]) -> int | None:
+def num_requests_of_all(loads: Sequence[Load]) -> int | None:
     """What all levels need together, so that each has prompts of its own."""
     from headrace.bench.online import num_requests_of
 

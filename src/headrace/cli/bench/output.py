@@ -12,6 +12,7 @@ from headrace.cli.bench.flags import RECORDS
 
 if TYPE_CHECKING:
     from headrace.bench.outcomes import Outcome
+    from headrace.bench.report.document import Report
 
 
 def say(line: str) -> None:
@@ -19,23 +20,29 @@ def say(line: str) -> None:
 
 
 def finish(given: argparse.Namespace, record: dict[str, Any], rows: Sequence[Sequence[Outcome]] = ()) -> None:
-    """Write the record, then its reports: a report that cannot be written must not cost the figures."""
+    """Write the record, then print and write its report: a report that fails must not cost the figures."""
     from headrace.bench.record import write_record
-    from headrace.bench.report import report_of, write_markdown, write_page
-    from headrace.bench.report.terminal import print_report
+    from headrace.bench.report.build import build_report
 
     path = given.output or Path(RECORDS) / f"{record['id']}.json"
-    report = report_of(record, rows)
-    print_report(report)
     write_record(record, path, rows)
+    show(given, build_report(record, path.parent), page=path.with_suffix(".html") if given.output is None else None)
     say(f"record: {path}")
-    page = given.html or (path.with_suffix(".html") if given.output is None else None)
-    if page is not None:
+
+
+def show(given: argparse.Namespace, report: Report, page: Path | None = None) -> None:
+    """Print a report, and write it as `--html` and `--markdown` say; `page` is where the page goes otherwise."""
+    from headrace.bench.report.markdown import markdown
+    from headrace.bench.report.page import write_page
+    from headrace.bench.report.terminal import print_report
+
+    print_report(report, sys.stdout)
+    if (page := given.html or page) is not None:
         write_page(report, page)
-        say(f"report: {page}")
+        say(f"page: {page}")
     if given.markdown is not None:
-        write_markdown(report, given.markdown)
-        say(f"report: {given.markdown}")
+        given.markdown.write_text(markdown(report), encoding="utf-8")
+        say(f"Markdown: {given.markdown}")
 
 
 class ProgressLine:

@@ -120,8 +120,8 @@ def _finish_reasons(line: Mapping[str, Any]) -> Iterator[Any]:
     for answer in line.get("outputs") or ():
         yield answer.get(FINISH_REASON)
     response = line.get("response")
-    body = response.get("body") if isinstance(response, dict) else None
-    for choice in (body or {}).get("choices") or ():
+    body = (response.get("body") if isinstance(response, dict) else None) or {}
+    for choice in body.get("choices") or ():
         yield choice.get(FINISH_REASON)
-    if (body or {}).get("object") == "response":
+    if body.get("object") == "response":
         yield _REASON_OF_STATUS.get(body["status"])
