@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Beside other workers of pytest-xdist, OpenMP gets a share of the cores, and its threads sleep while they wait: threads
@@ -23,6 +24,23 @@ SEES_GPU = torch.cuda.is_available()
 if not SEES_GPU:
     # Triton asks when a kernel, or Triton itself, is imported: before any test is.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def load_hypothesis_profile() -> None:
+    """No test fails because the machine is slow: examples have no time limit. The rest is as in the current profile,
+    which in CI is Hypothesis's own `ci`: the same examples in each run.
+    """
+    current = hypothesis.settings()
+    hypothesis.settings.register_profile(
+        "headrace",
+        parent=current,
+        deadline=None,
+        suppress_health_check=[*current.suppress_health_check, hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("headrace")
+
+
+load_hypothesis_profile()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
