@@ -6,10 +6,12 @@ import fcntl
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
-import hypothesis
 import pytest
+
+from tests import seeds
 
 # Beside other workers of pytest-xdist, OpenMP gets a share of the cores, and its threads sleep while they wait: threads
 # that spin would take the time of another worker. An engine sets its own number of threads, as it does for a user.
@@ -26,21 +28,28 @@ if not SEES_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def load_hypothesis_profile() -> None:
-    """No test fails because the machine is slow: examples have no time limit. The rest is as in the current profile,
-    which in CI is Hypothesis's own `ci`: the same examples in each run.
-    """
-    current = hypothesis.settings()
-    hypothesis.settings.register_profile(
-        "headrace",
-        parent=current,
-        deadline=None,
-        suppress_health_check=[*current.suppress_health_check, hypothesis.HealthCheck.too_slow],
-    )
-    hypothesis.settings.load_profile("headrace")
+seeds.load_hypothesis_profile()
+RUN_SEED = seeds.run_seed()
 
 
-load_hypothesis_profile()
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Hypothesis reads its option."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(RUN_SEED)
+
+
+def pytest_report_header() -> str:
+    return f"{seeds.VARIABLE}={RUN_SEED}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure names the command that repeats it."""
+    report = yield
+    if report.failed:
+        report.sections.append(("Random seed", f"{seeds.VARIABLE}={RUN_SEED} pytest '{item.nodeid}'"))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,15 +66,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture. A test's random numbers do not depend on the tests before it, which differ between workers.
+    """Before any fixture. A fixture of the session gets the same random numbers, whichever test first needs it.
     The first worker that needs the default model fetches it, while the others wait."""
-    torch.manual_seed(0)
+    seeds.seed_all(RUN_SEED)
     if item.get_closest_marker("embedded"):
         from headrace.models.sources import locate
 
         with (Path(tempfile.gettempdir()) / f"headrace-tests-{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             locate("smollm2")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """A test's random numbers do not depend on the tests before it, which differ between workers."""
+    seeds.seed_all(seeds.seed_of(request.node.nodeid))
 
 
 @pytest.fixture(scope="session")
