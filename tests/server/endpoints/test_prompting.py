@@ -26,8 +26,11 @@ CHAT = [{"role": "user", "content": "x" * 88}]  # 103 characters: role, user, co
         ([[1, 2, 3], [4]], 4),
         ([CHAT], 103 // 4),
         ([[CHAT, None]], 103 // 4),
-        (["x" * 4_000_000], 100),
-        ([list(range(500)), "x" * 4_000_000, "x" * 40], 210),
+        (["x" * 1_600], 100),
+        ([list(range(500)), "x" * 1_000, "x" * 40], 210),
+        (["x" * 1_601], 0),
+        ([[{"role": "user", "content": "x" * 900}, {"role": "user", "content": "x" * 900}]], 0),
+        ([list(range(500)), "x" * 4_000_000, "x" * 40], 110),
     ],
 )
 def test_a_prompt_is_estimated_by_its_characters_or_ids_and_never_longer_than_the_context(

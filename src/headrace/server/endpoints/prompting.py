@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from headrace.engine.prompts import Prompt, PromptReader, TokenizedPrompt
+from headrace.engine.prompts import LONG_TEXT, Prompt, PromptReader, TokenizedPrompt
 from headrace.openai.errors import bad_request
 from headrace.openai.prompts import render_chat
 
@@ -20,7 +20,7 @@ def estimated_tokens(prompts: Iterable[Prompt | Sequence[Any]], max_model_len: i
     """About how many tokens wait in the queue until they are counted: texts, token ids or conversations.
 
     A prompt counts as no more than the context. A longer one is refused once it is tokenized, and must not keep others
-    out until then.
+    out until then. A text that is much longer counts as nothing: it is refused by its start, or truncated and counted.
     """
     return sum(min(_estimate(prompt, max_model_len), max_model_len) for prompt in prompts)
 
@@ -28,8 +28,8 @@ def estimated_tokens(prompts: Iterable[Prompt | Sequence[Any]], max_model_len: i
 def _estimate(prompt: Any, max_model_len: int) -> int:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         return len(prompt)
-    num_characters, todo = 0, [prompt]
-    while todo and num_characters < max_model_len * CHARACTERS_PER_TOKEN:
+    num_characters, todo, max_characters = 0, [prompt], LONG_TEXT * max_model_len
+    while todo and num_characters <= max_characters:
         value = todo.pop()
         if isinstance(value, str):
             num_characters += len(value)
@@ -37,7 +37,7 @@ def _estimate(prompt: Any, max_model_len: int) -> int:
             todo += [*value, *value.values()]
         elif isinstance(value, list):
             todo += value
-    return num_characters // CHARACTERS_PER_TOKEN
+    return 0 if num_characters > max_characters else num_characters // CHARACTERS_PER_TOKEN
 
 
 async def off_loop(work: Callable[[], T], *, num_characters: int) -> T:
