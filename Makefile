@@ -8,21 +8,25 @@ ARGS ?=
 QUIET ?= -qq
 # Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
+SEEDS ?= 10
 NOT_QUICK := gpu or slow or parity or properties or crash or interpreted or embedded or processes
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test quick slow gpu-test torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, quick, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
 
 test: $(VENV)/.ready-dev  ## set up, then run the tests
 	@$(BIN)/pytest $(PARALLEL) $(ARGS)
+
+test-seeds: $(VENV)/.ready-dev  ## the tests with ten seeds: none may fail by chance
+	@$(BIN)/python tools/test_seeds.py --seeds $(SEEDS) -- $(PARALLEL) $(ARGS)
 
 quick: $(VENV)/.ready-dev  ## the tests that need neither large models, transformers, Triton nor other processes
 	@$(BIN)/pytest $(PARALLEL) -m "not ($(NOT_QUICK))" $(ARGS)

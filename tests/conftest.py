@@ -6,9 +6,12 @@ import fcntl
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from tests import seeds
 
 # Beside other workers of pytest-xdist, OpenMP gets a share of the cores, and its threads sleep while they wait: threads
 # that spin would take the time of another worker. An engine sets its own number of threads, as it does for a user.
@@ -25,6 +28,30 @@ if not SEES_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+seeds.load_hypothesis_profile()
+RUN_SEED = seeds.run_seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Hypothesis reads its option."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(RUN_SEED)
+
+
+def pytest_report_header() -> str:
+    return f"{seeds.VARIABLE}={RUN_SEED}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure names the command that repeats it."""
+    report = yield
+    if report.failed:
+        report.sections.append(("Random seed", f"{seeds.VARIABLE}={RUN_SEED} pytest '{item.nodeid}'"))
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `gpu` or `interpreted` is skipped, with the reason, where it cannot run."""
     for item in items:
@@ -39,15 +66,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture. A test's random numbers do not depend on the tests before it, which differ between workers.
+    """Before any fixture. A fixture of the session gets the same random numbers, whichever test first needs it.
     The first worker that needs the default model fetches it, while the others wait."""
-    torch.manual_seed(0)
+    seeds.seed_all(RUN_SEED)
     if item.get_closest_marker("embedded"):
         from headrace.models.sources import locate
 
         with (Path(tempfile.gettempdir()) / f"headrace-tests-{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             locate("smollm2")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """A test's random numbers do not depend on the tests before it, which differ between workers."""
+    seeds.seed_all(seeds.seed_of(request.node.nodeid))
 
 
 @pytest.fixture(scope="session")

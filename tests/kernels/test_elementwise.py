@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from headrace.kernels import ops, reference
 from headrace.kernels.cpu import activation, norms
+from tests.tolerances import assert_within, sum_tolerance, unit_roundoff
 
+NUM_ROUNDINGS = 16  # of an activation in both implementations, at most
 SHAPES = [(1, 576), (128, 576), (33, 2048), (3, 7), (700, 64), (0, 64)]
 
 
@@ -30,7 +32,9 @@ def test_the_rms_norm_reference_sums_bfloat16_in_float32() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rms_norm_matches_its_reference(shape: tuple[int, int]) -> None:
     x, weight = torch.randn(shape), torch.randn(shape[1])
-    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    torch.testing.assert_close(
+        norms.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), **sum_tolerance(shape[1])
+    )
 
 
 def test_rms_norm_reads_rows_that_lie_apart() -> None:
@@ -43,7 +47,7 @@ def test_add_rms_norm_matches_its_reference_and_updates_the_residual(shape: tupl
     x, residual, weight = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-6)
-    torch.testing.assert_close(norms.add_rms_norm(x, residual, weight, 1e-6), expected)
+    torch.testing.assert_close(norms.add_rms_norm(x, residual, weight, 1e-6), expected, **sum_tolerance(shape[1]))
     assert torch.equal(residual, expected_residual)
 
 
@@ -59,7 +63,8 @@ def test_the_layer_norm_reference_sums_bfloat16_in_float32() -> None:
     x = (100 + torch.randn(3, 4096)).bfloat16()
     out = reference.layer_norm(x, torch.ones(4096), torch.zeros(4096), 0.0)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float().mean(-1), torch.zeros(3), atol=1e-3, rtol=0)
+    # The output has few different values, and each may be rounded up: their mean moves by u times their mean size.
+    torch.testing.assert_close(out.float().mean(-1), torch.zeros(3), atol=unit_roundoff(torch.bfloat16), rtol=0)
     torch.testing.assert_close(out.float().std(-1), torch.ones(3), atol=1e-2, rtol=0)
 
 
@@ -68,7 +73,9 @@ def test_layer_norm_matches_its_reference(shape: tuple[int, int]) -> None:
     x, weight, bias = 3 + torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
     before = x.clone()
     torch.testing.assert_close(
-        norms.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5), atol=1e-5, rtol=1e-5
+        norms.layer_norm(x, weight, bias, 1e-5),
+        reference.layer_norm(x, weight, bias, 1e-5),
+        **sum_tolerance(shape[1], size=8.0),  # of x
     )
     assert torch.equal(x, before)
 
@@ -78,7 +85,8 @@ def test_add_layer_norm_matches_its_reference_and_updates_the_residual(shape: tu
     x, residual, weight, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
     expected_residual = residual.clone()
     expected = reference.add_layer_norm(x, expected_residual, weight, bias, 1e-5)
-    torch.testing.assert_close(norms.add_layer_norm(x, residual, weight, bias, 1e-5), expected, atol=1e-5, rtol=1e-5)
+    found = norms.add_layer_norm(x, residual, weight, bias, 1e-5)
+    torch.testing.assert_close(found, expected, **sum_tolerance(shape[1], size=8.0))
     assert torch.equal(residual, expected_residual)
 
 
@@ -121,7 +129,9 @@ def test_silu_does_not_hide_a_nan() -> None:
 def test_gelu_tanh_and_mul_matches_its_reference(shape: tuple[int, int]) -> None:
     gate_up = 4 * torch.randn(shape)
     found, expected = activation.gelu_tanh_and_mul(gate_up), reference.gelu_tanh_and_mul(gate_up)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    gate, up = gate_up.chunk(2, dim=1)
+    # 1 + tanh, of which a few roundings are left where tanh is near -1, times gate and up.
+    assert_within(found, expected, NUM_ROUNDINGS * unit_roundoff(torch.float32) * (gate * up).abs())
 
 
 @settings(deadline=None)

@@ -21,7 +21,6 @@ def test_what_is_not_allowed_becomes_minus_infinity_and_nothing_else_changes(
 ) -> None:
     from headrace.kernels.gpu.allowed_tokens import keep_allowed
 
-    torch.manual_seed(num_rows)
     logits = place.randn(num_rows, vocab_size)
     logits[0, : vocab_size // 2] = float("nan")
     is_allowed = np.random.default_rng(num_rows).random((num_rows + 2, vocab_size)) < 0.5
@@ -41,7 +40,6 @@ def test_what_is_not_allowed_becomes_minus_infinity_and_nothing_else_changes(
 def test_scores_are_those_of_the_reference(place: Place, num_rows: int, vocab_size: int, num_top: int) -> None:
     from headrace.kernels.gpu.scores import scores
 
-    torch.manual_seed(num_top)
     logits = (torch.randn(num_rows, vocab_size, device=place.device) * 4).to(place.dtype).float()
     logits[0] = torch.arange(vocab_size, device=place.device).flip(0) / 500  # all the likeliest in one chunk
     tokens = torch.randint(0, vocab_size, (num_rows,), device=place.device)

@@ -28,7 +28,7 @@ def mixture_of(decoder: Decoder) -> Mixture:
 def test_a_tokens_output_does_not_depend_on_the_batch(family: str, tmp_path: Path) -> None:
     decoder = load(tmp_path, family)
     mixture = mixture_of(decoder)
-    x = torch.randn(30, decoder.spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(30, decoder.spec.hidden_size)
     together = mixture(x)
     assert together.std() > 0.1
     for token in (0, 7, 29):
@@ -48,6 +48,6 @@ def test_experts_in_fp8_give_nearly_the_same_in_half_the_memory(family: str, tmp
     narrow = load(tmp_path, family, torch.bfloat16, "fp8")
     assert narrow.num_bytes == exact.num_bytes - exact.spec.num_linear_params
     assert mixture_of(narrow).up.takes_fp8 and mixture_of(narrow).down.takes_fp8
-    x = torch.randn(30, exact.spec.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(30, exact.spec.hidden_size).bfloat16()
     found, expected = mixture_of(narrow)(x).float(), mixture_of(exact)(x).float()
     assert (found - expected).norm() < 0.08 * expected.norm()

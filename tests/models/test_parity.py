@@ -17,10 +17,12 @@ from torch import Tensor
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, load_decoder, open_checkpoint
+from tests import seeds
+from tests.tolerances import assert_logits
 
 pytestmark = pytest.mark.parity
 
-VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 24, 6
+VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 128, 16, 60, 6
 MODEL_FILE = "model.safetensors"
 TEXT_LENS = (50, 37, 5)  # of slots 0, 1 and 2
 SMALL: dict[str, Any] = {
@@ -285,7 +287,7 @@ class Pair:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    torch.manual_seed(7)
+    torch.manual_seed(seeds.seed_of(request.param))
     directory = tmp_path_factory.mktemp("model")
     theirs = FAMILIES[request.param]().float().eval()
     randomize(theirs)
@@ -352,7 +354,6 @@ class PagedRun:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_logits_equal_transformers_however_the_tokens_are_split_into_steps(pair: Pair, schedule: str) -> None:
-    torch.manual_seed(1)
     texts = [torch.randint(VOCAB_SIZE, (length,)) for length in TEXT_LENS]
     run = PagedRun(pair.ours, texts)
     for step in SCHEDULES[schedule]:
@@ -360,27 +361,22 @@ def test_logits_equal_transformers_however_the_tokens_are_split_into_steps(pair:
     for text, parts in zip(texts, run.logits, strict=True):
         if not parts:
             continue
-        with torch.no_grad():
-            expected = pair.theirs(text[None]).logits[0]
+        expected = assert_logits(torch.cat(parts), pair.theirs, text)
         assert expected.std() > 0.5  # else closeness would mean little
-        torch.testing.assert_close(torch.cat(parts), expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_sharded_checkpoint_gives_the_same_model(tmp_path: Path) -> None:
-    torch.manual_seed(7)
     theirs = FAMILIES["qwen2"]().float().eval()
     randomize(theirs)
     theirs.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     run = PagedRun(load(tmp_path), [torch.arange(20)])
     run.step([(0, 20)])
-    with torch.no_grad():
-        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
+    assert_logits(run.logits[0][0], theirs, torch.arange(20))
 
 
 def test_a_bare_gpt_2_with_its_old_masks_loads(tmp_path: Path) -> None:
     """The first checkpoints omit the model's prefix and contain causal masks besides the weights."""
-    torch.manual_seed(7)
     theirs = FAMILIES["gpt-2"]().float().eval()
     randomize(theirs)
     theirs.save_pretrained(tmp_path)
@@ -389,12 +385,10 @@ def test_a_bare_gpt_2_with_its_old_masks_loads(tmp_path: Path) -> None:
     save_file(weights, tmp_path / MODEL_FILE)
     run = PagedRun(load(tmp_path), [torch.arange(20)])
     run.step([(0, 20)])
-    with torch.no_grad():
-        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(20)[None]).logits[0], atol=2e-4, rtol=1e-4)
+    assert_logits(run.logits[0][0], theirs, torch.arange(20))
 
 
 def test_the_text_model_of_a_llama_4_that_takes_images_is_read_out_of_its_checkpoint(tmp_path: Path) -> None:
-    torch.manual_seed(7)
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
     vision |= dict.fromkeys(("intermediate_size", "vision_output_dim", "projector_input_dim"), 32)
     theirs = transformers.Llama4ForConditionalGeneration(
@@ -406,8 +400,7 @@ def test_the_text_model_of_a_llama_4_that_takes_images_is_read_out_of_its_checkp
     assert {name.split(".")[0] for name in names} == {"language_model", "vision_model", "multi_modal_projector"}
     run = PagedRun(load(tmp_path), [torch.arange(40)])
     run.step([(0, 40)])
-    with torch.no_grad():
-        torch.testing.assert_close(run.logits[0][0], theirs(torch.arange(40)[None]).logits[0], atol=2e-4, rtol=1e-4)
+    assert_logits(run.logits[0][0], theirs, torch.arange(40))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +441,6 @@ def test_random_weights_fit_every_family(name: str, tmp_path: Path) -> None:
 
 
 def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path) -> None:
-    torch.manual_seed(7)
     FAMILIES["qwen3"]().bfloat16().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(str(tmp_path))
     hidden = torch.randn(4, 64)
@@ -467,25 +459,26 @@ def test_a_decoder_in_bfloat16_gives_logits_near_those_in_float32(tmp_path: Path
 )
 def test_in_bfloat16_we_are_as_near_the_exact_logits_as_transformers(name: str, tmp_path: Path) -> None:
     """What was folded into the weights at load must not lose precision."""
-    torch.manual_seed(7)
     exact = FAMILIES[name]().float().eval()
     randomize(exact)
     for parameter in exact.parameters():
         parameter.data = parameter.data.bfloat16().float()
-    text = torch.arange(40)
+    texts = torch.arange(40).view(10, 4)
     with torch.no_grad():
-        expected = exact(text[None]).logits[0]
+        expected = exact(texts).logits
         rounded = exact.bfloat16()
-        theirs = rounded(text[None]).logits[0]
+        theirs = rounded(texts).logits
     rounded.save_pretrained(tmp_path)
-    run = PagedRun(load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.bfloat16), [text])
-    run.step([(0, 40)])
-    our_error, their_error = ((x.float() - expected).norm() / expected.norm() for x in (run.logits[0][0], theirs))
-    assert our_error < 1.2 * their_error + 1e-3
+    run = PagedRun(load_decoder(open_checkpoint(str(tmp_path)), dtype=torch.bfloat16), list(texts))
+    run.step([(row, 4) for row in range(10)])
+    ours = torch.stack([parts[0] for parts in run.logits])
+    # The median of short texts: rounding can send a token to another expert, in our model or in theirs, which changes
+    # it and the rest of its text.
+    our_error, their_error = ((x - expected).norm(dim=2).div(expected.norm(dim=2)).median() for x in (ours, theirs))
+    assert our_error < 1.5 * their_error + 1e-3
 
 
 def test_gemma_in_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> None:
-    torch.manual_seed(7)
     config = transformers.GemmaConfig(
         **SMALL | {"hidden_size": 72}, head_dim=32
     )  # the root of 72 is not a bfloat16 number

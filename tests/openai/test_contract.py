@@ -126,6 +126,7 @@ ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3, "temperature": 1, "seed": 3},
     "only the chosen token": {"logprobs": 0},
     "default length": {"max_tokens": None},
+    "effort": {"reasoning_effort": "high"},
     "token ids": {"prompt": [5, 6, 7]},
     "a list of one": {"prompt": ["hi"]},
     "a list of token ids": {"prompt": [[5, 6, 7]]},

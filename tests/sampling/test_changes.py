@@ -65,14 +65,12 @@ def random_tokens(num: int, *, top: int = VOCAB_SIZE) -> list[int]:
 
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
 def test_the_repetition_penalty_is_that_of_transformers_over_prompt_and_answer(penalty: float) -> None:
-    torch.manual_seed(1)
     logits, prompt, answer = torch.randn(VOCAB_SIZE) * 3, random_tokens(20, top=30), random_tokens(15, top=60)
     theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + answer]), logits[None].clone())[0]
     assert torch.equal(changed(logits, prompt, answer, repetition_penalty=penalty), theirs)
 
 
 def test_presence_counts_a_token_of_the_answer_once_and_none_of_the_prompt() -> None:
-    torch.manual_seed(2)
     logits, prompt, answer = torch.randn(VOCAB_SIZE), random_tokens(20, top=30), random_tokens(25, top=40)
     expected = logits.clone()
     expected[list(set(answer))] -= 1.5
@@ -80,7 +78,6 @@ def test_presence_counts_a_token_of_the_answer_once_and_none_of_the_prompt() -> 
 
 
 def test_frequency_counts_every_occurrence_in_the_answer() -> None:
-    torch.manual_seed(3)
     logits, prompt, answer = torch.randn(VOCAB_SIZE), random_tokens(20, top=30), random_tokens(40, top=10)
     expected = logits - 0.7 * torch.bincount(torch.tensor(answer), minlength=VOCAB_SIZE)
     torch.testing.assert_close(changed(logits, prompt, answer, frequency_penalty=0.7), expected)
@@ -101,7 +98,6 @@ def test_a_bias_comes_before_the_repetition_penalty_and_that_before_the_others()
 
 
 def test_the_logit_bias_is_transformers_sequence_bias_of_single_tokens() -> None:
-    torch.manual_seed(4)
     logits, prompt = torch.randn(VOCAB_SIZE), random_tokens(20)
     biases = {token: float(bias) for token, bias in zip(range(0, 300, 3), torch.randn(100) * 20, strict=True)}
     theirs = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()])
@@ -123,7 +119,6 @@ def test_only_allowed_tokens_are_left() -> None:
 
 
 def test_bad_words_are_those_of_transformers() -> None:
-    torch.manual_seed(5)
     words = [[3], [1, 2], [4, 5, 6], [5, 5, 5, 5], [6, 6]]
     theirs = NoBadWordsLogitsProcessor(words, eos_token_id=None)
     for _ in range(40):
@@ -152,7 +147,6 @@ def test_a_row_that_can_sample_nothing_is_broken_and_its_neighbour_is_not() -> N
 
 
 def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes() -> None:
-    torch.manual_seed(6)
     num = 4 * len(KINDS)
     logits = torch.randn(num, VOCAB_SIZE) * 2
     texts = [(random_tokens(1 + i % 20, top=20), random_tokens(i % 30, top=20)) for i in range(num)]
@@ -169,7 +163,6 @@ def test_rows_sample_the_same_alone_and_among_others_with_all_kinds_of_changes()
 
 
 def test_a_row_without_changes_keeps_its_logits_among_rows_that_have_them() -> None:
-    torch.manual_seed(7)
     slots, logits = Slots(2), torch.randn(2, VOCAB_SIZE)
     everything = {name: value for kind in KINDS for name, value in kind.items()}
     slots.enter_slot(0, [1, 2], [3, 4], **everything)

@@ -55,7 +55,7 @@ def sample_bound(logits: Tensor, allowed: list[int], **params: Any) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_what_is_allowed_is_sampled_as_the_softmax_over_it(dtype: torch.dtype, temperature: float) -> None:
-    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
+    logits = torch.randn(VOCAB)
     allowed = [0, 3, 31, 32, 33, 40, 63, 64, 69]
     expected = torch.zeros(VOCAB, dtype=torch.float64)
     expected[allowed] = (logits[allowed].double() / temperature).softmax(0)
@@ -83,7 +83,7 @@ def test_a_row_that_can_sample_nothing_is_broken() -> None:
 
 def test_other_rows_sample_as_if_there_were_no_masks() -> None:
     params = [SamplingParams(), bound(), SamplingParams(top_p=0.5, logprobs=3), bound(), SamplingParams(temperature=0)]
-    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(5))
+    logits = torch.randn(5, VOCAB)
     slots = torch.tensor([4, 1, 0, 3, 2])
     placed = PlacedMasks.of(FixedMasks([3, 1], [7]), slots.numpy(), torch.device("cpu"))
     free = [row for row, slot in enumerate(slots.tolist()) if slot not in (1, 3)]
@@ -98,7 +98,7 @@ def test_other_rows_sample_as_if_there_were_no_masks() -> None:
 
 
 def test_log_probabilities_are_from_before_the_mask() -> None:
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
+    logits = torch.randn(1, VOCAB)
     masks = PlacedMasks.of(FixedMasks([0], [12]), np.array([0]), torch.device("cpu"))
     sampled = sampler_of(bound(logprobs=1)).sample(logits.clone(), torch.tensor([0]), torch.tensor([4]), masks=masks)
     assert sampled.logprobs is not None

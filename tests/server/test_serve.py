@@ -171,8 +171,9 @@ def test_a_full_queue_is_a_503_with_retry_after(engine: LimitedEngine) -> None:
     with_server(engine, body, max_num_queued_reqs=1)
 
 
+@pytest.mark.parametrize(("num_characters", "num_counted"), [(8_000, 512), (100_000, 0)])
 def test_a_prompt_that_is_too_long_does_not_keep_others_out(
-    engine: LimitedEngine, monkeypatch: pytest.MonkeyPatch
+    engine: LimitedEngine, monkeypatch: pytest.MonkeyPatch, num_characters: int, num_counted: int
 ) -> None:
     is_tokenized = asyncio.Event()
 
@@ -184,9 +185,9 @@ def test_a_prompt_that_is_too_long_does_not_keep_others_out(
     monkeypatch.setattr("headrace.server.endpoints.completions.tokenize", slow)
 
     async def body(made: Running) -> None:
-        long = asyncio.create_task(made.complete(prompt="x" * 100_000))
+        long = asyncio.create_task(made.complete(prompt="x" * num_characters))
         await until(lambda: made.server.queue.num_waiting == 1)
-        assert made.server.queue.num_waiting_tokens == 512
+        assert made.server.queue.num_waiting_tokens == num_counted
         assert (await made.complete()).status_code == 200
         engine.client.limit_running(0)
         other = asyncio.create_task(made.complete())

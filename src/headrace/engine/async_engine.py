@@ -88,7 +88,12 @@ class AsyncEngine:
         self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
         self._is_scheduled = False  # whether `_dispatch` is scheduled on the loop
         self._engine = start(self._deliver)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
+        self._reader = PromptReader(
+            self._engine.tokenizer,
+            self._engine.spec.vocab_size,
+            self._engine.grammars,
+            max_model_len=self._engine.settings.max_model_len,
+        )
         self._ids = count()
 
     @classmethod
@@ -253,7 +258,7 @@ class AsyncEngine:
 
         Leaving the loop early, or cancelling the task, aborts the request.
         """
-        (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
+        (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
 
@@ -274,7 +279,7 @@ class AsyncEngine:
         """Like `generate`, for a conversation rendered with the given chat template, or the model's."""
         options = template_options(chat_template, add_generation_prompt, tools, chat_template_kwargs)
         text = self._reader.render(messages, **options)
-        (tokenized,) = await asyncio.to_thread(self._reader.read, [text], add_special_tokens=False)
+        (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [text], add_special_tokens=False)
         async for output in self._stream(tokenized, sampling_params, request_id, priority, cache_salt):
             yield output
 
@@ -290,7 +295,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
     ) -> EmbeddingRequestOutput:
         """Return the prompt's hidden state after the final norm: of its last token, or the mean over all tokens."""
-        (tokenized,) = await asyncio.to_thread(self._reader.read, [prompt])
+        (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
         pending = embedding_request(
             self._new_id(request_id), tokenized, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
         )

@@ -101,7 +101,7 @@ class PromptReader:
         *,
         max_model_len: int | None = None,
     ) -> None:
-        """`max_model_len` is for `check_long_text` only."""
+        """Without `max_model_len`, no text is too long to be tokenized."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._grammars = grammars
@@ -123,7 +123,16 @@ class PromptReader:
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    def check_long_text(self, text: str) -> None:
+    def read_within_context(
+        self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[TokenizedPrompt]:
+        """Like `read`, but a text that is much too long for the context is refused by its start."""
+        for prompt in prompts:
+            if (text := _text_of(prompt)) is not None:
+                self.check_long_text(text, param=param)
+        return self.read(prompts, add_special_tokens=add_special_tokens)
+
+    def check_long_text(self, text: str, *, param: str = "prompt") -> None:
         """Refuse a text that is much too long for the context before all of it is tokenized, which takes a minute and
         gigabytes for 50 MB. Its start decides: it must have twice the tokens, since the cut may change the last ones.
         """
@@ -138,7 +147,7 @@ class PromptReader:
                     f"your prompt has {len(text)} characters, the first {start_len} of which are {num_tokens} tokens. "
                     "Please reduce the length of the prompt, or raise max_model_len.",
                     max_model_len,
-                    param="prompt",
+                    param=param,
                 )
             start_len *= 2
 

@@ -27,7 +27,8 @@ LABELS = frozenset(
 )
 
 # Hints that clients send by default. Accepted with any value and ignored: an answer without them is a right one.
-HINTS = frozenset({"prediction", "reasoning", "store", "verbosity"})
+# `reasoning_effort` is a field of chat requests; here it is that of requests without a chat template.
+HINTS = frozenset({"prediction", "reasoning", "reasoning_effort", "store", "verbosity"})
 
 # Known and not supported. Refused unless the value is null or one of these, which ask for the default behaviour.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

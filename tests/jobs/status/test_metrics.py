@@ -62,7 +62,7 @@ def page(shown: JobStatus) -> str:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
     return text
 

@@ -83,6 +83,7 @@ async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, n
         services.engine.reader,
         request.messages,
         num_characters=num_characters,
+        limited_param="messages" if request.truncate_prompt_tokens is None else None,
         tools=use.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),

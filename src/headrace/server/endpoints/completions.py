@@ -60,7 +60,10 @@ async def create_completion(services: Services, exchange: Exchange) -> None:
     with services.queue.reserve(len(prompts), num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
         tokenized = await tokenize(
-            services.engine.reader, prompts, add_special_tokens=request.add_special_tokens is not False
+            services.engine.reader,
+            prompts,
+            add_special_tokens=request.add_special_tokens is not False,
+            limited_param="prompt" if request.truncate_prompt_tokens is None else None,
         )
         tokenized = [truncated(prompt, request.truncate_prompt_tokens, limit, max_model_len) for prompt in tokenized]
         for prompt in tokenized:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from headrace.engine.prompts import Prompt, PromptReader, TokenizedPrompt
+from headrace.engine.prompts import LONG_TEXT, Prompt, PromptReader, TokenizedPrompt
 from headrace.openai.errors import bad_request
 from headrace.openai.prompts import render_chat
 
@@ -20,7 +20,7 @@ def estimated_tokens(prompts: Iterable[Prompt | Sequence[Any]], max_model_len: i
     """About how many tokens wait in the queue until they are counted: texts, token ids or conversations.
 
     A prompt counts as no more than the context. A longer one is refused once it is tokenized, and must not keep others
-    out until then.
+    out until then. A text that is much longer counts as nothing: it is refused by its start, or truncated and counted.
     """
     return sum(min(_estimate(prompt, max_model_len), max_model_len) for prompt in prompts)
 
@@ -28,8 +28,8 @@ def estimated_tokens(prompts: Iterable[Prompt | Sequence[Any]], max_model_len: i
 def _estimate(prompt: Any, max_model_len: int) -> int:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         return len(prompt)
-    num_characters, todo = 0, [prompt]
-    while todo and num_characters < max_model_len * CHARACTERS_PER_TOKEN:
+    num_characters, todo, max_characters = 0, [prompt], LONG_TEXT * max_model_len
+    while todo and num_characters <= max_characters:
         value = todo.pop()
         if isinstance(value, str):
             num_characters += len(value)
@@ -37,7 +37,7 @@ def _estimate(prompt: Any, max_model_len: int) -> int:
             todo += [*value, *value.values()]
         elif isinstance(value, list):
             todo += value
-    return num_characters // CHARACTERS_PER_TOKEN
+    return 0 if num_characters > max_characters else num_characters // CHARACTERS_PER_TOKEN
 
 
 async def off_loop(work: Callable[[], T], *, num_characters: int) -> T:
@@ -46,12 +46,22 @@ async def off_loop(work: Callable[[], T], *, num_characters: int) -> T:
 
 
 async def tokenize(
-    reader: PromptReader, prompts: Sequence[Prompt], *, add_special_tokens: bool
+    reader: PromptReader, prompts: Sequence[Prompt], *, add_special_tokens: bool, limited_param: str | None
 ) -> list[TokenizedPrompt]:
+    """`limited_param`: the field that is named when a prompt is much too long for the context; None: no limit."""
     num_characters = sum(len(prompt) for prompt in prompts)
     return await off_loop(
-        lambda: reader.read(prompts, add_special_tokens=add_special_tokens), num_characters=num_characters
+        lambda: _read(reader, prompts, add_special_tokens=add_special_tokens, limited_param=limited_param),
+        num_characters=num_characters,
     )
+
+
+def _read(
+    reader: PromptReader, prompts: Sequence[Prompt], *, add_special_tokens: bool, limited_param: str | None
+) -> list[TokenizedPrompt]:
+    if limited_param is None:
+        return reader.read(prompts, add_special_tokens=add_special_tokens)
+    return reader.read_within_context(prompts, add_special_tokens=add_special_tokens, param=limited_param)
 
 
 async def tokenize_chat(
@@ -59,13 +69,16 @@ async def tokenize_chat(
     messages: list[dict[str, Any]],
     *,
     num_characters: int,
+    limited_param: str | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> TokenizedPrompt:
-    """`num_characters`: about how long the conversation is; `variables`: of the template."""
+    """`num_characters`: about how long the conversation is; `limited_param`: see `tokenize`; `variables`: of the
+    template.
+    """
     if continue_final_message and add_generation_prompt:
         raise bad_request(
             "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
@@ -76,7 +89,7 @@ async def tokenize_chat(
         text = render_chat(reader, messages, variables, tools=tools, add_generation_prompt=starts_answer)
         if continue_final_message:
             text = _up_to_final_message(text, messages)
-        return reader.read([text], add_special_tokens=add_special_tokens)[0]
+        return _read(reader, [text], add_special_tokens=add_special_tokens, limited_param=limited_param)[0]
 
     return await off_loop(work, num_characters=num_characters)
 

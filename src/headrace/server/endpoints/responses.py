@@ -55,7 +55,11 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     with services.queue.reserve(1, num_tokens=estimated_tokens([messages], max_model_len)) as reservation:
         params = await services.engine.compiled(params)
         prompt = await tokenize_chat(
-            services.engine.reader, messages, num_characters=len(body), variables=request.chat_template_kwargs
+            services.engine.reader,
+            messages,
+            num_characters=len(body),
+            limited_param="input",
+            variables=request.chat_template_kwargs,
         )
         check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="input")
         reservation.count_tokens(len(prompt.token_ids))

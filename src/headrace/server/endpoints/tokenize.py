@@ -43,6 +43,7 @@ async def _tokens(services: Services, request: TokenizeRequest, *, num_character
             reader,
             request.messages,
             num_characters=num_characters,
+            limited_param=None,
             tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
@@ -54,7 +55,7 @@ async def _tokens(services: Services, request: TokenizeRequest, *, num_character
             if getattr(request, name):
                 raise bad_request(f"{name} is for messages", name)
         special = request.add_special_tokens is not False
-        (prompt,) = await tokenize(reader, [request.prompt or ""], add_special_tokens=special)
+        (prompt,) = await tokenize(reader, [request.prompt or ""], add_special_tokens=special, limited_param=None)
     tokens: list[int] = prompt.token_ids.tolist()
     return tokens
 
