@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_workloads import uniform
 from offline import commit
 
 from headrace import LLM, SamplingParams
+from headrace.bench.workloads import WorkloadSpec, build
 from headrace.kernels import ops
 from headrace.kernels.layout import StepLayout
 from headrace.models import Decoder, load_decoder, open_checkpoint
@@ -45,7 +45,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def answers(model: str, **settings: Any) -> list[dict[str, Any]]:
     with LLM(model, max_model_len=2048, **settings) as llm:
-        outputs = llm.chat([task.messages for task in uniform(NUM_PROMPTS)], GREEDY, use_tqdm=False)
+        outputs = llm.chat(
+            [request.messages for request in build(WorkloadSpec(name="uniform", num_requests=NUM_PROMPTS)).requests],
+            GREEDY,
+            use_tqdm=False,
+        )
     return [
         {
             "tokens": [int(token) for token in output.outputs[0].token_ids],

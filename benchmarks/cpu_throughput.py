@@ -24,19 +24,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from cpu_workloads import WORKLOADS, ChatTask
+from headrace.bench.workloads import BenchRequest, WorkloadSpec, build
 
+WORKLOADS = ("uniform", "mixed")
 STATIC_BATCH = 128
 RESULT_MARK = "RESULT "
 
 
-def run_headrace(tasks: list[ChatTask]) -> dict[str, Any]:
+def run_headrace(tasks: list[BenchRequest]) -> dict[str, Any]:
     from headrace import LLM, SamplingParams
 
     started = perf_counter()
     llm = LLM()
     ready = perf_counter()
-    params = [SamplingParams(temperature=0, max_tokens=task.num_tokens_out, ignore_eos=True) for task in tasks]
+    params = [SamplingParams(temperature=0, max_tokens=task.output_len, ignore_eos=True) for task in tasks]
     outputs = llm.chat([task.messages for task in tasks], params, use_tqdm=False)
     seconds = perf_counter() - ready
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
@@ -55,7 +56,7 @@ def run_headrace(tasks: list[ChatTask]) -> dict[str, Any]:
     }
 
 
-def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
+def run_transformers(tasks: list[BenchRequest]) -> dict[str, Any]:
     """Static batches of 128, left-padded, sorted by answer length to waste as little as possible."""
     import torch
     from transformers.cache_utils import DynamicCache  # noqa: F401  (imported before the clock starts)
@@ -63,7 +64,7 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
     started = perf_counter()
     model, encode, decode = _transformers_model()
     ready = perf_counter()
-    order = sorted(range(len(tasks)), key=lambda i: tasks[i].num_tokens_out)
+    order = sorted(range(len(tasks)), key=lambda i: tasks[i].output_len)
     texts: dict[int, str] = {}
     num_tokens = 0
     for first in range(0, len(tasks), STATIC_BATCH):
@@ -72,7 +73,7 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
         longest = max(map(len, prompts))
         input_ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        num_new = max(tasks[i].num_tokens_out for i in batch)
+        num_new = max(tasks[i].output_len for i in batch)
         with torch.inference_mode():
             out = model.generate(
                 input_ids=input_ids,
@@ -83,8 +84,8 @@ def run_transformers(tasks: list[ChatTask]) -> dict[str, Any]:
                 pad_token_id=0,
             )
         for i, row in zip(batch, out[:, longest:].tolist(), strict=True):
-            num_tokens += tasks[i].num_tokens_out
-            texts[i] = decode(row[: tasks[i].num_tokens_out])
+            num_tokens += tasks[i].output_len
+            texts[i] = decode(row[: tasks[i].output_len])
     return {
         "start_seconds": ready - started,
         "seconds": perf_counter() - ready,
@@ -134,7 +135,7 @@ def _transformers_model() -> tuple[Any, Callable[..., list[int]], Callable[[list
     return model, encode, tokenizer.decode
 
 
-def run_vllm(tasks: list[ChatTask]) -> dict[str, Any]:
+def run_vllm(tasks: list[BenchRequest]) -> dict[str, Any]:
     """vLLM's CPU build, from a Hugging Face directory that transformers writes."""
     from vllm import LLM, SamplingParams
 
@@ -147,7 +148,7 @@ def run_vllm(tasks: list[ChatTask]) -> dict[str, Any]:
         llm = LLM(model=directory, dtype="float32", skip_tokenizer_init=True, max_model_len=2048)
         ready = perf_counter()
         params = [
-            SamplingParams(temperature=0, max_tokens=t.num_tokens_out, ignore_eos=True, detokenize=False) for t in tasks
+            SamplingParams(temperature=0, max_tokens=t.output_len, ignore_eos=True, detokenize=False) for t in tasks
         ]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = perf_counter() - ready
@@ -159,7 +160,7 @@ def run_vllm(tasks: list[ChatTask]) -> dict[str, Any]:
     }
 
 
-def run_llama_cpp(tasks: list[ChatTask]) -> dict[str, Any]:
+def run_llama_cpp(tasks: list[BenchRequest]) -> dict[str, Any]:
     """llama.cpp through its Python bindings, one request at a time (its high-level interface has no batching)."""
     from llama_cpp import Llama
 
@@ -171,7 +172,7 @@ def run_llama_cpp(tasks: list[ChatTask]) -> dict[str, Any]:
     texts, num_tokens = [], 0
     for task in tasks:
         out = llm.create_chat_completion(
-            task.messages, max_tokens=task.num_tokens_out, temperature=0, logit_bias={llm.token_eos(): -100.0}
+            task.messages, max_tokens=task.output_len, temperature=0, logit_bias={llm.token_eos(): -100.0}
         )
         texts.append(out["choices"][0]["message"]["content"])
         num_tokens += out["usage"]["completion_tokens"]
@@ -193,7 +194,7 @@ ENGINES = {
 
 def run_here(engine: str, workload: str) -> None:
     """Run one engine in the child process and print its result."""
-    result = ENGINES[engine][0](WORKLOADS[workload]())
+    result = ENGINES[engine][0](list(build(WorkloadSpec(name=workload)).requests))
     result["tokens_per_second"] = result["num_tokens"] / result["seconds"]
     result["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(RESULT_MARK + json.dumps(result), flush=True)
