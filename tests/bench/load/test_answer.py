@@ -103,6 +103,12 @@ def test_a_stream_without_done_needs_a_finish_reason() -> None:
     assert read(event(**text(" a"))).error == "the stream ended without [DONE] or a finish reason"
 
 
+def test_an_answer_that_the_server_gave_up_is_an_error() -> None:
+    last = {"choices": [{"index": 0, "text": " b", "finish_reason": "abort"}]}
+    for stream in (event(**text(" a")) + event(**last) + DONE, event(**last) + DONE):
+        assert read(stream).error == "the server gave the answer up (finish reason abort)"
+
+
 def test_the_last_line_needs_no_line_end() -> None:
     answer = read(event(**text(" a")), b"data: [DONE]")
     assert answer.is_done

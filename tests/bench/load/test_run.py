@@ -75,6 +75,13 @@ def replace_due(request: object, due_s: float) -> object:
     return msgspec.structs.replace(request, due_s=due_s)  # type: ignore[type-var]
 
 
+def test_answers_of_another_length_are_said_to_be_so() -> None:
+    with null_server(Behaviour(max_len=3)) as server:
+        result = run_load(server.address, WORKLOAD, ClosedLoop(concurrency=4), model_name="null")
+    assert len(result.warnings) == 1
+    assert result.warnings[0].startswith("30 answers do not have the length that was asked for")
+
+
 def test_a_server_that_dies_in_the_middle() -> None:
     with null_server(Behaviour(dies_after=10, itl_s=0.001)) as server:
         load = ClosedLoop(concurrency=2, num_requests=400)
@@ -97,6 +104,8 @@ def test_a_server_that_dies_with_two_client_processes() -> None:
 def test_an_address_where_nobody_listens_is_an_error() -> None:
     with pytest.raises(LoadError, match=r"cannot connect to http://127.0.0.1:1: Connect"):
         run_load("http://127.0.0.1:1", WORKLOAD, ClosedLoop(concurrency=2), model_name="null")
+    with pytest.raises(LoadError, match="cannot connect"):  # with few requests too
+        run_load("http://127.0.0.1:1", WORKLOAD, ClosedLoop(concurrency=1, num_requests=1), model_name="null")
 
 
 def test_progress_is_reported() -> None:

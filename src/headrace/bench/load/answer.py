@@ -17,6 +17,7 @@ TEXT_KEYS = ("text", "content", "reasoning_content", "reasoning", "refusal")
 MAX_ERROR_LEN = 300  # characters of a message that goes into a record
 MAX_ERROR_BODY = 65_536  # bytes of an error's body that are kept
 REFUSED = (429, 503)
+ABORTED = ("abort", "error")  # finish reasons of answers that the server gave up
 
 _QUOTE = 0x22
 _USAGE = b'"usage"'
@@ -94,13 +95,12 @@ class Answer:
         if self._pending:
             line, self._pending = self._pending, b""
             self._line(line, now)
-        if self.error is None and not self.is_complete:
+        if not self.has_finish_reason and self._last_text:  # it was not decoded
+            chunk = _decoded(self._last_text[5:].strip())
+            self._read_finish(chunk.get("choices") if isinstance(chunk, dict) else None)
+        # A finish reason will do where a server sends no [DONE].
+        if self.error is None and not self.is_done and not self.has_finish_reason:
             self.error = "the stream ended without [DONE] or a finish reason"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a stream had its end: [DONE], or a finish reason where a server sends no [DONE]."""
-        return self.is_done or self.has_finish_reason or _has_finish_reason(self._last_text)
 
     @property
     def end_at(self) -> float | None:
@@ -132,10 +132,17 @@ class Answer:
         if not choices:
             return
         self.last_at = now
-        self.has_finish_reason |= any(choice.get("finish_reason") for choice in choices)
+        self._read_finish(choices)
         if any(map(_has_content, choices)):
             self.chunk_at.append(now)
             self._marker = next((marker for marker in _MARKERS if _has_value(payload, marker)), None)
+
+    def _read_finish(self, choices: Any) -> None:
+        for choice in choices or []:
+            reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+            self.has_finish_reason |= bool(reason)
+            if reason in ABORTED:
+                self.error = self.error or f"the server gave the answer up (finish reason {reason})"
 
     def _read_counts(self, chunk: dict[str, Any]) -> None:
         if isinstance(usage := chunk.get("usage"), dict):
@@ -180,12 +187,6 @@ def _has_content(choice: dict[str, Any]) -> bool:
     calls = [call for call in parts.get("tool_calls") or [] if isinstance(call, dict)]
     functions = [call.get("function") for call in calls] + [parts.get("function_call")]
     return any(isinstance(each, dict) and (each.get("name") or each.get("arguments")) for each in functions)
-
-
-def _has_finish_reason(line: bytes) -> bool:
-    chunk = _decoded(line[5:].strip()) if line else None
-    choices = chunk.get("choices") if isinstance(chunk, dict) else None
-    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices or [])
 
 
 def _message_of_error(chunk: dict[str, Any]) -> str | None:

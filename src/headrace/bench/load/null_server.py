@@ -40,6 +40,7 @@ class Behaviour:
     refused_share: float = 0.0  # of requests, refused with 503; evenly spread
     dies_after: int | None = None  # requests; the process ends in the middle of the next answer
     tokens_per_chunk: int = 1
+    max_len: int | None = None  # tokens of an answer, whatever the request asks for
     has_usage: bool = True
 
     def pace(self, seconds: float) -> tuple[float, float]:
@@ -135,6 +136,7 @@ class Stream:
         self._transport, self._server, self._is_doomed = transport, server, is_doomed
         self._ttft_s, self._itl_s = server.pace()
         num_tokens = asked.get("max_tokens") or asked.get("max_completion_tokens") or DEFAULT_LEN
+        num_tokens = min(num_tokens, server.behaviour.max_len or num_tokens)
         per_chunk = server.behaviour.tokens_per_chunk
         self._num_left = -(-num_tokens // per_chunk)
         self._chunk = chunk_of(is_chat, " word" * per_chunk)

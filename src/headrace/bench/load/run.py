@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from time import monotonic
 from typing import Any
@@ -314,9 +315,10 @@ def _result(
     warnings: list[str],
 ) -> LoadResult:
     deaths = [part.death for part in parts if part.death is not None]
-    if deaths and not any(part.has_reached for part in parts):
-        raise LoadError(deaths[0])
     outcomes = [outcome for part in parts for outcome in part.outcomes]
+    errors = deaths + [outcome.error for outcome in outcomes if outcome.status == "failed" and outcome.error]
+    if errors and not any(part.has_reached for part in parts):
+        raise LoadError(errors[0])
     outcomes.sort(key=lambda outcome: (outcome.due_s, outcome.index))
     num_sent, num_known = len(outcomes), len(workload.requests)
     for outcome in outcomes:
@@ -328,6 +330,11 @@ def _result(
     if num_sent > num_known:
         warnings.append(
             f"the workload has {num_known:,} requests and {num_sent:,} were sent: repeated prompts may be cached"
+        )
+    if workload.spec.ends == "exact" and (num_other := sum(map(partial(_is_other_length, workload), outcomes))):
+        warnings.append(
+            f"{num_other:,} answers do not have the length that was asked for: the server does not know ignore_eos or "
+            "min_tokens, or shortens answers; compare tokens/s and TPOT with care"
         )
     if num_counted := sum(part.num_without_usage for part in parts):
         warnings.append(
@@ -343,3 +350,7 @@ def _result(
         num_cut = sum(part.num_cut for part in parts)
         warnings.append(f"interrupted after {seconds:.1f} s: {num_cut:,} requests in flight are left out")
     return LoadResult(outcomes, seconds, client, warnings, was_interrupted, bool(deaths))
+
+
+def _is_other_length(workload: Workload, outcome: Outcome) -> bool:
+    return outcome.is_ok and outcome.num_output_tokens != workload.requests[outcome.index].output_len
