@@ -3,6 +3,7 @@ timeline of a few steps with the device and the engine's thread."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from html import escape
 
@@ -137,7 +138,7 @@ def _timeline(report: Report) -> str:
     start = pieces[0].start + (report.timeline.span_us - span) / 2
     end, scale = start + span, WIDTH / span
     shapes = ['<text x="0" y="12">device</text>']
-    for piece in _merged(pieces, start, end, 0.4 / scale):
+    for piece in _columns(pieces, start, end):
         x, width = (piece.start - start) * scale, piece.us * scale
         shapes.append(_rect(x, 18, width, 40, COLOURS[piece.part], f"{TITLES[piece.part]}: {piece.us / 1e3:.3f} ms"))
     height = 66
@@ -161,21 +162,26 @@ def _host_shapes(report: Report, start: float, end: float, scale: float) -> Iter
                 yield _rect(x, 84, width, 22, HOST_COLOURS[kind], tip)
 
 
-def _merged(pieces: list[Piece], start: float, end: float, least_us: float) -> Iterator[Piece]:
-    """Neighbours of the same part become one; a piece too short to see joins the one before it."""
-    last: Piece | None = None
+def _columns(pieces: list[Piece], start: float, end: float) -> Iterator[Piece]:
+    """The window in columns of one pixel, each of the part that has most of it; neighbours of one part are joined."""
+    column_us = (end - start) / WIDTH
+    totals: list[dict[Part, float]] = [{} for _ in range(WIDTH)]
     for piece in pieces:
-        if piece.end <= start or piece.start >= end:
-            continue
-        piece = Piece(max(piece.start, start), min(piece.end, end), piece.part, piece.name)
-        if last is not None and (piece.part == last.part or piece.us < least_us):
-            last = Piece(last.start, piece.end, last.part, last.name)
-            continue
-        if last is not None:
-            yield last
-        last = piece
-    if last is not None:
-        yield last
+        first, last = max(piece.start, start), min(piece.end, end)
+        while first < last:
+            index = min(int((first - start) / column_us), WIDTH - 1)
+            until = last if index == WIDTH - 1 else min(last, start + (index + 1) * column_us)
+            if until <= first:  # rounding: the next column
+                first = math.nextafter(first, math.inf)
+                continue
+            totals[index][piece.part] = totals[index].get(piece.part, 0.0) + until - first
+            first = until
+    begun = 0
+    parts: list[Part] = [max(total, key=total.__getitem__) if total else "waiting" for total in totals]
+    for index in range(1, WIDTH + 1):
+        if index == WIDTH or parts[index] != parts[begun]:
+            yield Piece(start + begun * column_us, start + index * column_us, parts[begun], "")
+            begun = index
 
 
 def _axis(span_us: float, y: float, scale: float) -> Iterator[str]:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.kernels import ops
+from headrace.kernels.ranges import Ranges, no_ranges
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
@@ -23,6 +26,8 @@ from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_output
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
 
+Result = TypeVar("Result")
+
 
 class CpuRunner:
     """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
@@ -31,6 +36,7 @@ class CpuRunner:
         spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
+        self._ranges: Ranges = no_ranges
         self._slots = DeviceSlots(
             num_slots=shape.max_num_seqs, max_model_len=shape.max_model_len, block_size=shape.block_size, device=device
         )
@@ -49,12 +55,26 @@ class CpuRunner:
     def collect(self, ticket: Future[StepResult]) -> StepResult:
         return ticket.result()
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the device's thread, after the submitted steps."""
+        return self._stream.submit(function).result()
+
+    def use_ranges(self, ranges: Ranges | None) -> None:
+        """Put named ranges around steps, their parts and each operation; None: no more."""
+        self._ranges = ranges or no_ranges
+        ops.record_ranges(ranges)
+
     def close(self) -> None:
         self._stream.shutdown()
 
-    @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:
-        self._apply_changes(plan)
+        with self._ranges("execute"):
+            return self._run(plan, masks)
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan, masks: Masks | None) -> StepResult:
+        with self._ranges("inputs"):
+            self._apply_changes(plan)
         slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(slots):
             return StepResult(plan.step, *_NOTHING)
@@ -64,14 +84,17 @@ class CpuRunner:
             return _result(plan.step, None, None, outputs)
         logits = self._decoder.logits(outputs.last_hidden)
         placed = None if masks is None else PlacedMasks.of(masks, sampling_slots.numpy(), self._device)
-        sampled = self._sampler.sample(logits, sampling_slots, self._slots.lens[sampling_slots], masks=placed)
-        self._slots.append(sampling_slots, sampled.tokens, sampled.finished)
+        with self._ranges("sample"):
+            sampled = self._sampler.sample(logits, sampling_slots, self._slots.lens[sampling_slots], masks=placed)
+        with self._ranges("append"):
+            self._slots.append(sampling_slots, sampled.tokens, sampled.finished)
         return _result(plan.step, sampling_slots, sampled, outputs)
 
     def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> StepOutputs:
         """Run the model: hidden states to sample from, prompt log-probabilities and readouts."""
         positions = self._slots.computed[slots].numpy()
-        token_ids, layout = self._slots.layout(slots, num_tokens)
+        with self._ranges("inputs"):
+            token_ids, layout = self._slots.layout(slots, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
         spans = self._prompt_logprobs.spans(slots.numpy(), num_tokens.numpy(), positions)
         chunks = plan.readout_chunks
@@ -98,7 +121,8 @@ class CpuRunner:
             )
         if plan.copies:
             sources, targets = torch.tensor(plan.copies, device=self._device).unbind(1)
-            ops.copy_blocks(self._caches, sources, targets)
+            with self._ranges("copy_blocks"):
+                ops.copy_blocks(self._caches, sources, targets)
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
         """The plan without slots that have ended in a step whose result the scheduler had not seen yet."""

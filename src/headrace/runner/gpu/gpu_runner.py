@@ -10,7 +10,9 @@ Tokens come back in pinned memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
+from headrace.kernels.ranges import Ranges, no_ranges
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.context_splits import splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs
@@ -40,6 +43,8 @@ from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepResult
+
+Result = TypeVar("Result")
 
 _RESULTS_IN_FLIGHT = 8
 _SMALL_CONTEXT_BYTES = (
@@ -66,6 +71,7 @@ class GpuRunner:
     def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
         spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
         self._decoder, self._device, self._shape = decoder, device, shape
+        self._ranges: Ranges = no_ranges
         self._slots = GpuSlots(shape, device)
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
@@ -115,14 +121,18 @@ class GpuRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
-        upload = self._upload.begin(self._num_values(plan))
-        self._apply_changes(plan, upload)
-        if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
-            ticket = self._decode(plan, upload, masks)
-        else:
-            ticket = self._mixed(plan, upload, masks)
-        self._upload.end()
-        return ticket
+        with self._ranges("step"):
+            upload = self._upload.begin(self._num_values(plan))
+            with self._ranges("changes"):
+                self._apply_changes(plan, upload)
+            if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
+                with self._ranges("decode"):
+                    ticket = self._decode(plan, upload, masks)
+            else:
+                with self._ranges("prefill"):
+                    ticket = self._mixed(plan, upload, masks)
+            self._upload.end()
+            return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         ticket.done.synchronize()
@@ -137,6 +147,16 @@ class GpuRunner:
             ticket.outputs.prompt_logprobs() if ticket.outputs is not None else (),
             ticket.outputs.readout_results() if ticket.outputs is not None else (),
         )
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function after the submitted steps have ended on the device."""
+        torch.cuda.synchronize(self._device)
+        return function()
+
+    def use_ranges(self, ranges: Ranges | None) -> None:
+        """Put named ranges around what a step launches; None: no more. Kernels are told apart by their names, so
+        operations have none."""
+        self._ranges = ranges or no_ranges
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -200,11 +220,13 @@ class GpuRunner:
         graph.model.replay()
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
-            sampling.graph.replay()
+            with self._ranges("sample"):
+                sampling.graph.replay()
             return self._ticket(plan, sampling.results)
         slots = self._decode_slots[:num_seqs]
         logits = graph.logits[:num_seqs]
-        results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
+        with self._ranges("sample"):
+            results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
 
     def _longest_first(self, slots: IntArray) -> IntArray:
@@ -295,9 +317,11 @@ class GpuRunner:
         self._slots.advance(slots, num_tokens)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
-            results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
+            with self._ranges("sample"):
+                results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
             return self._ticket(plan, results, None, outputs)
-        sampled = self._sample_with_all_features(plan, logits, sampling_slots, masks, advances=False)
+        with self._ranges("sample"):
+            sampled = self._sample_with_all_features(plan, logits, sampling_slots, masks, advances=False)
         return self._ticket(plan, *sampled, outputs)
 
     def _prefill_graph(self, plan: StepPlan, num_decodes: int) -> PrefillGraph | None:
