@@ -59,7 +59,11 @@ class EngineDeadError(HeadraceError):
 
 
 class ProfilerError(HeadraceError):
-    pass
+    """`is_conflict`: the profiler is not in the state that the command needs, as when a profile is already recorded."""
+
+    def __init__(self, message: str, *, is_conflict: bool = False) -> None:
+        super().__init__(message)
+        self.is_conflict = is_conflict
 
 
 class JobError(HeadraceError):

@@ -128,10 +128,13 @@ class EngineProfiler:
         if self._window is not None:
             raise ProfilerError(
                 f"a profile is already being recorded ({self._window.name}); stop it first, or wait until it ends by "
-                f"itself after {self._window.options.max_seconds:g} s"
+                f"itself after {self._window.options.max_seconds:g} s",
+                is_conflict=True,
             )
         if options.tool == "cuda" and self._settings.device != "cuda":
-            raise ProfilerError(f"the tool 'cuda' needs a GPU; this engine runs on {self._settings.device}")
+            raise ProfilerError(
+                f"the tool 'cuda' needs a GPU; this engine runs on {self._settings.device}", is_conflict=True
+            )
         directory = Path(options.directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -167,7 +170,7 @@ class EngineProfiler:
             ended, self._ended = self._ended, None
             if ended is not None:
                 return ended
-            raise ProfilerError("no profile is being recorded; start one first")
+            raise ProfilerError("no profile is being recorded; start one first", is_conflict=True)
         return self._finish("request")
 
     def close(self) -> None:
@@ -197,6 +200,7 @@ class EngineProfiler:
     def _start_torch(self) -> torch.profiler.profile:
         """Runs on the thread whose operations are recorded."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it prints a line for each start and stop
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")  # with CUDA graphs, a later start after a teardown may crash
         import torch
 
         kinds = [torch.profiler.ProfilerActivity.CPU]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.profile.parts import Part
 from headrace.profile.trace import Ceilings, ModelNumbers, StepLine
@@ -82,8 +83,7 @@ def ceilings_of(steps: Sequence[StepLine], model: ModelNumbers, device: Ceilings
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Achieved rates over a whole run, by count."""
 
     tflop_s: float  # GEMMs and attention

@@ -28,7 +28,12 @@ NCU_LAUNCHES = 400  # about one decode step of 32 layers; each is run again for 
 
 def own_commands(arguments: Sequence[str], *, output: str = "headrace") -> dict[str, str]:
     """For `headrace profile` with these arguments, in this process."""
-    run = shlex.join(["headrace", "profile", *_without_tool(arguments), "--tool", "cuda"])
+    return run_commands(["headrace", "profile", *_without_tool(arguments)], output=output)
+
+
+def run_commands(command: Sequence[str], *, output: str = "headrace") -> dict[str, str]:
+    """For any command that takes --tool and --steps as `headrace profile` does."""
+    run = shlex.join([*command, "--tool", "cuda"])
     return {
         "nsys": f"{NSYS.format(end='stop', output=output)} {run}",
         "ncu": f"{NCU.format(count=NCU_LAUNCHES, output=output)} {run} --steps 4",

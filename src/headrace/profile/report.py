@@ -51,12 +51,19 @@ class Overhead:
         on, off = _mean(self.steps_per_s_on), _mean(self.steps_per_s_off)
         return None if not on or not off else off / on - 1
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether windows with and without the profiler overlap, so that they do not differ for sure."""
+        on, off = self.steps_per_s_on, self.steps_per_s_off
+        return bool(on and off) and max(on) >= min(off)
+
     def text(self) -> str:
         if self.share is None:
             return "not measured: a window without steps"
         on, off = self.steps_per_s_on, self.steps_per_s_off
+        noise = ", within the noise of the windows" if self.is_noise else ""
         return (
-            f"a step takes {self.share:+.1%} with profiling: {_mean(on):.1f} steps/s with it ({_ranged(on)}), "
+            f"a step takes {self.share:+.1%} with profiling{noise}: {_mean(on):.1f} steps/s with it ({_ranged(on)}), "
             f"{_mean(off):.1f} without ({_ranged(off)})"
         )
 
@@ -112,6 +119,7 @@ class Report:
             if self.overhead is None
             else {
                 "share": _rounded(self.overhead.share),
+                "is_noise": self.overhead.is_noise,
                 "steps_per_s_on": list(self.overhead.steps_per_s_on),
                 "steps_per_s_off": list(self.overhead.steps_per_s_off),
             },
@@ -209,7 +217,7 @@ def report_of(
         record=record,
         timeline=timeline,
         overhead=overhead,
-        commands=commands or {},
+        commands=commands or {} if record is None or record.device == "cuda" else {},
         notes=_notes(record, trace, timeline, num_steps),
     )
 
@@ -237,6 +245,8 @@ def _notes(record: ProfileRecord | None, trace: Trace, timeline: Timeline, num_s
             notes.append("the number of steps is not known, so the figures are of the whole window")
     elif record.window.stopped_by != "request":
         notes.append(f"the window ended at its limit ({record.window.stopped_by})")
+    if record is not None and record.device != "cuda":
+        notes.append("nsys and ncu record GPUs; there are no commands for this device")
     if not trace.has_kernels:
         notes.append(
             "on a CPU, attention of a step with prefills counts as prefill; unattributed is Python between operations"

@@ -1,7 +1,8 @@
 """Measures what a device reaches: the bandwidth of a large copy and the rate of a large GEMM.
 
-Each runs for a tenth of a second or more, since GPUs lower their clock under load, and the second half counts. The
-memory for it must be free beside the KV cache; a smaller size is taken where it is not.
+Each runs for a tenth of a second or more, since GPUs lower their clock under load, and the second half counts. On a GPU
+they use memory that the engine has reserved for steps, none of which runs meanwhile; a smaller size is taken where a
+large one does not fit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ CPU_COPY_BYTES = (1 << 28, 1 << 26)
 GPU_GEMM_SIZES = (8192, 4096, 2048)
 CPU_GEMM_SIZES = (1024,)
 MIN_SECONDS = 0.1
+SPARE_BYTES = 1 << 30  # of the GPU, left to others where nothing is reserved
 
 
 class Probe(NamedTuple):
@@ -31,18 +33,22 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, is_fp8: bool =
     """Measure a device. Takes about half a second; nothing else may run on it."""
     is_gpu = device.type == "cuda"
     with torch.inference_mode():
-        bandwidth, num_bytes = _first_that_fits(
-            GPU_COPY_BYTES if is_gpu else CPU_COPY_BYTES, lambda size: _copy_rate(size, device)
-        )
-        rate, size = _first_that_fits(
-            GPU_GEMM_SIZES if is_gpu else CPU_GEMM_SIZES, lambda size: _gemm_rate(size, device, dtype, is_fp8=is_fp8)
-        )
-    if is_gpu:
-        torch.cuda.empty_cache()
+        copies = _fitting(GPU_COPY_BYTES, lambda size: 2 * size, device) if is_gpu else CPU_COPY_BYTES
+        bandwidth, num_bytes = _first_that_fits(copies, lambda size: _copy_rate(size, device))
+        gemms = _fitting(GPU_GEMM_SIZES, lambda size: 8 * size**2, device) if is_gpu else CPU_GEMM_SIZES
+        rate, size = _first_that_fits(gemms, lambda size: _gemm_rate(size, device, dtype, is_fp8=is_fp8))
     kind = "FP8" if is_fp8 else str(dtype).removeprefix("torch.")
     copied = "no copy fitted" if bandwidth is None else f"copy of {num_bytes >> 20} MiB"
     multiplied = "no GEMM fitted" if rate is None else f"{kind} GEMM of {size} x {size} x {size}"
     return Probe(bandwidth, rate, f"{copied}, {multiplied}")
+
+
+def _fitting(sizes: tuple[int, ...], num_bytes: Callable[[int], int], device: torch.device) -> tuple[int, ...]:
+    """The sizes that fit into memory that torch holds and nobody uses; if none does, into free memory."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    held = tuple(size for size in sizes if num_bytes(size) <= unused)
+    free = torch.cuda.mem_get_info(device)[0] - SPARE_BYTES
+    return held or tuple(size for size in sizes if num_bytes(size) <= free)
 
 
 def _first_that_fits(sizes: tuple[int, ...], measure: Callable[[int], float]) -> tuple[float | None, int]:
@@ -50,7 +56,7 @@ def _first_that_fits(sizes: tuple[int, ...], measure: Callable[[int], float]) ->
         try:
             return measure(size), size
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            pass
     return None, 0
 
 

@@ -124,7 +124,10 @@ class EngineChild:
     def _answer_of(self, number: int) -> Callable[[Future[dict[str, Any]]], None]:
         def send(done: Future[dict[str, Any]]) -> None:
             error = done.exception()
-            answer = wire.Profiled(number, None, str(error)) if error else wire.Profiled(number, done.result(), None)
+            if error is None:
+                answer = wire.Profiled(number, done.result(), None)
+            else:
+                answer = wire.Profiled(number, None, str(error), getattr(error, "is_conflict", False))
             try:
                 self._channel.send(wire.encode(answer))
             except OSError:

@@ -252,7 +252,7 @@ class EngineProcess:
         if profiled.result is not None:
             answer.set_result(profiled.result)
         else:
-            answer.set_exception(ProfilerError(profiled.error))
+            answer.set_exception(ProfilerError(profiled.error or "no reason", is_conflict=profiled.is_conflict))
 
     def _end(self) -> None:
         self._channel.hang_up()

@@ -110,6 +110,7 @@ class Profiled(_Message, frozen=True):
     number: int
     result: dict[str, Any] | None
     error: str | None
+    is_conflict: bool = False  # see ProfilerError
 
 
 Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | StartProfile | StopProfile | Close
