@@ -5,8 +5,9 @@
     stop    waits again; writes NAME.trace.json.gz and NAME.profile.json (the log, the model, the device's ceilings)
 
 All calls are on the engine's thread; the trace is written by a thread of its own, so that steps go on. A window ends by
-itself after `max_seconds` or `max_steps`. While nothing is recorded, a step pays for one comparison (`core.on_step`)
-and for empty ranges. With the tool "cuda" it only calls CUDA's profiler API and turns on NVTX ranges, for nsys and ncu.
+itself after `max_seconds` or `max_steps`. While nothing is recorded, a step pays for one comparison (`core.on_step`):
+ranges are put around functions by `start` and taken away by `stop`. With the tool "cuda" it only calls CUDA's profiler
+API and turns on NVTX ranges, for nsys and ncu.
 
 `headrace.profile` reads the two files.
 """

@@ -23,10 +23,10 @@ from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
-from headrace.kernels.ranges import Ranges, no_ranges
+from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.context_splits import splits_of
-from headrace.runner.gpu.decode_graphs import DecodeGraphs
+from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
 from headrace.runner.gpu.gpu_slots import GpuSlots
@@ -46,6 +46,15 @@ from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepRes
 
 Result = TypeVar("Result")
 
+_RANGES = {  # names of a profile's ranges, by method
+    "submit": "step",
+    "_apply_changes": "changes",
+    "_decode": "decode",
+    "_mixed": "prefill",
+    "_replay_sampling": "sample",
+    "_sample_plain": "sample",
+    "_sample_with_all_features": "sample",
+}
 _RESULTS_IN_FLIGHT = 8
 _SMALL_CONTEXT_BYTES = (
     1 << 30
@@ -71,7 +80,6 @@ class GpuRunner:
     def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
         spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
         self._decoder, self._device, self._shape = decoder, device, shape
-        self._ranges: Ranges = no_ranges
         self._slots = GpuSlots(shape, device)
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
@@ -121,18 +129,14 @@ class GpuRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
-        with self._ranges("step"):
-            upload = self._upload.begin(self._num_values(plan))
-            with self._ranges("changes"):
-                self._apply_changes(plan, upload)
-            if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
-                with self._ranges("decode"):
-                    ticket = self._decode(plan, upload, masks)
-            else:
-                with self._ranges("prefill"):
-                    ticket = self._mixed(plan, upload, masks)
-            self._upload.end()
-            return ticket
+        upload = self._upload.begin(self._num_values(plan))
+        self._apply_changes(plan, upload)
+        if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
+            ticket = self._decode(plan, upload, masks)
+        else:
+            ticket = self._mixed(plan, upload, masks)
+        self._upload.end()
+        return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         ticket.done.synchronize()
@@ -154,9 +158,9 @@ class GpuRunner:
         return function()
 
     def use_ranges(self, ranges: Ranges | None) -> None:
-        """Put named ranges around what a step launches; None: no more. Kernels are told apart by their names, so
-        operations have none."""
-        self._ranges = ranges or no_ranges
+        """Put named ranges around what a step launches; None: no more. Operations have none, since kernels are told
+        apart by their names."""
+        wrap_methods(self, _RANGES, ranges)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -220,14 +224,15 @@ class GpuRunner:
         graph.model.replay()
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
-            with self._ranges("sample"):
-                sampling.graph.replay()
-            return self._ticket(plan, sampling.results)
+            return self._ticket(plan, self._replay_sampling(sampling))
         slots = self._decode_slots[:num_seqs]
         logits = graph.logits[:num_seqs]
-        with self._ranges("sample"):
-            results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
+        results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
+        sampling.graph.replay()
+        return sampling.results
 
     def _longest_first(self, slots: IntArray) -> IntArray:
         """Put long contexts first, so that none is left running alone at the end of a kernel."""
@@ -317,11 +322,9 @@ class GpuRunner:
         self._slots.advance(slots, num_tokens)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
-            with self._ranges("sample"):
-                results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
+            results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
             return self._ticket(plan, results, None, outputs)
-        with self._ranges("sample"):
-            sampled = self._sample_with_all_features(plan, logits, sampling_slots, masks, advances=False)
+        sampled = self._sample_with_all_features(plan, logits, sampling_slots, masks, advances=False)
         return self._ticket(plan, *sampled, outputs)
 
     def _prefill_graph(self, plan: StepPlan, num_decodes: int) -> PrefillGraph | None:
