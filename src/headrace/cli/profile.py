@@ -150,7 +150,6 @@ def _profile_server(given: argparse.Namespace) -> int:
     key = given.api_key or os.environ.get("HEADRACE_ADMIN_KEY") or os.environ.get("HEADRACE_API_KEY")
     server = RemoteServer(given.url, key)
     found = profile_server(server, seconds=given.seconds, tool=given.tool, print_line=_print_line)
-    commands = server_commands(server.url, ["--profiler-dir", given.dir], seconds=given.seconds)
     if found.report is None:
         if found.files:
             raise ConfigError("the server recorded a trace but could not analyse it; it is at " + found.files["trace"])
@@ -161,6 +160,10 @@ def _profile_server(given: argparse.Namespace) -> int:
         )
         return 0
     overhead = None if found.overhead is None else found.overhead.text()
+    commands: dict[str, str] = {}
+    if found.device == "cuda":
+        arguments = found.serve_arguments or ("--profiler-dir", DIRECTORY)
+        commands = server_commands(server.url, arguments, seconds=given.seconds)
     report: dict[str, Any] = found.report | {"overhead_text": overhead, "commands": commands, "files": found.files}
     if given.json == "-":
         _write_json(report, None)

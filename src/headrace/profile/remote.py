@@ -39,6 +39,8 @@ class RemoteProfile:
     page: str | None
     files: dict[str, str]
     overhead: Overhead | None
+    device: str = ""
+    serve_arguments: tuple[str, ...] = ()  # how the server was started, without its keys
 
 
 class RemoteServer:
@@ -98,7 +100,7 @@ def profile_server(
         server.stop()
         return RemoteProfile(None, "", None, {}, None)
     sleep(min(WARM_UP_S, seconds))
-    first = server.stop(analyse=False)  # the first start is slow; the time after it is without the profiler
+    first = server.stop(keep=False)  # the first start is slow; the time after it is without the profiler
     print_line(f"{seconds:g} s without the profiler")
     sleep(seconds)
     print_line(f"recording {seconds:g} s")
@@ -107,7 +109,13 @@ def profile_server(
     answer = server.stop(picture=True)
     overhead = overhead_of(first, started, answer)
     return RemoteProfile(
-        answer.get("report"), str(answer.get("table", "")), answer.get("page"), answer.get("files", {}), overhead
+        report=answer.get("report"),
+        table=str(answer.get("table", "")),
+        page=answer.get("page"),
+        files=answer.get("files", {}),
+        overhead=overhead,
+        device=str(answer.get("device", "")),
+        serve_arguments=tuple(answer.get("serve_arguments") or ()),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.profile.remote import RemoteServer, ServerRefusedError, profile_server
+from headrace.server.endpoints.profile import serve_arguments
 from tests.server.test_serve import LimitedEngine, Running, with_server
 
 ROUTES = ("/start_profile", "/stop_profile")
@@ -139,6 +140,22 @@ def test_the_command_profiles_a_live_server(engine: AsyncEngine, tmp_path: Path)
             await asyncio.to_thread(server.stop)
 
     with_server(engine, body, profiler_dir=str(tmp_path), api_key="client")
+
+
+def test_the_command_of_a_server_is_told_without_its_keys() -> None:
+    argv = ["/bin/headrace", "serve", "my model", "--api-key", "k", "--admin-key=a", "--port", "9"]
+    assert serve_arguments(argv) == ["my model", "--port", "9"]
+    assert serve_arguments(["pytest", "tests"]) is None
+
+
+def test_a_window_of_no_interest_leaves_no_files(engine: AsyncEngine, tmp_path: Path) -> None:
+    async def body(made: Running) -> None:
+        await made.client.post("/start_profile")
+        answer = await made.client.post("/stop_profile", json={"keep": False})
+        assert answer.status_code == 200 and "report" not in answer.json()
+        assert list(tmp_path.iterdir()) == []
+
+    with_server(engine, body, profiler_dir=str(tmp_path))
 
 
 async def _keep_busy(made: Running) -> None:

@@ -19,3 +19,4 @@ class StopProfileRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
     analyse: bool | None = None  # the report; default: yes
     picture: bool | None = None  # the page with the pictures; default: no
+    keep: bool | None = None  # the files; default: yes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
 
 ANALYSIS_TIMEOUT_S = 300.0
+_SECRETS = ("--api-key", "--admin-key")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -47,11 +49,29 @@ async def stop_profile(services: Services, exchange: Exchange) -> None:
     record = await services.engine.stop_profile()
     answer: dict[str, Any] = {name: value for name, value in record.items() if name not in ("steps", "settings")}
     base = Path(record["directory"]) / record["name"]
-    if record["trace"]:
+    answer["serve_arguments"] = serve_arguments(sys.argv)
+    if request.keep is False:
+        for path in (f"{base}.trace.json.gz", f"{base}.profile.json"):
+            Path(path).unlink(missing_ok=True)
+    elif record["trace"]:
         answer["files"] = {"trace": f"{base}.trace.json.gz", "record": f"{base}.profile.json"}
         if request.analyse is not False:
             answer |= await _analysed(base, with_page=bool(request.picture))
     await _reply(exchange, {"status": "ok", **answer})
+
+
+def serve_arguments(argv: Sequence[str]) -> list[str] | None:
+    """How this server was started, without its keys, for the commands of NVIDIA's tools; None: not from a command."""
+    if "serve" not in argv:
+        return None
+    kept: list[str] = []
+    given = iter(argv[argv.index("serve") + 1 :])
+    for argument in given:
+        if argument in _SECRETS:
+            next(given, None)
+        elif not argument.startswith(tuple(f"{name}=" for name in _SECRETS)):
+            kept.append(argument)
+    return kept
 
 
 def _directory(services: Services) -> str:
