@@ -6,8 +6,8 @@
 All requests are submitted at once; end of sequence is ignored and temperature is 1, as for every engine measured on
 these workloads. A few short requests run first, so that kernels are compiled; the prefix cache is emptied before each
 round. The record's figure is the best round; it holds all rounds. After the rounds a part of the workload runs once
-more under torch's profiler, for the share of time in which the GPU was busy. It has fewer sequences, so this share is
-a low estimate. With --profile-whole the middle of another round is profiled instead.
+more under the profiler (`headrace.profile`), for the share of time in which the GPU was busy. It has fewer sequences,
+so this share is a low estimate. With --profile-whole the middle of another round is profiled instead.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+import msgspec
 import torch
 from about import commit
 from gpu_workloads import WORKLOADS, Task
 
 from headrace import LLM, SamplingParams
 from headrace.bench.engines.shapes import SHAPES
+from headrace.engine.profiler import model_numbers
+from headrace.profile.ceilings import achieved_rates
+from headrace.profile.report import Report, report_of
+from headrace.profile.trace import ModelNumbers, read_profile
 
 # Seconds by (model, workload, dtype): vLLM 0.26.0 on one H200 with the best settings tried; and the limit of the
 # hardware when its parts run one after the other without waste. See docs/performance.md for both.
@@ -104,24 +109,10 @@ def warm_up(llm: LLM, tasks: list[Task]) -> None:
 
 
 def work(llm: LLM, tasks: list[Task], rates: dict[str, Any]) -> dict[str, float]:
-    """Achieved rates of a round, by count: GEMMs and attention in TFLOP/s, reads of weights and cache in TB/s.
-
-    A shared prefix counts for each of its sequences, though it is computed and read once.
-    """
-    spec, settings = llm.spec, llm.settings
-    contexts = sum((n - 1) * len(p) + n * (n - 1) // 2 for p, n in ((t.prompt, t.num_tokens_out) for t in tasks))
-    num_prompt, num_out = sum(len(t.prompt) for t in tasks), sum(t.num_tokens_out for t in tasks)
-    gemms = 2 * spec.num_linear_params * (num_prompt + num_out)
-    head = 2 * spec.hidden_size * spec.vocab_size * num_out
-    pairs = contexts + sum(len(t.prompt) ** 2 // 2 for t in tasks)
-    attention = 4 * spec.num_layers * spec.q_size * pairs
-    kv_bytes = spec.kv_elements_per_token * (1 if "float8" in settings.kv_dtype else 2)
-    weight_bytes = spec.num_linear_params * (1 if settings.quantization else 2) + 2 * spec.hidden_size * spec.vocab_size
-    read = contexts * kv_bytes + rates["num_steps"] * weight_bytes
-    return {
-        "tflop_s": round((gemms + head + attention) / rates["seconds"] / 1e12, 1),
-        "tb_s": round(read / rates["seconds"] / 1e12, 3),
-    }
+    """Achieved rates of a round; see `headrace.profile.ceilings`."""
+    model = msgspec.convert(model_numbers(llm.spec, llm.settings), ModelNumbers)
+    lengths = [(len(task.prompt), task.num_tokens_out) for task in tasks]
+    return achieved_rates(model, lengths, num_steps=rates["num_steps"], seconds=rates["seconds"])._asdict()
 
 
 def some_of(tasks: list[Task], num_tokens: float) -> list[Task]:
@@ -136,33 +127,28 @@ def some_of(tasks: list[Task], num_tokens: float) -> list[Task]:
 
 
 def profile(llm: LLM, tasks: list[Task], after_seconds: float) -> dict[str, Any]:
-    """Return the GPU's busy share, and the kernels that took most time, while these tasks run."""
+    """Return the GPU's busy share, the parts of a step and the kernels that took most time, while these tasks run."""
     llm.forget_prefixes()
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside, tempfile.TemporaryDirectory() as directory:
         running = beside.submit(run, llm, tasks)
         sleep(after_seconds)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            sleep(PROFILED_SECONDS)
+        llm.start_profile("window", directory=directory)
+        sleep(PROFILED_SECONDS)
+        llm.stop_profile()
         running.result()
-    return busy_share(profiler)
+        record, trace = read_profile(Path(directory) / "window.profile.json")
+    assert trace is not None
+    return busy_share(report_of(record, trace))
 
 
-def busy_share(profiler: torch.profiler.profile) -> dict[str, Any]:
-    on_gpu = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
-        for event in profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-        if event.device_type() == torch.autograd.DeviceType.CUDA
-    ]
-    totals: Counter[str] = Counter()
-    busy = until = 0
-    for start, end, name in sorted(on_gpu):
-        totals[name.split("(")[0][:60]] += end - start
-        busy += max(0, end - max(start, until))
-        until = max(until, end)
-    span = until - min(start for start, _, _ in on_gpu)
+def busy_share(report: Report) -> dict[str, Any]:
+    shares = Counter[str]()
+    for (_, name), us in report.timeline.us_by_name().items():
+        shares[name.split("(")[0][:60]] += us / report.timeline.span_us
     return {
-        "gpu_busy_share": round(busy / span, 4),
-        "kernel_shares": {name: round(total / span, 4) for name, total in totals.most_common(KERNELS_NAMED)},
+        "gpu_busy_share": round(report.busy_share, 4),
+        "part_shares": {row.part: round(row.share, 4) for row in report.rows},
+        "kernel_shares": {name: round(share, 4) for name, share in shares.most_common(KERNELS_NAMED)},
     }
 
 

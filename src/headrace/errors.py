@@ -7,6 +7,7 @@
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
     ├── BatchError             a batched function returned no valid list of results
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
+    ├── ProfilerError          a profile cannot be started, stopped or written
     └── JobError               a batch job cannot start or continue
         └── ResumableJobError  the same command continues the job once the cause is gone
             └── NoRoomError    a full disk, or a quota that is used up
@@ -55,6 +56,14 @@ class EngineDeadError(HeadraceError):
     def __init__(self, message: str, *, code: str = "engine_dead") -> None:
         super().__init__(message)
         self.code = code
+
+
+class ProfilerError(HeadraceError):
+    """`is_conflict`: the profiler is not in the state that the command needs, as when a profile is already recorded."""
+
+    def __init__(self, message: str, *, is_conflict: bool = False) -> None:
+        super().__init__(message)
+        self.is_conflict = is_conflict
 
 
 class JobError(HeadraceError):

@@ -102,6 +102,7 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--show-hidden-metrics-for-version": _ignored("older metric names are always on /metrics"),
     "--enable-prompt-tokens-details": _ignored("the usage always includes them", value=False),
     "--disable-access-log-for-endpoints": _ignored("there is no access log without --enable-log-requests"),
+    "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
     "--max-log-len": _ignored("prompts and answers are never logged"),
     # of current versions, not supported
     "--tensor-parallel-size": _refused(_ONE_DEVICE, "1"),

@@ -30,6 +30,7 @@ COMMANDS = {
     "cancel": Command("headrace.cli.cancel", "stop a job permanently"),
     "clean": Command("headrace.cli.clean", "remove the files of a finished job"),
     "chat": Command("headrace.cli.chat", "chat with a model in the terminal"),
+    "profile": Command("headrace.cli.profile", "show where a step's time goes, in a run or on a live server"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
 

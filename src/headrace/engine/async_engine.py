@@ -18,6 +18,7 @@ from headrace.engine.core import EngineStats
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
+from headrace.engine.profiler import ProfileOptions
 from headrace.engine.prompts import (
     Messages,
     Prompt,
@@ -327,6 +328,14 @@ class AsyncEngine:
         """End all requests; each stream closes with finish reason `abort`."""
         for request_id in list(self._readers):
             self._engine.client.abort(request_id)
+
+    async def start_profile(self, options: ProfileOptions) -> dict[str, Any]:
+        """Record the engine's steps from now on; see `engine/profiler.py`."""
+        return await asyncio.wrap_future(self._engine.client.start_profile(options))
+
+    async def stop_profile(self) -> dict[str, Any]:
+        """End the profile. Returns its record, which has the names of its files."""
+        return await asyncio.wrap_future(self._engine.client.stop_profile())
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, except for blocks that running requests hold."""

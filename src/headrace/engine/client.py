@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.forks import end_in_forks
 from headrace.engine.loop import EngineLoop
+from headrace.engine.profiler import EngineProfiler, ProfileOptions
 from headrace.errors import EngineDeadError
 from headrace.types import Request, SequenceEvent
 
@@ -35,6 +37,10 @@ class Client(Protocol):
 
     def forget_prefixes(self) -> None: ...
 
+    def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]: ...
+
+    def stop_profile(self) -> Future[dict[str, Any]]: ...
+
     def close(self) -> None:
         """Stop after the step in flight and refuse all later requests; `failure` says that it was closed."""
 
@@ -43,8 +49,13 @@ class EngineClient(EngineLoop):
     """An engine's loop on a thread of its own. `deliver` is called there with the events of each step, and must not
     block."""
 
-    def __init__(self, core: EngineCore, deliver: Deliver) -> None:
-        super().__init__(core, lambda events: deliver(events) if events else None, lambda failure: deliver([]))
+    def __init__(self, core: EngineCore, deliver: Deliver, profiler: EngineProfiler | None = None) -> None:
+        super().__init__(
+            core,
+            lambda events: deliver(events) if events else None,
+            lambda failure: deliver([]),
+            profiler=profiler,
+        )
         self._thread = threading.Thread(target=self.run, name="headrace-engine", daemon=True)
         self._thread.start()
         end_in_forks(self)

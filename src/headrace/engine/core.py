@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from headrace.engine.grammars import Grammar, Grammars
 from headrace.histogram import Histogram, HistogramCounts
 from headrace.sched import Scheduler, SchedulerStats
 from headrace.sched.sequence import sequence_seed
-from headrace.steps import Runner, StepPlan, StepResult
+from headrace.steps import IntArray, Runner, StepPlan, StepResult
 from headrace.types import Request, SequenceEvent, StructuredOutputs
 
 STEP_SECONDS_BOUNDS = (
@@ -37,6 +38,20 @@ class EngineStats:
     step_host_seconds: HistogramCounts = field(default_factory=HistogramCounts)
     started_at: float = 0.0  # `time.monotonic`; distinguishes an engine from its predecessor, whose counts are separate
     num_constrained: int = 0  # unfinished requests under a grammar
+
+
+class StepTimes(NamedTuple):
+    """When the parts of one call of `step` ended, by `perf_counter`."""
+
+    started: float
+    planned: float  # the plan is submitted
+    collected: float  # the result of an earlier step has arrived, if one was due
+    applied: float
+    waited: float  # seconds before `planned` that were spent waiting for masks
+
+
+# Called with the plan of a step, if there was one, and the context length of each of its slots after the step.
+OnStep = Callable[[StepPlan | None, IntArray | None, StepTimes], None]
 
 
 class InFlightStep:
@@ -79,6 +94,7 @@ class EngineCore:
         self._runner = runner
         self.checks = RequestChecks(scheduler.limits, eos_token_ids, vocab_size)
         self.num_finished_steps = 0
+        self.on_step: OnStep | None = None  # set while a profiler records (`engine/profiler.py`)
         self._random = np.random.default_rng(seed)
         self._depth = depth
         self._in_flight: deque[InFlightStep] = deque()
@@ -93,6 +109,10 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_unfinished or bool(self._in_flight)
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
 
     @property
     def num_constraints(self) -> int:
@@ -172,6 +192,8 @@ class EngineCore:
         self._wait_seconds += waited
         results = self._due_results(plan)
         if not results:
+            if self.on_step is not None:
+                self._observe(plan, StepTimes(started, planned, planned, planned, waited))
             return []
         collected = perf_counter()
         self.num_finished_steps += 1
@@ -185,7 +207,13 @@ class EngineCore:
         if plan is not None and plan.is_steady:
             self._steady_host_seconds += host_seconds
             self._num_steady_steps += 1
+        if self.on_step is not None:
+            self._observe(plan, StepTimes(started, planned, collected, applied, waited))
         return events
+
+    def _observe(self, plan: StepPlan | None, times: StepTimes) -> None:
+        assert self.on_step is not None
+        self.on_step(plan, None if plan is None else self._scheduler.slots.computed[plan.slots], times)
 
     def _due_results(self, plan: StepPlan | None) -> list[StepResult]:
         """The result of the oldest step, if enough others are in flight or nothing is left to plan, and all results

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from os import PathLike, fspath
 from queue import SimpleQueue
 from threading import Lock
 from time import sleep
@@ -19,6 +20,7 @@ from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
 from headrace.engine.offline_order import prefixes_first, starting_order, target_concurrency
+from headrace.engine.profiler import MAX_SECONDS, MAX_STEPS, ProfileOptions, Tool
 from headrace.engine.progress import GenerateProgress
 from headrace.engine.prompts import (
     Messages,
@@ -59,6 +61,7 @@ TOKENIZE_BATCH = 256
 # GIL at each of the engine's hundreds of driver calls, and the first steps take three times as long.
 SUBMIT_BATCH = 32
 SUBMIT_PAUSE_S = 0.002
+PROFILE_DIRECTORY = "headrace-profile"
 
 _log = logging.getLogger(__name__)
 
@@ -234,6 +237,29 @@ class LLM:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache. For measurements."""
         self._engine.client.forget_prefixes()
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        directory: str | PathLike[str] = PROFILE_DIRECTORY,
+        tool: Tool = "torch",
+        max_seconds: float = MAX_SECONDS,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        """Record the engine's steps from now on. `generate` may run on another thread meanwhile.
+
+        `stop_profile` writes a trace and a record into the directory; 'headrace profile --trace' reads them. A profile
+        ends by itself after `max_seconds` or `max_steps`. `profile_prefix` names the files.
+        """
+        options = ProfileOptions(
+            directory=fspath(directory), name=profile_prefix, tool=tool, max_seconds=max_seconds, max_steps=max_steps
+        )
+        self._engine.client.start_profile(options).result()
+
+    def stop_profile(self) -> dict[str, Any]:
+        """End the profile. Returns its record, which has the names of its files."""
+        return self._engine.client.stop_profile().result()
 
     def close(self) -> None:
         """Stop the engine. Calls that still wait on other threads, and all later ones, raise `EngineDeadError`."""

@@ -6,13 +6,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammar
-from headrace.errors import EngineDeadError, RequestError
+from headrace.engine.profiler import EngineProfiler, ProfileOptions
+from headrace.errors import EngineDeadError, ProfilerError, RequestError
 from headrace.types import Request, SequenceEvent, TokenIds
 
 AfterStep = Callable[[list[SequenceEvent]], None]
@@ -46,8 +49,11 @@ class EngineLoop:
         batching_delay_s: float = 0.0,
         prefill_token_s: float | None = None,
         condition: threading.Condition | None = None,
+        profiler: EngineProfiler | None = None,
     ) -> None:
         self._core = core
+        self._profiler = profiler
+        self._profiles: set[Future[dict[str, Any]]] = set()  # of commands that are not answered yet
         self._after_step = after_step
         self._on_failure = on_failure
         self._batching_delay_s = batching_delay_s
@@ -103,6 +109,14 @@ class EngineLoop:
         """Empty the prefix cache, except for blocks that running sequences hold."""
         self._send(self._core.forget_prefixes)
 
+    def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]:
+        """Open a window of the profiler (`engine/profiler.py`), between two steps."""
+        return self._ask_profiler(lambda profiler: _done(profiler.start(options)))
+
+    def stop_profile(self) -> Future[dict[str, Any]]:
+        """Close it; the result is its record, once its files are written."""
+        return self._ask_profiler(lambda profiler: profiler.stop())
+
     def refuse(self, request_id: str, reason: str) -> None:
         """Deliver an error event for a request that could not be submitted."""
         self._send(lambda: [_refusal(request_id, reason)])
@@ -127,6 +141,39 @@ class EngineLoop:
             self._on_failure(error)
         finally:
             self._shut_down()
+
+    def _ask_profiler(self, ask: Callable[[EngineProfiler], Future[dict[str, Any]]]) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
+
+        def command() -> list[SequenceEvent]:
+            try:
+                if self._profiler is None:
+                    raise ProfilerError("this engine has no profiler")
+                ask(self._profiler).add_done_callback(lambda done: self._answer(answer, done))
+            except ProfilerError as error:
+                self._answer(answer, _failed(error))
+            except Exception as error:  # noqa: BLE001  a failure of the profiler must not end the engine
+                _log.exception("the profiler has failed")
+                self._answer(answer, _failed(ProfilerError(f"the profiler has failed: {error!r}")))
+            return []
+
+        self._profiles.add(answer)
+        try:
+            self._send(command)
+        except EngineDeadError:
+            self._profiles.discard(answer)
+            raise
+        return answer
+
+    def _answer(self, answer: Future[dict[str, Any]], done: Future[dict[str, Any]]) -> None:
+        self._profiles.discard(answer)
+        if answer.done():
+            return
+        error = done.exception()
+        if error is None:
+            answer.set_result(done.result())
+        else:
+            answer.set_exception(error)
 
     def _send(self, command: Command, num_tokens: int = 0) -> None:
         with self._condition:
@@ -192,6 +239,10 @@ class EngineLoop:
         return events
 
     def _shut_down(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
+        for answer in list(self._profiles):
+            self._answer(answer, _failed(EngineDeadError("the engine has stopped")))
         try:
             self._core.close()
         except Exception as error:  # noqa: BLE001  already stopping; the first failure counts
@@ -200,6 +251,18 @@ class EngineLoop:
 
 def _refusal(request_id: str, reason: str) -> SequenceEvent:
     return SequenceEvent(request_id, 0, _NO_TOKENS, "abort", error=reason)
+
+
+def _done(result: dict[str, Any]) -> Future[dict[str, Any]]:
+    future: Future[dict[str, Any]] = Future()
+    future.set_result(result)
+    return future
+
+
+def _failed(error: BaseException) -> Future[dict[str, Any]]:
+    future: Future[dict[str, Any]] = Future()
+    future.set_exception(error)
+    return future
 
 
 def could_not_take(error: Exception) -> str:

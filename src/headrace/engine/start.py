@@ -16,6 +16,7 @@ from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammars
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
+from headrace.engine.profiler import EngineProfiler
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
@@ -58,12 +59,14 @@ GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow 
 
 
 class LoadedCore(NamedTuple):
-    """A core that is ready to run, with the settings that its runner was built with, its tokenizer and its grammars."""
+    """A core that is ready to run, with the settings that its runner was built with, its tokenizer, its grammars and
+    its profiler."""
 
     core: EngineCore
     settings: Settings
     tokenizer: Tokenizer | None = None
     grammars: Grammars | None = None
+    profiler: EngineProfiler | None = None
 
 
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
@@ -76,7 +79,7 @@ def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lam
     del checkpoint  # its files are closed
     release_unused()
     return Engine(
-        client=EngineClient(loaded.core, deliver),
+        client=EngineClient(loaded.core, deliver, loaded.profiler),
         settings=loaded.settings,
         spec=spec,
         tokenizer=loaded.tokenizer,
@@ -163,7 +166,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> Loade
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
         grammars=grammars,
     )
-    return LoadedCore(core, settings, tokenizer, grammars)
+    return LoadedCore(core, settings, tokenizer, grammars, EngineProfiler(core, spec, settings, config.model))
 
 
 def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
+from headrace.kernels.ranges import RangedKernels, Ranges
 
 __all__ = [
     "Fp8Rows",
@@ -35,6 +36,7 @@ __all__ = [
     "pack_experts",
     "pack_linear",
     "paged_attention",
+    "record_ranges",
     "rms_norm",
     "rope_and_store",
     "route",
@@ -221,8 +223,24 @@ def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> N
     reference.copy_blocks(caches, sources, targets)
 
 
+_ranges: Ranges | None = None
+
+
+def record_ranges(ranges: Ranges | None) -> None:
+    """Put a range around each operation from now on; None: no more. Without ranges an operation pays nothing for
+    this."""
+    global _ranges  # noqa: PLW0603  one profiler per process
+    _ranges = ranges
+    kernels_for.cache_clear()
+
+
 @functools.cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    kernels = _kernels_for(device, dtype)
+    return kernels if _ranges is None else cast(ModuleType, RangedKernels(kernels, _ranges))
+
+
+def _kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType:
     if device.type == "cpu" and dtype == torch.float32 and has_numba():
         from headrace.kernels import cpu  # imported late: numba takes a while
 

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.kernels import ops
+from headrace.kernels.layout import StepLayout
+from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.cpu_threads import use_threads
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots
@@ -22,6 +26,17 @@ from headrace.runner.slots import DeviceSlots
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, Sampled, Sampler
 from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
+
+Result = TypeVar("Result")
+
+_RANGES = {  # names of a profile's ranges, by method
+    "_execute": "execute",
+    "_apply_changes": "inputs",
+    "_copy_blocks": "copy_blocks",
+    "_layout": "inputs",
+    "_sample": "sample",
+    "_append": "append",
+}
 
 
 class CpuRunner:
@@ -49,6 +64,15 @@ class CpuRunner:
     def collect(self, ticket: Future[StepResult]) -> StepResult:
         return ticket.result()
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the device's thread, after the submitted steps."""
+        return self._stream.submit(function).result()
+
+    def use_ranges(self, ranges: Ranges | None) -> None:
+        """Put named ranges around steps, their parts and each operation; None: no more."""
+        wrap_methods(self, _RANGES, ranges)
+        ops.record_ranges(ranges)
+
     def close(self) -> None:
         self._stream.shutdown()
 
@@ -62,16 +86,21 @@ class CpuRunner:
         sampling_slots = slots[samples]
         if not len(sampling_slots):
             return _result(plan.step, None, None, outputs)
-        logits = self._decoder.logits(outputs.last_hidden)
-        placed = None if masks is None else PlacedMasks.of(masks, sampling_slots.numpy(), self._device)
-        sampled = self._sampler.sample(logits, sampling_slots, self._slots.lens[sampling_slots], masks=placed)
-        self._slots.append(sampling_slots, sampled.tokens, sampled.finished)
+        sampled = self._sample(self._decoder.logits(outputs.last_hidden), sampling_slots, masks)
+        self._append(sampling_slots, sampled)
         return _result(plan.step, sampling_slots, sampled, outputs)
+
+    def _sample(self, logits: Tensor, slots: Tensor, masks: Masks | None) -> Sampled:
+        placed = None if masks is None else PlacedMasks.of(masks, slots.numpy(), self._device)
+        return self._sampler.sample(logits, slots, self._slots.lens[slots], masks=placed)
+
+    def _append(self, slots: Tensor, sampled: Sampled) -> None:
+        self._slots.append(slots, sampled.tokens, sampled.finished)
 
     def _compute(self, plan: StepPlan, slots: Tensor, num_tokens: Tensor, samples: Tensor) -> StepOutputs:
         """Run the model: hidden states to sample from, prompt log-probabilities and readouts."""
         positions = self._slots.computed[slots].numpy()
-        token_ids, layout = self._slots.layout(slots, num_tokens)
+        token_ids, layout = self._layout(slots, num_tokens)
         ends = (layout.query_starts[1:].long() - 1)[samples]
         spans = self._prompt_logprobs.spans(slots.numpy(), num_tokens.numpy(), positions)
         chunks = plan.readout_chunks
@@ -83,6 +112,9 @@ class CpuRunner:
         return compute_with_prompt_outputs(
             self._decoder, token_ids, layout, self._caches, ends.numpy(), spans, readouts, self._slots.tokens
         )
+
+    def _layout(self, slots: Tensor, num_tokens: Tensor) -> tuple[Tensor, StepLayout]:
+        return self._slots.layout(slots, num_tokens)
 
     def _apply_changes(self, plan: StepPlan) -> None:
         self._slots.write(plan)
@@ -97,8 +129,11 @@ class CpuRunner:
                 stop_token_ids=entry.stop_token_ids,
             )
         if plan.copies:
-            sources, targets = torch.tensor(plan.copies, device=self._device).unbind(1)
-            ops.copy_blocks(self._caches, sources, targets)
+            self._copy_blocks(plan.copies)
+
+    def _copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+        sources, targets = torch.tensor(copies, device=self._device).unbind(1)
+        ops.copy_blocks(self._caches, sources, targets)
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
         """The plan without slots that have ended in a step whose result the scheduler had not seen yet."""

@@ -74,6 +74,9 @@ class ServerOptions:
     enable_log_requests: bool = setting(False, "log each request (never its text)")
     enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
     tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
+    profiler_dir: str | None = setting(
+        None, "directory for profiles; turns on /start_profile and /stop_profile; default: none, they are refused"
+    )
     step_timeout_s: float = setting(120.0, "restart an engine whose step takes longer than this")
     max_engine_restarts: int = setting(5, "maximum number of engine restarts within ten minutes")
 

@@ -108,6 +108,7 @@ class Server:
                 options,
                 keys,
                 public_paths=Router(ROUTES).public_paths,
+                control_paths=Router(ROUTES).control_paths,
                 on_refused=self.metrics.refused,
             ),
             options,

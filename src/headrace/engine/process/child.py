@@ -20,9 +20,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import wire
@@ -73,11 +74,13 @@ class EngineChild:
             return 1
         freeze_loaded_objects()
         self._channel.send(wire.encode(wire.Ready(loaded.settings, loaded.core.checks)))
-        loop = EngineLoop(loaded.core, self._after_step, self._report, batching_delay_s=GATHER_S)
+        loop = EngineLoop(
+            loaded.core, self._after_step, self._report, batching_delay_s=GATHER_S, profiler=loaded.profiler
+        )
         with self._hand_over:
             self._loop = loop
             for command in self._before_loop:
-                _execute(loop, command)
+                self._execute(loop, command)
         loop.run()
         return 0 if loop.failure is None else 1
 
@@ -101,11 +104,36 @@ class EngineChild:
             if isinstance(command, wire.Start):
                 self._starts.put(command)
             elif self._loop is not None:
-                _execute(self._loop, command)
+                self._execute(self._loop, command)
             elif isinstance(command, wire.Close):
                 os._exit(0)
             else:
                 self._before_loop.append(command)
+
+    def _execute(self, loop: EngineLoop, command: wire.Command) -> None:
+        try:
+            if isinstance(command, wire.StartProfile):
+                loop.start_profile(command.options).add_done_callback(self._answer_of(command.number))
+            elif isinstance(command, wire.StopProfile):
+                loop.stop_profile().add_done_callback(self._answer_of(command.number))
+            else:
+                _dispatch(loop, command)
+        except EngineDeadError:
+            pass  # a Failed message says why
+
+    def _answer_of(self, number: int) -> Callable[[Future[dict[str, Any]]], None]:
+        def send(done: Future[dict[str, Any]]) -> None:
+            error = done.exception()
+            if error is None:
+                answer = wire.Profiled(number, done.result(), None)
+            else:
+                answer = wire.Profiled(number, None, str(error), getattr(error, "is_conflict", False))
+            try:
+                self._channel.send(wire.encode(answer))
+            except OSError:
+                pass  # the front has gone
+
+        return send
 
     def _send_heartbeat(self) -> None:
         loop = self._loop
@@ -133,13 +161,6 @@ class EngineChild:
             pass  # the front has gone too
 
 
-def _execute(loop: EngineLoop, command: wire.Command) -> None:
-    try:
-        _dispatch(loop, command)
-    except EngineDeadError:
-        pass  # a Failed message says why
-
-
 def _dispatch(loop: EngineLoop, command: wire.Command) -> None:
     match command:
         case wire.Submit():
@@ -160,7 +181,7 @@ def _dispatch(loop: EngineLoop, command: wire.Command) -> None:
             loop.forget_prefixes()
         case wire.Close():
             loop.stop()
-        case wire.Start():
+        case _:
             raise AssertionError("not for the loop")
 
 

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import headrace
 from headrace import errors
@@ -26,7 +28,8 @@ from headrace.engine.core import EngineStats
 from headrace.engine.forks import end_in_forks
 from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel
-from headrace.errors import EngineDeadError, HeadraceError, RequestError
+from headrace.engine.profiler import ProfileOptions
+from headrace.errors import EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.sched import SchedulerStats
 from headrace.types import Request, SequenceEvent
 
@@ -67,6 +70,8 @@ class EngineProcess:
         self._ready: wire.Ready | None = None
         self._failure: HeadraceError | None = None
         self._stats = EngineStats(SchedulerStats(), 0.0, 0.0)
+        self._profile_numbers = count()
+        self._profiles: dict[int, Future[dict[str, Any]]] = {}  # commands that are not answered yet
         self._is_closing = False
         self._is_forked = False  # this is a copy of it, in a child of the process that owns it
         self._has_started = threading.Event()  # the process runs, or could not be started
@@ -129,6 +134,30 @@ class EngineProcess:
 
     def forget_prefixes(self) -> None:
         self._send(wire.ForgetPrefixes())
+
+    def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]:
+        return self._ask_profiler(lambda number: wire.StartProfile(number, options))
+
+    def stop_profile(self) -> Future[dict[str, Any]]:
+        return self._ask_profiler(wire.StopProfile)
+
+    def _ask_profiler(self, command: Callable[[int], wire.Command]) -> Future[dict[str, Any]]:
+        number = next(self._profile_numbers)
+        answer: Future[dict[str, Any]] = Future()
+        self._profiles[number] = answer
+        try:
+            self._send(command(number))
+        except EngineDeadError:
+            self._profiles.pop(number, None)
+            raise
+        if self._failure is not None:  # it ended just now, perhaps after the last look at the commands
+            self._fail_profiles()
+        return answer
+
+    def _fail_profiles(self) -> None:
+        while self._profiles:
+            _, answer = self._profiles.popitem()
+            answer.set_exception(EngineDeadError(f"the engine has stopped: {self._failure}"))
 
     def close(self) -> None:
         """Stop after the step in flight; requests may stay unfinished. A process that does not stop is killed."""
@@ -204,6 +233,8 @@ class EngineProcess:
                 case wire.Heartbeat(num_finished_steps=num_steps, has_work=has_work):
                     before = self.health
                     self.health = ProcessHealth(before.num_frames, before.num_heartbeats + 1, num_steps, has_work)
+                case wire.Profiled() as profiled:
+                    self._answer(profiled)
                 case wire.Stage(text=text):
                     self._report(text)
                 case wire.Ready() as ready:
@@ -214,12 +245,22 @@ class EngineProcess:
         if events:
             self._deliver(events)
 
+    def _answer(self, profiled: wire.Profiled) -> None:
+        answer = self._profiles.pop(profiled.number, None)
+        if answer is None:
+            return
+        if profiled.result is not None:
+            answer.set_result(profiled.result)
+        else:
+            answer.set_exception(ProfilerError(profiled.error or "no reason", is_conflict=profiled.is_conflict))
+
     def _end(self) -> None:
         self._channel.hang_up()
         status = None if self._process is None else _wait_for(self._process)
         reason = "it was closed" if self._is_closing else _describe_exit(status)
         self._failure = self._failure or EngineDeadError(reason)
         self._channel.close()
+        self._fail_profiles()
         self._has_started.set()
         self._can_run.set()
         if self._ready is not None and not self._is_closing:

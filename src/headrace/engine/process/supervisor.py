@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
@@ -20,6 +21,7 @@ from headrace.engine.forks import end_in_forks
 from headrace.engine.process.engine_process import HEARTBEAT_S, LOAD_CORE, EngineProcess, ProcessHealth
 from headrace.engine.process.health_check import HealthCheck
 from headrace.engine.process.wire import Ready
+from headrace.engine.profiler import ProfileOptions
 from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartCounter, RestartPolicy
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 from headrace.types import Request
@@ -161,6 +163,14 @@ class EngineSupervisor:
             self._process.forget_prefixes()
         except EngineDeadError:
             pass  # the next process starts with an empty cache
+
+    def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]:
+        self._refuse_unless_ready()
+        return self._process.start_profile(options)
+
+    def stop_profile(self) -> Future[dict[str, Any]]:
+        self._refuse_unless_ready()
+        return self._process.stop_profile()
 
     def close(self) -> None:
         with self._swap:

@@ -1,7 +1,7 @@
 """The messages between a front and an engine in another process, as msgpack of known types: nothing is pickled.
 
-    front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, at last Close
-    engine ─▶ front   Stages, Ready, then a Step for each step with events, and Heartbeats; or Failed
+    front ─▶ engine   Start, then Submit, Abort, LimitRunning, ForgetPrefixes, StartProfile, StopProfile, at last Close
+    engine ─▶ front   Stages, Ready, then a Step for each step with events, Heartbeats, Profiled; or Failed
 
 Dataclasses are sent by their fields; both ends are the same version. Sampling parameters are built again from their
 fields with their constructor, so a part that it accepts as a mapping may arrive as one.
@@ -19,6 +19,7 @@ import numpy as np
 from headrace.config import EngineConfig
 from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
+from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Settings
 from headrace.types import Request, SamplingParams, SequenceEvent, TokenIds
 
@@ -54,6 +55,15 @@ class LimitRunning(_Message, frozen=True):
 
 class ForgetPrefixes(_Message, frozen=True):
     pass
+
+
+class StartProfile(_Message, frozen=True):
+    number: int  # of the command; its answer has the same
+    options: ProfileOptions
+
+
+class StopProfile(_Message, frozen=True):
+    number: int
 
 
 class Close(_Message, frozen=True):
@@ -94,8 +104,17 @@ class Heartbeat(_Message, frozen=True):
     has_work: bool
 
 
-Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | Close
-EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat
+class Profiled(_Message, frozen=True):
+    """The answer to a command of the profiler: what it did, or why it could not."""
+
+    number: int
+    result: dict[str, Any] | None
+    error: str | None
+    is_conflict: bool = False  # see ProfilerError
+
+
+Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | StartProfile | StopProfile | Close
+EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat | Profiled
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace import garbage
 from headrace.config import EngineConfig
@@ -12,6 +14,7 @@ from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.offline_order import target_concurrency_of
 from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
@@ -130,6 +133,12 @@ class DeadClient:
 
     def forget_prefixes(self) -> None:
         pass
+
+    def start_profile(self, options: ProfileOptions) -> Future[dict[str, Any]]:
+        raise EngineDeadError(f"the engine has stopped: {self.failure}")
+
+    def stop_profile(self) -> Future[dict[str, Any]]:
+        raise EngineDeadError(f"the engine has stopped: {self.failure}")
 
     def close(self) -> None:
         pass

@@ -22,7 +22,7 @@ def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
     order = torch.empty(num_routes, dtype=torch.int32, device=device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     if num_tokens:
-        _choose[(num_tokens,)](
+        _choose_experts[(num_tokens,)](
             logits,
             chosen,
             weights,
@@ -39,7 +39,7 @@ def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
 
 
 @triton.jit
-def _choose(
+def _choose_experts(
     logits,
     chosen,
     weights,

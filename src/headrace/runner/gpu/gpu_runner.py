@@ -10,7 +10,9 @@ Tokens come back in pinned memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +23,10 @@ from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
+from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.context_splits import splits_of
-from headrace.runner.gpu.decode_graphs import DecodeGraphs
+from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
 from headrace.runner.gpu.gpu_slots import GpuSlots
@@ -41,6 +44,17 @@ from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_output
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
+Result = TypeVar("Result")
+
+_RANGES = {  # names of a profile's ranges, by method
+    "submit": "step",
+    "_apply_changes": "changes",
+    "_decode": "decode",
+    "_mixed": "prefill",
+    "_replay_sampling": "sample",
+    "_sample_plain": "sample",
+    "_sample_with_all_features": "sample",
+}
 _RESULTS_IN_FLIGHT = 8
 _SMALL_CONTEXT_BYTES = (
     1 << 30
@@ -138,6 +152,16 @@ class GpuRunner:
             ticket.outputs.readout_results() if ticket.outputs is not None else (),
         )
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function after the submitted steps have ended on the device."""
+        torch.cuda.synchronize(self._device)
+        return function()
+
+    def use_ranges(self, ranges: Ranges | None) -> None:
+        """Put named ranges around what a step launches; None: no more. Operations have none, since kernels are told
+        apart by their names."""
+        wrap_methods(self, _RANGES, ranges)
+
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
 
@@ -200,12 +224,15 @@ class GpuRunner:
         graph.model.replay()
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
-            sampling.graph.replay()
-            return self._ticket(plan, sampling.results)
+            return self._ticket(plan, self._replay_sampling(sampling))
         slots = self._decode_slots[:num_seqs]
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
+        sampling.graph.replay()
+        return sampling.results
 
     def _longest_first(self, slots: IntArray) -> IntArray:
         """Put long contexts first, so that none is left running alone at the end of a kernel."""

@@ -2,7 +2,7 @@
 
 - `chat`, `completions`, `responses`: the endpoints that generate text. They share `generation` (from the queue to the
   stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
-- `tokenize`, `models`, `status`, `server_info`, `admin`, `openapi`: the others.
+- `tokenize`, `models`, `status`, `server_info`, `admin`, `profile`, `openapi`: the others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.profile import StartProfileRequest, StopProfileRequest
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints import (
@@ -23,6 +24,7 @@ from headrace.server.endpoints import (
     completions,
     models,
     openapi,
+    profile,
     responses,
     server_info,
     status,
@@ -103,6 +105,24 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(path="/openapi.json", method="GET", handler=show_openapi, summary="This document"),
     Route(
+        path="/start_profile",
+        method="POST",
+        handler=profile.start_profile,
+        summary="Record the engine's steps from now on",
+        body=StartProfileRequest,
+        needs_body=False,
+        is_control=True,
+    ),
+    Route(
+        path="/stop_profile",
+        method="POST",
+        handler=profile.stop_profile,
+        summary="End the profile and return its report",
+        body=StopProfileRequest,
+        needs_body=False,
+        is_control=True,
+    ),
+    Route(
         path="/admin/info",
         method="GET",
         handler=admin.info,
@@ -128,6 +148,20 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         handler=admin.reset_prefix_cache,
         summary="Empty the prefix cache",
+        auth="admin",
+    ),
+    Route(
+        path="/admin/start_profile",
+        method="POST",
+        handler=profile.start_profile,
+        summary="Record the engine's steps from now on",
+        auth="admin",
+    ),
+    Route(
+        path="/admin/stop_profile",
+        method="POST",
+        handler=profile.stop_profile,
+        summary="End the profile and return its report",
         auth="admin",
     ),
 )

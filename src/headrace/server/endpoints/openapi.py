@@ -75,7 +75,7 @@ def _post(route: Route, body: type[msgspec.Struct]) -> dict[str, Any]:
     errors = {"400": "refused", "404": "another model", "413": "too long", "415": "not JSON", "503": "not now"}
     return {
         "summary": route.summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "requestBody": {"required": route.needs_body, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "answered", "content": content},
             **{status: _error(text) for status, text in errors.items()},

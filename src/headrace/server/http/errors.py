@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from headrace.engine.answer_stream import FailedRequestError
-from headrace.errors import ConfigError, EngineDeadError, HeadraceError, RequestError
+from headrace.errors import ConfigError, EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.openai.errors import ENGINE_ERROR, INVALID_REQUEST, INVALID_REQUEST_ERROR, SERVER_ERROR, error_object
 
 
@@ -50,6 +50,10 @@ def from_headrace(error: HeadraceError) -> ApiError:
             return ApiError(400, str(error), param=error.param, code=error.code)
         case ConfigError():
             return ApiError(400, str(error), code=INVALID_REQUEST)
+        case ProfilerError(is_conflict=True):
+            return ApiError(409, str(error), code="profiler_conflict")
+        case ProfilerError():
+            return ApiError(500, str(error), type=SERVER_ERROR, code="profiler_failed")
         case FailedRequestError():
             return ApiError(500, str(error), type=SERVER_ERROR, code=ENGINE_ERROR)
         case EngineDeadError():

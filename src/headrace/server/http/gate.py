@@ -54,6 +54,7 @@ class Gate:
         keys: Keys,
         *,
         public_paths: frozenset[str],
+        control_paths: frozenset[str] = frozenset(),
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +62,7 @@ class Gate:
         self._options = options
         self._keys = keys
         self._public_paths = public_paths
+        self._control_paths = control_paths
         self._origins = options.origins
         self._on_refused = on_refused
         self._clock = clock
@@ -113,6 +115,7 @@ class Gate:
         if path in self._public_paths:
             return _facts_of(None)
         is_control = path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
+        is_control = is_control or (path in self._control_paths and self._keys.has_admin)
         if is_control and not self._keys.has_admin:
             raise ApiError(404, "there is no such route", code="not_found")
         if not (is_control or self._keys.are_required):

@@ -26,6 +26,8 @@ class Route:
     summary: str  # for the OpenAPI document
     auth: Auth = "key"  # `key`: if the server has keys; `admin`: the admin key, and only below ADMIN_PREFIX
     body: type[msgspec.Struct] | None = None
+    needs_body: bool = True  # if it takes one
+    is_control: bool = False  # needs the admin key where the server has one, outside ADMIN_PREFIX too
     generates: bool = False  # runs the model, and may stream
     content_type: str = "application/json"
 
@@ -60,6 +62,13 @@ class Router:
         """Paths that need no key, whatever the method."""
         public = (path for path, found in self._exact.items() if all(route.auth == "none" for route in found.values()))
         return frozenset(public)
+
+    @property
+    def control_paths(self) -> frozenset[str]:
+        """Paths outside ADMIN_PREFIX that need the admin key where the server has one."""
+        return frozenset(
+            path for path, found in self._exact.items() if any(route.is_control for route in found.values())
+        )
 
     def has(self, path: str) -> bool:
         """Whether the path is one of the list, without a parameter."""

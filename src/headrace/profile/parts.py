@@ -1,0 +1,140 @@
+"""The parts of a step, and the part that a kernel, a torch operation or a range of ours belongs to."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal
+
+Part = Literal[
+    "gemm",
+    "prefill_attention",
+    "decode_attention",
+    "cache",
+    "elementwise",
+    "sampling",
+    "inputs",
+    "collectives",
+    "copies",
+    "other",
+    "unattributed",
+    "launch_gaps",
+    "host_gaps",
+    "waiting",
+]
+
+TITLES: dict[Part, str] = {
+    "gemm": "GEMMs",
+    "prefill_attention": "attention, prefill",
+    "decode_attention": "attention, decode",
+    "cache": "cache traffic, with RoPE",
+    "elementwise": "norms, activations, routing",
+    "sampling": "sampling",
+    "inputs": "slots and step inputs",
+    "collectives": "collectives",
+    "copies": "copies and fills",
+    "other": "other kernels",
+    "unattributed": "unattributed",
+    "launch_gaps": "gaps between kernels",
+    "host_gaps": "host gaps",
+    "waiting": "waiting for requests",
+}
+BUSY_PARTS: tuple[Part, ...] = tuple(TITLES)[: tuple(TITLES).index("unattributed")]
+GAPS: tuple[Part, ...] = ("launch_gaps", "host_gaps", "waiting")
+
+RANGE = "headrace."  # our ranges in a trace
+OPERATION = RANGE + "op."  # those around an operation of `kernels/ops.py`
+EXECUTE = RANGE + "execute"  # one step on the CPU's device thread
+
+# The Triton kernels of `kernels/gpu`, by the name of their function. tests/profile checks that none is missing.
+OWN_KERNELS: dict[str, Part] = {
+    "_multiply": "gemm",  # experts
+    "_prefill": "prefill_attention",
+    "_decode": "decode_attention",
+    "_shared": "decode_attention",
+    "_rope_and_store": "cache",
+    "_gather_context": "cache",
+    "_norm": "elementwise",
+    "_gate": "elementwise",
+    "_gate_fp8": "elementwise",
+    "_quantize": "elementwise",
+    "_soft_cap": "elementwise",
+    "_choose_experts": "elementwise",
+    "_sort": "elementwise",  # routes by expert
+    "_weigh": "sampling",
+    "_choose": "sampling",
+    "_plan": "sampling",
+    "_histogram": "sampling",
+    "_bound": "sampling",
+    "_gather": "sampling",
+    "_settle": "sampling",
+    "_search_thresholds": "sampling",
+    "_apply_bitmask": "sampling",
+    "_keep_allowed": "sampling",
+    "_read": "sampling",  # log-probabilities
+    "_merge": "sampling",
+    "_prepare": "inputs",
+    "_write_tables": "inputs",
+    "_enter_slot": "inputs",
+    "_append": "inputs",
+}
+
+# Kernels of libraries and of other engines. The first pattern that is found in the name decides.
+_KERNELS: tuple[tuple[str, Part], ...] = (
+    (r"^memcpy|^memset", "copies"),
+    (r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce", "collectives"),
+    (r"reshape_and_cache|concat_and_cache|copy_blocks|swap_blocks|kv_cache", "cache"),
+    (
+        r"decode.*(attention|attn|mha)|(attention|attn|mha).*(decode|paged|combine)|xqa|splitkv|flash.*combine",
+        "decode_attention",
+    ),
+    (r"flash|fmha|attention|attn", "prefill_attention"),
+    (r"nvjet|gemm|gemv|cublas|cutlass|splitkreduce|xmma|wgmma|matmul|_mm_|marlin|machete", "gemm"),
+    (
+        r"top_?k|top_?p|sampl|argmax|softmax|gumbel|logprob|penalt|min_p|radixsort|philox|exponential|multinomial",
+        "sampling",
+    ),
+    (r"rms_?norm|layer_?norm|rsqrt|silu|gelu|swiglu|act_and_mul|rotary|rope|quant|moe_align|routing", "elementwise"),
+)
+
+# Operations of `kernels/ops.py` on a CPU, where kernels are no events of their own.
+_OPERATIONS: dict[str, Part] = {
+    "paged_attention.decode": "decode_attention",
+    "paged_attention.prefill": "prefill_attention",
+    "rope_and_store": "cache",
+    "copy_blocks": "cache",
+    "apply_bitmask": "sampling",
+    "route": "elementwise",
+    "embed": "inputs",
+}
+_ELEMENTWISE = re.compile(r"norm|silu|gelu|soft_cap")
+_RANGES: dict[str, Part] = {"sample": "sampling", "inputs": "inputs", "append": "inputs", "copy_blocks": "cache"}
+_GEMM_OPS = re.compile(r"^(aten::(mm|bmm|addmm|addbmm|baddbmm|matmul|linear|_scaled_mm)|mkl|mkldnn).*")
+
+
+@cache
+def part_of_kernel(name: str) -> Part:
+    """The part of a kernel or a copy on a GPU."""
+    own = OWN_KERNELS.get(name)
+    if own is not None:
+        return own
+    lowered = name.lower()
+    for pattern, part in _KERNELS:
+        if re.search(pattern, lowered):
+            return part
+    return "other"
+
+
+@cache
+def part_of_range(name: str) -> Part | None:
+    """The part of one of our ranges; None: the range holds several parts, or is not ours."""
+    if name.startswith(OPERATION):
+        operation = name.removeprefix(OPERATION)
+        return _OPERATIONS.get(operation) or ("elementwise" if _ELEMENTWISE.search(operation) else "other")
+    return _RANGES.get(name.removeprefix(RANGE)) if name.startswith(RANGE) else None
+
+
+@cache
+def part_of_operation(name: str) -> Part | None:
+    """The part of one of torch's own operations on a CPU, outside all of our ranges; None: not known."""
+    return "gemm" if _GEMM_OPS.match(name) else None

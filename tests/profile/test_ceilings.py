@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.profile.ceilings import achieved_rates, ceilings_of, work_of_step
+from headrace.profile.trace import Ceilings
+from tests.profile.builders import CEILINGS, MODEL, step
+
+
+def test_gemms_count_each_token_and_the_head_only_for_sampled_ones() -> None:
+    work = work_of_step(step(num_tokens=100, num_samples=3), MODEL)["gemm"]
+    assert work.flops == 2 * 1_000_000 * 100 + 2 * 64 * 1000 * 3
+    assert work.num_bytes == 2_000_000 + 128_000
+    assert work_of_step(step(num_samples=0), MODEL)["gemm"].num_bytes == 2_000_000
+
+
+def test_decode_attention_reads_its_contexts() -> None:
+    assert work_of_step(step(kv_tokens=1000.0), MODEL)["decode_attention"].num_bytes == 256_000
+
+
+def test_small_steps_are_limited_by_the_weights_and_large_ones_by_their_flops() -> None:
+    small = ceilings_of([step()], MODEL, CEILINGS)["gemm"]
+    assert small.limit == "bandwidth"
+    assert small.seconds == pytest.approx(2_128_000 / 1e12)
+    large = ceilings_of([step(num_tokens=4096, pairs=1e6)], MODEL, CEILINGS)
+    assert large["gemm"].limit == "GEMM rate"
+    assert large["prefill_attention"].seconds == pytest.approx(4 * 2 * 64 * 1e6 / 1e14)
+
+
+def test_a_mixture_of_steps_adds_the_ceiling_of_each() -> None:
+    small, large = step(), step(num_tokens=4096)
+    apart = [ceilings_of([one], MODEL, CEILINGS)["gemm"].seconds for one in (small, large)]
+    assert ceilings_of([small, large], MODEL, CEILINGS)["gemm"].seconds == pytest.approx(sum(filter(None, apart)))
+
+
+def test_without_measured_ceilings_there_are_none() -> None:
+    found = ceilings_of([step()], MODEL, Ceilings())
+    assert found["gemm"].seconds is None
+    assert found["decode_attention"].seconds is None
+
+
+def test_parts_without_work_have_no_ceiling() -> None:
+    assert "prefill_attention" not in ceilings_of([step(pairs=0.0)], MODEL, CEILINGS)
+
+
+def test_rates_of_a_run_count_prompts_answers_and_reads() -> None:
+    rates = achieved_rates(MODEL, [(100, 10)] * 1000, num_steps=10, seconds=1e-3)
+    contexts = 1000 * (9 * 100 + 45)
+    flops = 2 * 1e6 * 110_000 + 2 * 64 * 1000 * 10_000 + 4 * 2 * 64 * (contexts + 1000 * 5000)
+    assert rates.tflop_s == pytest.approx(flops / 1e-3 / 1e12, abs=0.05)
+    assert rates.tb_s == pytest.approx((contexts * 256 + 10 * 2_128_000) / 1e-3 / 1e12, abs=5e-4)
