@@ -29,6 +29,7 @@ COMMANDS = {
     "cancel": Command("headrace.cli.cancel", "stop a job permanently"),
     "clean": Command("headrace.cli.clean", "remove the files of a finished job"),
     "chat": Command("headrace.cli.chat", "chat with a model in the terminal"),
+    "plan": Command("headrace.cli.plan", "predict whether a model fits on a GPU, and how fast it runs"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
 
