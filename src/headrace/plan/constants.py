@@ -18,6 +18,7 @@ class Constants:
     """Shares of the data sheet's rates that the engine reaches, and fixed times in seconds."""
 
     weight_reads: float  # of the memory bandwidth, when weights are read by small batches
+    weight_reads_fp8: float  # the same for FP8, whose GEMMs are slow with few rows
     cache_reads: float  # of the memory bandwidth, by decode attention
     gemm: float  # of the 16-bit rate, by large GEMMs
     gemm_fp8: float  # of the 8-bit rate
@@ -33,24 +34,26 @@ class Constants:
 
 
 H200 = Constants(
-    weight_reads=0.85,
-    cache_reads=0.95,
-    gemm=0.698,
-    gemm_fp8=0.669,
-    narrow=245.0,
-    prefill_attention=0.433,
-    activations=0.905,
-    quantize=0.985,
-    layer_seconds=3.06e-05,
+    weight_reads=0.824,
+    weight_reads_fp8=0.461,
+    cache_reads=0.949,
+    gemm=0.699,
+    gemm_fp8=0.678,
+    narrow=250.0,
+    prefill_attention=0.422,
+    activations=0.903,
+    quantize=0.971,
+    layer_seconds=2.93e-05,
     seq_layer_seconds=1.32e-08,
-    step_seconds=9.3e-05,
+    step_seconds=9.39e-05,
     request_seconds=2.42e-05,
-    mixture_layer_seconds=2.74e-05,
+    mixture_layer_seconds=2.77e-05,
 )
 
 # Shares of what `hostprobe` measures with NumPy, not of a data sheet; set by hand from a few runs, see docs/plan.md.
 CPU = Constants(
     weight_reads=1.0,
+    weight_reads_fp8=1.0,
     cache_reads=0.5,
     gemm=0.75,
     gemm_fp8=0.75,
@@ -82,20 +85,24 @@ class Measured:
     num_records: int
     is_held_out: bool  # False: the records were used in the fit, so the error of others may be larger
 
+    @property
+    def text(self) -> str:
+        which = "held-out" if self.is_held_out else "fitted"
+        return f"±{self.max_error:.0%}: the largest error on {self.num_records} {which} {MEASURED_GPU} records"
+
 
 # From benchmarks/results/plan-accuracy.json; tests/plan/test_accuracy.py compares.
 ERRORS = {
-    "dense": Measured(0.06, 5, is_held_out=True),
-    "mixture": Measured(0.02, 1, is_held_out=True),
-    "fp8": Measured(0.07, 4, is_held_out=False),
+    "16 bits": Measured(0.06, 6, is_held_out=True),
+    "FP8": Measured(0.07, 4, is_held_out=False),
 }
+MAX_MIXTURE_SEQS = 16  # records of mixtures have no more sequences at once
 
 
-def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, num_gpus: int) -> ErrorBand:
+def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, *, num_gpus: int, max_running: int) -> ErrorBand:
+    """What is known about the error of such a prediction."""
     if gpu.is_cpu:
-        return ErrorBand(
-            None, "a CPU is predicted roughly: its constants were set by hand; --probe shows the difference"
-        )
+        return ErrorBand(None, "rough on a CPU: its constants were set by hand; --probe shows the difference")
     if not gpu.is_measured:
         return ErrorBand(None, f"not measured on this GPU; constants from {MEASURED_GPU}")
     if num_gpus > 1:
@@ -104,9 +111,8 @@ def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, num_gpus: int)
         return ErrorBand(None, f"not measured in {precision.label}; constants from 16 bits and FP8")
     if shape.why_not_run is not None:
         return ErrorBand(None, "not measured: Headrace does not run this model")
-    kind = "mixture" if shape.has_mixture else "fp8" if precision.weights == "fp8" else "dense"
-    found = ERRORS[kind]
-    which = "held-out" if found.is_held_out else "fitted"
-    records = "one" if found.num_records == 1 else str(found.num_records)
-    text = f"±{found.max_error:.0%}: the largest error on {records} {which} {gpu.name} record"
-    return ErrorBand(found.max_error, text + ("" if found.num_records == 1 else "s") + f" ({kind})")
+    if shape.has_mixture and (precision.weights == "fp8" or max_running > MAX_MIXTURE_SEQS):
+        few = f"mixtures were measured in 16 bits with up to {MAX_MIXTURE_SEQS} sequences only"
+        return ErrorBand(None, f"not measured: {few}; expect larger batches to be slower than predicted")
+    found = ERRORS["FP8" if precision.weights == "fp8" else "16 bits"]
+    return ErrorBand(found.max_error, found.text)

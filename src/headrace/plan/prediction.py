@@ -164,6 +164,7 @@ def _predict(
             cache[key] = simulate(share, limits)
         machine = Machine(gpu, constants_of(gpu), layout.tensor, layout.pipeline)
         speed = _of_all_replicas(speed_of(shape, precision, machine, share, limits, steps=cache[key]), layout.replicas)
+    max_running = 0 if speed is None else speed.max_running
     return Prediction(
         model=shape,
         gpu=gpu,
@@ -174,7 +175,7 @@ def _predict(
         memory=found.memory,
         settings=found.settings,
         speed=speed,
-        error=error_band(gpu, precision, shape, layout.num_gpus),
+        error=error_band(gpu, precision, shape, num_gpus=layout.num_gpus, max_running=max_running),
         problem=problem,
         notes=tuple(_notes(shape, gpu, precision, layout)),
     )

@@ -95,13 +95,16 @@ def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine
         hit = experts_hit(tokens, moe.num_experts, moe.num_chosen)
         read = read + shape.expert_params * precision.expert_bytes(shape) * hit
         flops = flops + 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
-    return _corner(read, flops, _gemm_rate(precision, shape, machine), machine) * (tokens > 0)
+    constants = machine.constants
+    share = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
+    return _corner(read, flops, _gemm_rate(precision, shape, machine), share, machine) * (tokens > 0)
 
 
 def _head(sampled: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
     read = np.full(len(sampled), float(shape.head_params * precision.plain_bytes))
     rate = machine.gpu.bf16_rate * machine.constants.gemm
-    return _corner(read, 2.0 * shape.head_params * sampled, rate, machine) * (sampled > 0)
+    flops = 2.0 * shape.head_params * sampled
+    return _corner(read, flops, rate, machine.constants.weight_reads, machine) * (sampled > 0)
 
 
 def _gemm_rate(precision: Precision, shape: ModelShape, machine: Machine) -> float:
@@ -110,9 +113,9 @@ def _gemm_rate(precision: Precision, shape: ModelShape, machine: Machine) -> flo
     return precision.rate(machine.gpu) * share / (1.0 + constants.narrow / shape.hidden_size)
 
 
-def _corner(read: FloatArray, flops: FloatArray, rate: float, machine: Machine) -> FloatArray:
+def _corner(read: FloatArray, flops: FloatArray, rate: float, share: float, machine: Machine) -> FloatArray:
     """Near the corner of the roofline neither side hides the other completely."""
-    in_memory = read / (machine.gpu.bandwidth * machine.constants.weight_reads)
+    in_memory = read / (machine.gpu.bandwidth * share)
     in_flops = flops / rate
     joint: FloatArray = (in_memory**SMOOTHNESS + in_flops**SMOOTHNESS) ** (1.0 / SMOOTHNESS)
     return joint / machine.tensor_parallel

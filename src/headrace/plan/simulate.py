@@ -143,6 +143,7 @@ class _Simulation:
             num_tokens = min(int(self._prompts[request]) - computed, budget)
             chunks.append((request, num_tokens, computed))
             budget -= num_tokens
+            self._note_prefix(request, computed + num_tokens)
         may_start = num_startable > 0 and num_startable >= min(self._min_free, num_waiting)
         first = self._next
         whole = self._fitting(num_startable, budget) if may_start and num_waiting and budget > 0 else 0
@@ -150,6 +151,8 @@ class _Simulation:
         budget -= int(new_tokens.sum())
         used = limits.max_num_batched_tokens - budget
         self._next += whole
+        groups = self._groups[first : first + whole]
+        self._cached_groups[groups[groups >= 0]] = True
         if may_start and whole < min(num_startable, num_waiting) and budget > 0 and used < limits.full_step_tokens:
             chunk = self._first_chunk(budget)
             if chunk is not None:
@@ -168,7 +171,13 @@ class _Simulation:
         if num_tokens <= budget:
             return None
         self._next += 1
+        self._note_prefix(request, int(context) + budget)
         return request, budget, int(context)
+
+    def _note_prefix(self, request: int, num_computed: int) -> None:
+        """Others may share the prefix of a chunked prompt as soon as all of it is computed."""
+        if self._groups[request] >= 0 and num_computed >= self._prefixes[request]:
+            self._cached_groups[self._groups[request]] = True
 
     def _tokens_of(self, first: int, count: int) -> tuple[IntArray, IntArray]:
         """Tokens to compute and tokens cached, of the next requests."""
@@ -228,7 +237,6 @@ class _Simulation:
                 started = np.append(started, request)
             else:
                 self._partial = (request, context + num_tokens)
-        self._cached_groups[self._groups[started][self._groups[started] >= 0]] = True
         sizes = new_tokens.astype(np.float64)
         decoded, context_tokens = len(self._ids), self._context_now()
         row = (
