@@ -177,11 +177,8 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry("Qwen/Qwen3-30B-A3B", _qwen3_moe(48, 2048, 6144, 32, 4, 768)),
     Entry("Qwen/Qwen3-235B-A22B", _qwen3_moe(94, 4096, 12_288, 64, 4, 1536)),
     Entry("mistralai/Mistral-7B-v0.1", _mistral(32, 4096, 14_336, 32, 32_000, 32_768, sliding_window=4096)),
-    Entry(
-        "mistralai/Mistral-7B-v0.3",
-        _mistral(32, 4096, 14_336, 32, 32_768, 32_768),
-        ("mistral-7b", "Mistral-7B-Instruct-v0.2"),
-    ),
+    Entry("mistralai/Mistral-7B-Instruct-v0.2", _mistral(32, 4096, 14_336, 32, 32_000, 32_768)),
+    Entry("mistralai/Mistral-7B-v0.3", _mistral(32, 4096, 14_336, 32, 32_768, 32_768), ("mistral-7b",)),
     Entry(
         "mistralai/Mistral-Small-24B-Base-2501",
         _mistral(40, 5120, 32_768, 32, 131_072, 32_768),
