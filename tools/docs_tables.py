@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from headrace.cli.removed_flags import table as removed_flags
 from headrace.cli.serving_table import table as server_options
 from headrace.models.families_table import table as families
 from headrace.monitor.page import metrics_table
+from headrace.plan.markdown import accuracy_table, gpu_table, serving_table
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PLAN_ACCURACY = json.loads((ROOT / "benchmarks/results/plan-accuracy.json").read_text(encoding="utf-8"))
 TABLES = (
     ("metrics.md", metrics_table()),
     ("serving-operations.md", server_options()),
     ("serving-operations.md", removed_flags()),
     ("models.md", families()),
+    ("plan.md", accuracy_table(PLAN_ACCURACY)),
+    ("plan.md", serving_table(PLAN_ACCURACY)),
+    ("plan.md", gpu_table()),
 )
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "clean": Command("headrace.cli.clean", "remove the files of a finished job"),
     "chat": Command("headrace.cli.chat", "chat with a model in the terminal"),
     "profile": Command("headrace.cli.profile", "show where a step's time goes, in a run or on a live server"),
+    "plan": Command("headrace.cli.plan", "predict whether a model fits on a GPU, and how fast it runs"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
 

@@ -1,0 +1,118 @@
+"""The few constants of the roofline that are fitted, and the error that was measured with them.
+
+`benchmarks/plan_accuracy.py` fits them on records of one H200 and compares predictions with records that it did not
+use; tests/plan/test_accuracy.py checks that this file says what that comparison found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.plan.gpus import MEASURED_GPU, Gpu
+from headrace.plan.precision import Precision
+from headrace.plan.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Shares of the data sheet's rates that the engine reaches, and fixed times in seconds."""
+
+    weight_reads: float  # of the memory bandwidth, when weights are read by small batches
+    weight_reads_fp8: float  # the same for FP8, whose GEMMs are slow with few rows
+    cache_reads: float  # of the memory bandwidth, by decode attention
+    gemm: float  # of the 16-bit rate, by large GEMMs
+    gemm_fp8: float  # of the 8-bit rate
+    narrow: float  # hidden size at which GEMMs reach half of those rates: narrow ones fill fewer processors
+    prefill_attention: float  # of the 16-bit rate
+    activations: float  # memory traffic of norms, RoPE and activations, as a multiple of the tensors' sizes
+    quantize: float  # the same for the additional passes that FP8 needs
+    layer_seconds: float  # per layer and step: gaps between kernels, and kernels too small to fill the device
+    seq_layer_seconds: float  # per decoding sequence, layer and step
+    step_seconds: float  # per step: sampling, tables, graph launch
+    request_seconds: float  # per request: host time that is not hidden
+    mixture_layer_seconds: float  # per layer with experts and step: routing and grouping
+
+
+H200 = Constants(
+    weight_reads=0.824,
+    weight_reads_fp8=0.461,
+    cache_reads=0.949,
+    gemm=0.699,
+    gemm_fp8=0.678,
+    narrow=250.0,
+    prefill_attention=0.422,
+    activations=0.903,
+    quantize=0.971,
+    layer_seconds=2.93e-05,
+    seq_layer_seconds=1.32e-08,
+    step_seconds=9.39e-05,
+    request_seconds=2.42e-05,
+    mixture_layer_seconds=2.77e-05,
+)
+
+# Shares of what `hostprobe` measures with NumPy, not of a data sheet; set by hand from a few runs, see docs/plan.md.
+CPU = Constants(
+    weight_reads=1.0,
+    weight_reads_fp8=1.0,
+    cache_reads=0.5,
+    gemm=0.75,
+    gemm_fp8=0.75,
+    narrow=0.0,
+    prefill_attention=0.25,
+    activations=1.0,
+    quantize=0.0,
+    layer_seconds=1e-4,
+    seq_layer_seconds=1e-6,
+    step_seconds=1e-3,
+    request_seconds=2e-4,
+    mixture_layer_seconds=1e-4,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBand:
+    """How far predictions of this kind were from measurements."""
+
+    share: float | None  # the largest error, as a share; None: nothing was measured
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The largest error of the H200 records of one kind of model, rounded up to a percent."""
+
+    max_error: float
+    num_records: int
+    is_held_out: bool  # False: the records were used in the fit, so the error of others may be larger
+
+    @property
+    def text(self) -> str:
+        which = "held-out" if self.is_held_out else "fitted"
+        return f"±{self.max_error:.0%}: the largest error on {self.num_records} {which} {MEASURED_GPU} records"
+
+
+# From benchmarks/results/plan-accuracy.json; tests/plan/test_accuracy.py compares.
+ERRORS = {
+    "16 bits": Measured(0.06, 6, is_held_out=True),
+    "FP8": Measured(0.07, 4, is_held_out=False),
+}
+MAX_MIXTURE_SEQS = 16  # records of mixtures have no more sequences at once
+
+
+def error_band(gpu: Gpu, precision: Precision, shape: ModelShape, *, num_gpus: int, max_running: int) -> ErrorBand:
+    """What is known about the error of such a prediction."""
+    if gpu.is_cpu:
+        return ErrorBand(None, "rough on a CPU: its constants were set by hand; --probe shows the difference")
+    if not gpu.is_measured:
+        return ErrorBand(None, f"not measured on this GPU; constants from {MEASURED_GPU}")
+    if num_gpus > 1:
+        return ErrorBand(None, f"not measured on several GPUs; constants from one {MEASURED_GPU}")
+    if precision.weights in ("int4", "int8"):
+        return ErrorBand(None, f"not measured in {precision.label}; constants from 16 bits and FP8")
+    if shape.why_not_run is not None:
+        return ErrorBand(None, "not measured: Headrace does not run this model")
+    if shape.has_mixture and (precision.weights == "fp8" or max_running > MAX_MIXTURE_SEQS):
+        few = f"mixtures were measured in 16 bits with up to {MAX_MIXTURE_SEQS} sequences only"
+        return ErrorBand(None, f"not measured: {few}; expect larger batches to be slower than predicted")
+    found = ERRORS["FP8" if precision.weights == "fp8" else "16 bits"]
+    return ErrorBand(found.max_error, found.text)

@@ -1,0 +1,125 @@
+"""What fits: weights, steps, CUDA graphs and KV cache of one GPU of a layout. Agrees with `engine.resolve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.engine.resolve import CPU_FULL_RATE_SEQS, GPU_BATCHED_TOKENS, GPU_MAX_SEQS, GPU_RUNTIME_BYTES
+from headrace.engine.settings import Settings
+from headrace.plan.gpus import GIB, Gpu
+from headrace.plan.precision import Precision
+from headrace.plan.settings import PlanSettings, resolve_for
+from headrace.plan.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU. `cache_tokens` is for all GPUs of a replica together: each holds a part of every token."""
+
+    total: int
+    allowed: int  # the share that the engine may use
+    weights: int
+    activations: int
+    runtime: int  # CUDA graphs and library workspaces
+    cache: int
+    cache_tokens: int
+    bytes_per_token: float  # of the cache, on one GPU
+    max_model_len: int  # as set, or the model's own
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes that are missing for a cache of one block; 0: it fits."""
+        return max(0, self.weights + self.activations + self.runtime + int(16 * self.bytes_per_token) - self.allowed)
+
+    @property
+    def fits(self) -> bool:
+        return self.shortfall == 0
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest sequence that fits: of the model's own context, or of the cache."""
+        return min(self.max_model_len, self.cache_tokens)
+
+    def concurrency(self, tokens_per_seq: float) -> int:
+        """How many sequences of this length the cache holds at once."""
+        return int(self.cache_tokens // max(1.0, tokens_per_seq)) if self.fits else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    memory: Memory
+    settings: Settings | None  # as the engine would resolve them; None: it does not fit
+
+
+def weight_bytes(shape: ModelShape, precision: Precision) -> int:
+    plain = shape.num_params - shape.linear_params - shape.expert_params
+    quantized = shape.linear_params * precision.linear_bytes + shape.expert_params * precision.expert_bytes(shape)
+    return int(plain * precision.plain_bytes + quantized)
+
+
+def cache_bytes_per_token(shape: ModelShape, precision: Precision) -> int:
+    return shape.kv_elements_per_token * precision.cache_bytes
+
+
+def fit(
+    shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings, *, tensor: int = 1, pipeline: int = 1
+) -> Fit:
+    """Memory of one GPU, and the engine's settings with it."""
+    usual_seqs = CPU_FULL_RATE_SEQS if gpu.is_cpu else GPU_MAX_SEQS
+    first = _memory(shape, gpu, precision, settings, tensor, pipeline, settings.max_num_seqs or usual_seqs)
+    if not first.fits:
+        return Fit(first, None)
+    resolved = resolve_for(shape, gpu, precision, settings, num_blocks=_blocks(first, settings))
+    memory = _memory(shape, gpu, precision, settings, tensor, pipeline, resolved.max_num_seqs)
+    resolved = resolve_for(shape, gpu, precision, settings, num_blocks=_blocks(memory, settings))
+    # More blocks than all sequences could ever need are not allocated.
+    most = resolved.max_num_seqs * -(-memory.max_model_len // settings.block_size)
+    if settings.num_gpu_blocks_override is None and most < _blocks(memory, settings):
+        resolved = resolve_for(shape, gpu, precision, settings, num_blocks=most)
+    return Fit(memory, resolved)
+
+
+def _blocks(memory: Memory, settings: PlanSettings) -> int:
+    return settings.num_gpu_blocks_override or max(1, memory.cache_tokens // settings.block_size)
+
+
+def _memory(
+    shape: ModelShape,
+    gpu: Gpu,
+    precision: Precision,
+    settings: PlanSettings,
+    tensor: int,
+    pipeline: int,
+    max_num_seqs: int,
+) -> Memory:
+    allowed = int(gpu.memory_bytes * settings.memory_share(gpu))
+    weights = -(-weight_bytes(shape, precision) // (tensor * pipeline))
+    activations = 0 if gpu.is_cpu else _step_bytes(shape, settings, max_num_seqs) // tensor
+    runtime = 0 if gpu.is_cpu else GPU_RUNTIME_BYTES
+    per_token = cache_bytes_per_token(shape, precision) / (min(tensor, shape.num_kv_heads) * pipeline)
+    room = max(0, allowed - weights - activations - runtime)
+    tokens = int(room // (per_token * settings.block_size)) * settings.block_size
+    if settings.num_gpu_blocks_override is not None:
+        tokens = settings.num_gpu_blocks_override * settings.block_size
+    return Memory(
+        total=gpu.memory_bytes,
+        allowed=allowed,
+        weights=weights,
+        activations=activations,
+        runtime=runtime,
+        cache=int(tokens * per_token),
+        cache_tokens=tokens,
+        bytes_per_token=per_token,
+        max_model_len=min(settings.max_model_len or shape.max_model_len, shape.max_model_len),
+    )
+
+
+def _step_bytes(shape: ModelShape, settings: PlanSettings, max_num_seqs: int) -> int:
+    """The widest activations and two sets of logits, as `engine.resolve` estimates them before it measures."""
+    num_tokens = settings.max_num_batched_tokens or GPU_BATCHED_TOKENS
+    widest = 3 * shape.mlp_width + 4 * shape.hidden_size + shape.q_size + 2 * shape.kv_size
+    return 2 * (num_tokens * widest + 2 * max_num_seqs * shape.vocab_size)
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.1f} GiB"

@@ -1,0 +1,85 @@
+"""Number formats of weights and cache: bytes, and which rate their GEMMs run at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import ConfigError, nearest
+from headrace.plan.gpus import Gpu
+from headrace.plan.shape import ModelShape
+
+WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
+CacheFormat = Literal["auto", "fp8"]
+
+_BITS = {"float32": 32.0, "bfloat16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.25}  # int4: a scale per 64 weights
+_NAMES = {"bf16": "bfloat16", "fp16": "bfloat16", "float16": "bfloat16", "half": "bfloat16", "auto": "bfloat16"}
+NOT_RUN = {
+    "int8": "Headrace does not run INT8 weights yet",
+    "int4": "Headrace does not run INT4 weights yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """`weights` is the format of the layers' matrices; embeddings, head and norms stay in 16 bits (a CPU: 32)."""
+
+    weights: WeightFormat = "bfloat16"
+    cache: CacheFormat = "auto"
+
+    @property
+    def label(self) -> str:
+        short = {"bfloat16": "bf16", "float32": "fp32"}.get(self.weights, self.weights.upper())
+        return f"{short}, cache FP8" if self.cache == "fp8" else short
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of an element that is not quantized."""
+        return 4 if self.weights == "float32" else 2
+
+    @property
+    def linear_bytes(self) -> float:
+        return _BITS[self.weights] / 8
+
+    @property
+    def cache_bytes(self) -> int:
+        return 1 if self.cache == "fp8" else self.plain_bytes
+
+    def expert_bytes(self, shape: ModelShape) -> float:
+        own = shape.own_bits_per_expert_weight
+        return self.linear_bytes if own is None else min(own, _BITS[self.weights]) / 8
+
+    def rate(self, gpu: Gpu) -> float:
+        """Peak FLOP/s of the layers' GEMMs. INT4 weights are widened, so they run at the 16-bit rate."""
+        rates = {"fp8": gpu.fp8_rate, "int8": gpu.int8_rate}
+        return rates.get(self.weights) or gpu.bf16_rate
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.weights in ("fp8", "int8", "int4")
+
+    def problem_on(self, gpu: Gpu) -> str | None:
+        """Why this GPU cannot compute in this precision."""
+        if gpu.is_cpu and (self.is_quantized or self.cache == "fp8"):
+            return "a CPU computes in float32"
+        if gpu.fp8_rate is None and (self.weights == "fp8" or self.cache == "fp8"):
+            return f"{gpu.name} has no FP8 tensor cores (from compute capability 8.9 on)"
+        return None
+
+
+def read_precision(quantization: str | None, kv_cache_dtype: str, gpu: Gpu) -> Precision:
+    """The precision that the user asks for, under vLLM's names, or the engine's default on this device."""
+    given = _NAMES.get(quantization or "auto", quantization)
+    if given not in _BITS:
+        known = ["bfloat16", "fp8", "int8", "int4"]
+        raise ConfigError(f"unknown quantization {quantization!r}{nearest(str(quantization), known)}")
+    cache_names = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
+    if kv_cache_dtype not in cache_names:
+        raise ConfigError(f"kv_cache_dtype must be one of {', '.join(cache_names)}, got {kv_cache_dtype!r}")
+    if gpu.is_cpu and given == "bfloat16":
+        given = "float32"
+    precision = Precision(given, cache_names[kv_cache_dtype])  # type: ignore[arg-type]
+    problem = precision.problem_on(gpu)
+    if problem is not None:
+        raise ConfigError(f"{precision.label} cannot be planned: {problem}")
+    return precision

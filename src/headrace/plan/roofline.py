@@ -1,0 +1,178 @@
+"""Seconds of each step from what it reads and computes: a roofline with a few fitted constants.
+
+    GEMMs       weights read once per step against FLOPs of the step's tokens, whichever takes longer
+    attention   FLOPs of prompts
+    cache       keys and values that decoding sequences read, at the memory's bandwidth
+    other       activations of norms, RoPE and MLPs; sampling; gaps between kernels
+    network     all-reduces of tensor parallelism
+    host        what the host adds: launching prompts kernel by kernel, requests
+
+Tensor parallelism divides weights, FLOPs and cache reads by the number of GPUs. In a pipeline of p stages each stage
+works on its own p-th of the batch: a step of all of them takes as long as a whole model takes for a p-th of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.plan.constants import Constants
+from headrace.plan.gpus import Gpu
+from headrace.plan.precision import Precision
+from headrace.plan.shape import ModelShape
+from headrace.plan.simulate import FloatArray, Steps
+
+EAGER_LAYER_SECONDS = 0.3e-3  # host time to launch one layer of a large step with prompts; hidden if the GPU is slower
+MAX_GRAPH_TOKENS = 2048  # larger steps with prompts are launched kernel by kernel
+SMOOTHNESS = 3.0  # of the corner between the two sides of the roofline
+LINK_LATENCY_SECONDS = {"NVLink": 8e-6, "Infinity Fabric": 12e-6, "PCIe": 30e-6}
+LINK_EFFICIENCY = 0.75
+PIPELINE_LOSS = 0.1  # assumed share of time that stages wait for each other; not measured
+NODE_BANDWIDTH = 25e9  # bytes/s between nodes: a network of 200 Gbit/s per GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a model runs on: a GPU, how many of them, and the constants of the engine there."""
+
+    gpu: Gpu
+    constants: Constants
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """One row per step, split by what takes the time."""
+
+    gemm: FloatArray
+    attention: FloatArray
+    cache: FloatArray
+    other: FloatArray
+    network: FloatArray
+    host: FloatArray
+
+    @property
+    def total(self) -> FloatArray:
+        return self.gemm + self.attention + self.cache + self.other + self.network + self.host
+
+
+def step_seconds(steps: Steps, shape: ModelShape, precision: Precision, machine: Machine) -> StepSeconds:
+    """Seconds of every step."""
+    stages = machine.pipeline_parallel
+    tokens, sampled = steps.tokens / stages, steps.sampled / stages
+    gemm = _linear(tokens, shape, precision, machine) + _head(sampled, shape, precision, machine)
+    attention = _prefill_attention(steps, shape, machine) / stages
+    cache = _cache(steps, shape, precision, machine) / stages
+    other = _other(tokens, steps, shape, precision, machine)
+    network = _network(tokens, shape, machine)
+    if stages > 1:
+        network = network + PIPELINE_LOSS * (gemm + attention + cache + other)
+    on_device = gemm + attention + cache + other + network
+    is_eager = steps.prefill_tokens > MAX_GRAPH_TOKENS
+    launching = np.where(is_eager, shape.num_layers * EAGER_LAYER_SECONDS, 0.0)
+    host = np.maximum(launching - on_device, 0.0)
+    if machine.gpu.is_cpu:
+        host = np.zeros_like(host)
+    return StepSeconds(gemm, attention, cache, other, network, host)
+
+
+def experts_hit(tokens: FloatArray, num_experts: int, num_chosen: int) -> FloatArray:
+    """Expected share of a layer's experts that at least one of the tokens chooses, if all are equally likely."""
+    return np.asarray(1.0 - (1.0 - num_chosen / num_experts) ** tokens)
+
+
+def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
+    moe = shape.experts
+    read = np.full(len(tokens), shape.linear_params * precision.linear_bytes)
+    flops = 2.0 * shape.linear_params * tokens
+    if moe is not None:
+        hit = experts_hit(tokens, moe.num_experts, moe.num_chosen)
+        read = read + shape.expert_params * precision.expert_bytes(shape) * hit
+        flops = flops + 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
+    constants = machine.constants
+    share = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
+    return _corner(read, flops, _gemm_rate(precision, shape, machine), share, machine) * (tokens > 0)
+
+
+def _head(sampled: FloatArray, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
+    read = np.full(len(sampled), float(shape.head_params * precision.plain_bytes))
+    rate = machine.gpu.bf16_rate * machine.constants.gemm
+    flops = 2.0 * shape.head_params * sampled
+    return _corner(read, flops, rate, machine.constants.weight_reads, machine) * (sampled > 0)
+
+
+def _gemm_rate(precision: Precision, shape: ModelShape, machine: Machine) -> float:
+    constants = machine.constants
+    share = constants.gemm_fp8 if precision.weights in ("fp8", "int8") else constants.gemm
+    return precision.rate(machine.gpu) * share / (1.0 + constants.narrow / shape.hidden_size)
+
+
+def _corner(read: FloatArray, flops: FloatArray, rate: float, share: float, machine: Machine) -> FloatArray:
+    """Near the corner of the roofline neither side hides the other completely."""
+    in_memory = read / (machine.gpu.bandwidth * share)
+    in_flops = flops / rate
+    joint: FloatArray = (in_memory**SMOOTHNESS + in_flops**SMOOTHNESS) ** (1.0 / SMOOTHNESS)
+    return joint / machine.tensor_parallel
+
+
+def _prefill_attention(steps: Steps, shape: ModelShape, machine: Machine) -> FloatArray:
+    prompts = np.maximum(steps.prompts, 1)
+    mean_context = (steps.prefill_context + steps.prefill_tokens) / prompts
+    flops = 4.0 * shape.num_layers * shape.attention_width * steps.pairs * _window_shares(shape, mean_context)
+    rate = machine.gpu.bf16_rate * machine.constants.prefill_attention
+    return np.asarray(flops / rate / machine.tensor_parallel)
+
+
+def _cache(steps: Steps, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
+    mean_context = steps.context_tokens / np.maximum(steps.decode_seqs, 1)
+    token_bytes = shape.kv_elements_per_token * precision.cache_bytes
+    read = steps.context_tokens * token_bytes * _window_shares(shape, mean_context)
+    read = read + (steps.prefill_context + steps.tokens) * token_bytes
+    # Heads that do not divide are copied: a GPU then holds and reads at least one key-value head.
+    split = min(machine.tensor_parallel, shape.num_kv_heads)
+    seconds = read / (machine.gpu.bandwidth * machine.constants.cache_reads) / split
+    fixed = steps.decode_seqs * shape.num_layers * machine.constants.seq_layer_seconds / machine.tensor_parallel
+    return np.asarray(seconds + fixed)
+
+
+def _window_shares(shape: ModelShape, mean_context: FloatArray) -> FloatArray:
+    """Share of the contexts that lies within the windows of the layers."""
+    if not shape.windows:
+        return np.ones_like(mean_context)
+    sizes: FloatArray = np.array([window or np.inf for window in shape.windows])
+    kinds, counts = np.unique(sizes, return_counts=True)
+    shares = np.minimum(1.0, kinds[None, :] / np.maximum(mean_context, 1.0)[:, None])
+    return np.asarray(shares @ counts / len(sizes))
+
+
+def _other(tokens: FloatArray, steps: Steps, shape: ModelShape, precision: Precision, machine: Machine) -> FloatArray:
+    constants, gpu = machine.constants, machine.gpu
+    # Norms read and write the residual stream twice a layer, RoPE the queries and keys, the MLP its activations.
+    elements = shape.num_layers * (8 * shape.hidden_size + 3 * shape.q_size + 2 * shape.kv_size + 3 * shape.mlp_width)
+    factor = constants.activations + (constants.quantize if precision.weights in ("fp8", "int8") else 0.0)
+    traffic = tokens * elements * precision.plain_bytes * factor / gpu.bandwidth / machine.tensor_parallel
+    logits = steps.sampled * shape.vocab_size * 2 * precision.plain_bytes / gpu.bandwidth
+    fixed = constants.step_seconds + shape.num_layers * constants.layer_seconds
+    if shape.experts is not None:
+        fixed += shape.experts.num_layers * constants.mixture_layer_seconds
+    return np.asarray(traffic + logits / machine.num_gpus + fixed)
+
+
+def _network(tokens: FloatArray, shape: ModelShape, machine: Machine) -> FloatArray:
+    """Two all-reduces of the residual stream per layer, and its transfer between stages."""
+    gpu, size = machine.gpu, machine.tensor_parallel
+    seconds = np.zeros_like(tokens)
+    message = tokens * shape.hidden_size * 2
+    if size > 1:
+        latency = LINK_LATENCY_SECONDS.get(gpu.link, 30e-6)
+        each = latency + 2 * (size - 1) / size * message / (gpu.link_bandwidth * LINK_EFFICIENCY)
+        seconds = seconds + 2 * shape.num_layers * each
+    if machine.pipeline_parallel > 1:
+        seconds = seconds + machine.pipeline_parallel * (50e-6 + message / (NODE_BANDWIDTH * LINK_EFFICIENCY))
+    return np.asarray(seconds)

@@ -1,0 +1,82 @@
+"""What fits is what the engine itself would decide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engine.resolve import resolve
+from headrace.hardware import GpuFacts, MachineFacts
+from headrace.plan.catalogue import CATALOGUE
+from headrace.plan.gpus import find_gpu
+from headrace.plan.memory import fit, weight_bytes
+from headrace.plan.precision import Precision
+from headrace.plan.settings import PlanSettings
+from headrace.plan.source import find_shape
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+B200 = find_gpu("B200")
+RUNNABLE = [entry.hub_id for entry in CATALOGUE if find_shape(entry.hub_id).spec is not None]
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("weights", ["bfloat16", "fp8"])
+def test_a_plan_agrees_with_the_engine(name: str, weights: str) -> None:
+    shape, is_fp8 = find_shape(name), weights == "fp8"
+    assert shape.spec is not None
+    precision = Precision("fp8", "fp8") if is_fp8 else Precision()
+    found = fit(shape, B200, precision, PlanSettings(max_model_len=4096))
+    fp8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"} if is_fp8 else {}
+    config = EngineConfig(device="cuda", max_model_len=4096, **fp8)  # type: ignore[arg-type]
+    gpu = GpuFacts(B200.title, B200.memory_bytes, B200.memory_bytes, B200.capability)
+    facts = MachineFacts("a cpu", 1, 1 << 36, 1 << 36, gpu)
+    if found.settings is None:
+        with pytest.raises(ValueError, match="leave no room"):
+            resolve(config, shape.spec, facts)
+        return
+    expected = resolve(config, shape.spec, facts)
+    assert found.settings.num_blocks == expected.num_blocks
+    assert found.settings.max_num_seqs == expected.max_num_seqs
+    assert found.settings.max_num_batched_tokens == expected.max_num_batched_tokens
+
+
+def test_the_planned_cache_is_within_one_percent_of_every_newest_record() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "offline-h200.jsonl").read_text(encoding="utf-8").splitlines()]
+    newest = {(row["model"], row["dtype"]): row for row in rows}
+    assert len(newest) == 4
+    for (model, dtype), row in newest.items():
+        precision = Precision("fp8", "fp8") if dtype == "fp8" else Precision()
+        found = fit(find_shape(model), find_gpu("H200"), precision, PlanSettings(max_model_len=4096))
+        assert found.settings is not None
+        assert found.settings.num_blocks == pytest.approx(int(row["settings"]["num_blocks"].replace(",", "")), rel=0.01)
+        assert f"{found.settings.max_num_seqs:,}" == row["settings"]["max_num_seqs"]
+
+
+def test_fewer_bits_take_fewer_bytes_but_embeddings_keep_theirs() -> None:
+    shape = find_shape("llama-3.1-8b")
+    plain = 2 * (shape.num_params - shape.linear_params)
+    assert weight_bytes(shape, Precision()) == 2 * shape.num_params
+    assert weight_bytes(shape, Precision("fp8")) == plain + shape.linear_params
+    assert weight_bytes(shape, Precision("int4")) == pytest.approx(plain + shape.linear_params * 4.25 / 8, rel=1e-6)
+
+
+def test_experts_that_are_published_in_four_bits_stay_there() -> None:
+    shape = find_shape("gpt-oss-120b")
+    assert weight_bytes(shape, Precision()) / 2**30 == pytest.approx(60.8, rel=0.03)  # size of the published files
+
+
+def test_tensor_parallelism_divides_weights_and_cache_and_copies_heads_that_are_too_few() -> None:
+    shape, gpu, settings = find_shape("qwen3-30b-a3b"), find_gpu("H100"), PlanSettings()
+    two, eight = (fit(shape, gpu, Precision(), settings, tensor=size).memory for size in (2, 8))
+    assert two.weights == pytest.approx(4 * eight.weights, rel=1e-6)
+    assert two.bytes_per_token == 2 * eight.bytes_per_token  # 4 key-value heads: copied twice over 8 GPUs
+
+
+def test_what_does_not_fit_says_how_much_is_missing() -> None:
+    memory = fit(find_shape("llama-3.3-70b"), find_gpu("H100"), Precision(), PlanSettings()).memory
+    assert not memory.fits
+    assert memory.weights + memory.activations + memory.runtime - memory.allowed <= memory.shortfall
+    assert memory.concurrency(100) == 0
