@@ -13,7 +13,7 @@ from headrace.bench.record import RecordError, write_record
 from headrace.bench.report.comparison import comparison_report
 from headrace.bench.report.page import page
 from headrace.errors import ConfigError
-from tests.bench.records import level, offline_record, online_record, outcomes
+from tests.bench.records import base_record, level, offline_record, online_record, outcomes
 
 
 def side(*records: dict[str, Any]) -> list[tuple[dict[str, Any], None]]:
@@ -193,3 +193,22 @@ def test_a_comparison_can_be_shown_and_written_as_json() -> None:
     json.dumps(comparison.as_json())
     html = page(comparison_report(comparison))
     assert "&lt;b&gt;other&lt;/b&gt;" in html and "<b>other</b>" not in html
+
+
+def test_two_sweeps_are_compared_config_by_config() -> None:
+    def row(name: str, *rates: float, status: str = "ok") -> dict[str, Any]:
+        return {"name": name, "status": status, "rounds": [{"output_tokens_per_s": rate} for rate in rates]}
+
+    before = base_record("sweep", configs=[row("a", 100, 101, 99), row("b", 50, 51, 49)])
+    after = base_record("sweep", configs=[row("a", 120, 121, 119), row("b", status="failed")])
+    comparison = compare(side(before), side(after))
+    assert figure(comparison, "output_tokens_per_s").verdict == "better"
+    assert [match.label for match in comparison.matches] == ["chat, a"]
+    assert comparison.failures(0.05) == ["chat, b: measured in A only"]
+
+
+def test_how_long_a_load_was_kept_up_is_a_difference_and_no_other_load() -> None:
+    short, long = level(4, outcomes(50)), level(4, outcomes(90))
+    short["load"], long["load"] = {**short["load"], "num_requests": 50}, {**long["load"], "num_requests": 90}
+    comparison = compare(side(online_record([short])), side(online_record([long])))
+    assert "different load: num_requests at 4 concurrent is 50 in A, 90 in B" in comparison.warnings

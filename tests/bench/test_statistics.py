@@ -9,9 +9,9 @@ from headrace.bench import statistics
 from headrace.bench.statistics import (
     mean_interval,
     ratio_of_percentiles,
-    ratio_of_pooled,
     ratio_of_rounds,
     ratio_of_shares,
+    ratios_of_pooled,
 )
 
 
@@ -77,7 +77,7 @@ def test_pooled_percentiles_are_those_of_numpy() -> None:
     rng = np.random.default_rng(2)
     before = [list(rng.lognormal(0, 0.3, 40)) for _ in range(200)]
     after = [list(1.5 * rng.lognormal(0, 0.3, 40)) for _ in range(200)]
-    found = ratio_of_pooled(before, after, 99)
+    (found,) = ratios_of_pooled(before, after, [99])
     assert found is not None
     exact = np.percentile(np.concatenate(after), 99) / np.percentile(np.concatenate(before), 99)
     assert found.value == pytest.approx(exact)
@@ -89,16 +89,27 @@ def test_gaps_of_one_request_are_not_independent() -> None:
     rng = np.random.default_rng(3)
     before = [[float(speed)] * 100 for speed in rng.lognormal(0, 0.5, 50)]
     after = [[float(speed)] * 100 for speed in rng.lognormal(0, 0.5, 50)]
-    found = ratio_of_pooled(before, after, 50)
+    (found,) = ratios_of_pooled(before, after, [50])
     assert found is not None
     assert found.holds(1.0) and found.high / found.low > 1.2
 
 
+def test_the_shortcut_has_the_distribution_of_real_resamples() -> None:
+    rng = np.random.default_rng(4)
+    values = np.sort(rng.lognormal(0, 0.5, 37))
+    for percent in (0, 50, 90, 99, 100):
+        real = np.percentile(values[rng.integers(37, size=(4000, 37))], percent, axis=1)
+        short = statistics._resampled(values, percent, rng)
+        for edge in (5, 25, 50, 75, 95):
+            assert np.percentile(short, edge) == pytest.approx(np.percentile(real, edge), rel=0.06)
+
+
 def test_many_requests_are_resampled_within_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = list(np.random.default_rng(4).lognormal(0, 0.5, 500))
-    whole = ratio_of_percentiles(values, values, 50)
+    rng = np.random.default_rng(4)
+    requests = [list(rng.lognormal(0, 0.5, 5)) for _ in range(100)]
+    (whole,) = ratios_of_pooled(requests, requests, [50])
     monkeypatch.setattr(statistics, "MAX_RESAMPLED", 10_000)
-    parts = ratio_of_percentiles(values, values, 50)
+    (parts,) = ratios_of_pooled(requests, requests, [50])
     assert whole is not None and parts is not None
     assert parts.low == pytest.approx(whole.low, rel=0.05)
 

@@ -1,8 +1,9 @@
 """Compares two records, or two sets of records: ratios with 95 % intervals, and what else differs between them.
 
-Runs are matched by kind, workload and load; engine and settings may differ. Where both sides have several rounds, the
-interval is over rounds, paired if they were interleaved. Latency percentiles of one run each get an interval over
-their request rows: it says nothing of how much two runs of the same engine differ. A single round has no interval.
+Runs are matched by kind, workload and load (of sweeps: the name of the config); engine and settings may differ. Where
+both sides have several rounds, the interval is over rounds, paired if they were interleaved. Latency percentiles of one
+run each get an interval over their request rows: it says nothing of how much two runs of the same engine differ. A
+single round has no interval.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from headrace.bench.record import RecordError, read_records
 from headrace.bench.statistics import (
     Interval,
     ratio_of_percentiles,
-    ratio_of_pooled,
     ratio_of_rounds,
     ratio_of_shares,
+    ratios_of_pooled,
 )
 from headrace.bench.values import found, is_number, plain
 from headrace.errors import ConfigError
@@ -171,6 +172,7 @@ def read_side(path: Path) -> list[tuple[dict[str, Any], Path]]:
 
 Side = Sequence[tuple[Mapping[str, Any], Path | None]]
 Key = tuple[str, str, str]  # kind, workload hash, load
+Pooled = dict[int, Interval | None]
 
 
 def compare(before: Side, after: Side, *, names: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -224,6 +226,12 @@ def _runs(side: Side, name: str) -> dict[Key, list[Run]]:
 
 
 def _runs_of(record: Mapping[str, Any], directory: Path | None) -> Iterator[tuple[str, Run]]:
+    if record.get("kind") == "sweep":
+        for row in record.get("configs") or []:
+            for figures in row["rounds"] if row["status"] == "ok" else ():
+                run = Run(record, {"load": {"name": row["name"]}}, flat_figures(figures), None, None)
+                yield f"config {row['name']}", run
+        return
     if record.get("rounds"):
         load = _load_key(record.get("load"))
         for each in record["rounds"]:
@@ -284,11 +292,11 @@ def _match_workloads(before: Mapping[Key, Any], after: Mapping[Key, Any]) -> tup
 def _match(before: list[Run], after: list[Run]) -> Match:
     uses_steady = all(run.steady is not None for run in (*before, *after))
     is_paired = _is_interleaved(before, after)
-    differences = [
-        difference
-        for figure in FIGURES
-        if (difference := _difference(figure, before, after, uses_steady=uses_steady, is_paired=is_paired)) is not None
+    pooled: Pooled = {}
+    found_here = [
+        _difference(figure, before, after, pooled, uses_steady=uses_steady, is_paired=is_paired) for figure in FIGURES
     ]
+    differences = [difference for difference in found_here if difference is not None]
     return Match(_label(before[0]), len(before), len(after), is_paired, uses_steady, differences)
 
 
@@ -308,7 +316,7 @@ def _is_interleaved(before: list[Run], after: list[Run]) -> bool:
 
 
 def _difference(
-    figure: Figure, before: list[Run], after: list[Run], *, uses_steady: bool, is_paired: bool
+    figure: Figure, before: list[Run], after: list[Run], pooled: Pooled, *, uses_steady: bool, is_paired: bool
 ) -> Difference | None:
     sides = [_values(figure, runs, uses_steady=uses_steady, is_paired=is_paired) for runs in (before, after)]
     if not sides[0] and not sides[1]:
@@ -322,7 +330,7 @@ def _difference(
         kind = "paired" if is_paired else "not paired"
         basis = f"{len(sides[0])} and {len(sides[1])} rounds, {kind}"
     elif sides[0] and sides[1]:
-        over_requests = _over_requests(figure, before, after, uses_steady=uses_steady)
+        over_requests = _over_requests(figure, before, after, pooled, uses_steady=uses_steady)
         if over_requests is not None:
             interval, basis = over_requests
     if interval is not None:
@@ -362,9 +370,12 @@ def _values(figure: Figure, runs: list[Run], *, uses_steady: bool, is_paired: bo
 
 
 def _over_requests(
-    figure: Figure, before: list[Run], after: list[Run], *, uses_steady: bool
+    figure: Figure, before: list[Run], after: list[Run], pooled: Pooled, *, uses_steady: bool
 ) -> tuple[Interval | None, str] | None:
-    """An interval over requests, for what is a statistic of single requests. None for rates."""
+    """An interval over requests, for what is a statistic of single requests. None for rates.
+
+    `pooled` keeps the ratios of inter-token latencies, which are computed together.
+    """
     if figure.name == "success_share":
         counts = [
             (sum(_count(run, "num_ok") for run in runs), sum(_count(run, "num_requests") for run in runs))
@@ -378,7 +389,11 @@ def _over_requests(
         return None
     basis = f"{len(rows[0]):,} and {len(rows[1]):,} requests of one run each"
     if figure.latency == "itl":
-        return ratio_of_pooled([row.itl_s for row in rows[0]], [row.itl_s for row in rows[1]], figure.percent), basis
+        if not pooled:
+            gaps_before, gaps_after = ([row.itl_s for row in side] for side in (rows[0], rows[1]))
+            found_ratios = ratios_of_pooled(gaps_before, gaps_after, COMPARED_PERCENTILES)
+            pooled.update(zip(COMPARED_PERCENTILES, found_ratios, strict=True))
+        return pooled[figure.percent], basis
     values_before, values_after = (_latencies(side, figure.latency) for side in (rows[0], rows[1]))
     return ratio_of_percentiles(values_before, values_after, figure.percent), basis
 

@@ -169,3 +169,11 @@ def test_a_page_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match=r"report\.html"):
         write_page(Report("one"), tmp_path / "file" / "report.html")
+
+
+def test_the_limits_of_the_slo_are_drawn() -> None:
+    levels = [level(load, outcomes(20), slo="ttft:p95<60ms;success>=0.9") for load in (1, 4)]
+    assert "SLO: ttft:p95&lt;60ms" in page(online_report(online_record(levels)))
+    for each in levels:
+        each["summary"]["slo"]["text"] = each["steady"]["summary"]["slo"]["text"] = "of another version"
+    page(online_report(online_record(levels)))

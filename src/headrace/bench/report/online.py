@@ -33,8 +33,10 @@ from headrace.bench.report.document import (
 )
 from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, title_of
 from headrace.bench.report.scales import Axis
-from headrace.bench.report.xy import Point, Series, Span, cdf, over_time, xy_chart
+from headrace.bench.report.xy import Limit, Point, Series, Span, cdf, over_time, xy_chart
+from headrace.bench.slo import Slo
 from headrace.bench.values import NOT_AVAILABLE, found, is_number, milliseconds, number, percent, plain
+from headrace.errors import ConfigError
 
 TONES: dict[str, Tone] = {"met": "good", "missed": "bad", "unresolved": "unsure"}
 SHOWN_PERCENTILES = ("p50", "p95", "p99")
@@ -156,9 +158,20 @@ def _latency_over_throughput(levels: Sequence[Level], name: str) -> Chart:
         x=Axis("output tokens/s"),
         y=Axis(f"{LATENCIES[name]} (ms, log scale)", is_log=True),
         title=title,
+        limits=_limits(levels, name),
     )
     unit = "requests/s sent" if all(found(level, "load", "concurrency") is None for level in levels) else "concurrency"
     return Chart(title, chart, f"One point for each load level, labelled with its {unit}. Lower right is better.")
+
+
+def _limits(levels: Sequence[Level], name: str) -> list[Limit]:
+    """The limits that the SLO sets on this latency."""
+    text = next((slo for level in levels if (slo := found(figures_of(level), "slo", "text"))), None)
+    try:
+        conditions = Slo.parse(str(text)).conditions if text else ()
+    except ConfigError:  # a record by another version
+        return []
+    return [Limit(1e3 * each.limit_s, f"SLO: {each.text}") for each in conditions if f"{each.name}_ms" == name]
 
 
 def _throughput_over_load(levels: Sequence[Level]) -> Chart:
