@@ -3,7 +3,7 @@
     python benchmarks/profile_step.py --model llama-3.1-8b --json benchmarks/results/profile-h200.jsonl
     python benchmarks/profile_step.py --model llama-3.2-1b --workload decode --workload chat --pictures pages/
 
-What `headrace profile` does, for the model shapes of `gpu_workloads.py`: one record per workload, with the split, the
+What `headrace profile` does, for the model shapes of `headrace bench`: one record per workload, with the split, the
 ceilings, the overhead of profiling, and the nsys and ncu commands. `--check` also fails the run if a kernel of ours is
 not classified, if the parts do not add up, or if more than 5 % of the device's busy time is in other kernels.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from about import commit
-from gpu_workloads import SHAPES
 
+from headrace.bench.engines.shapes import SHAPES
 from headrace.config import EngineConfig
 from headrace.profile.commands import run_commands
 from headrace.profile.picture import page

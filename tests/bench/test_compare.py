@@ -70,7 +70,7 @@ def test_records_of_a_set_are_rounds_and_interleaved_ones_are_paired() -> None:
 def test_latency_percentiles_of_one_run_each_have_an_interval_over_requests(tmp_path: Path) -> None:
     for name, ttft in (("a", 0.05), ("b", 0.08)):
         rows = outcomes(400, seed=ord(name), ttft_s=ttft)
-        write_record(online_record([level(16, rows)], id=name), tmp_path / name / "record.json", rows)
+        write_record(online_record([level(16, rows)], id=name), tmp_path / name / "record.json", [rows])
     comparison = compare_paths(tmp_path / "a", tmp_path / "b" / "record.json")
     ttft_p50, tpot, itl = (figure(comparison, name) for name in ("ttft_p50", "tpot_p50", "itl_p50"))
     assert ttft_p50.verdict == "worse" and ttft_p50.ratio == pytest.approx(1.6, rel=0.1)

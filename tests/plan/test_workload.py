@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import gpu_workloads
 
+from headrace.bench.workloads import WorkloadSpec, build
 from headrace.errors import ConfigError
 from headrace.plan.workload import NAMED, RequestLengths, Workload, named, of_lengths, uniform
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_workload_has_the_lengths_of_the_benchmark(name: str) -> None:
-    tasks = gpu_workloads.WORKLOADS[name]()
+    tasks = build(WorkloadSpec(name=name)).requests
     lengths = [(request.prompt_len, request.output_len) for request in named(name).requests]
-    assert lengths == [(len(task.prompt), task.num_tokens_out) for task in tasks]
+    assert lengths == [(task.num_prompt_tokens, task.output_len) for task in tasks]
 
 
 def test_the_prefix_groups_are_those_of_the_benchmark() -> None:
     numbers: dict[tuple[int, ...], int] = {}
-    of_tasks = [numbers.setdefault(tuple(task.prompt[:1536]), len(numbers)) for task in gpu_workloads.prefix()]
+    tasks = build(WorkloadSpec(name="prefix")).requests
+    of_tasks = [numbers.setdefault(tuple((task.prompt or [])[:1536]), len(numbers)) for task in tasks]
     numbers_of_groups: dict[int, int] = {}
     of_plan = [
         numbers_of_groups.setdefault(request.prefix_group, len(numbers_of_groups))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headrace.profile.parts import Part
 from headrace.profile.trace import Ceilings, ModelNumbers, StepLine
@@ -81,22 +80,3 @@ def ceilings_of(steps: Sequence[StepLine], model: ModelNumbers, device: Ceilings
         else:
             found[part] = PartCeiling(work, work.num_bytes / bandwidth if bandwidth else None, "bandwidth")
     return found
-
-
-class Rates(NamedTuple):
-    """Achieved rates over a whole run, by count."""
-
-    tflop_s: float  # GEMMs and attention
-    tb_s: float  # reads of weights and KV cache
-
-
-def achieved_rates(model: ModelNumbers, lengths: Sequence[tuple[int, int]], *, num_steps: int, seconds: float) -> Rates:
-    """The rates of a run that answered requests of these lengths (prompt tokens, answer tokens)."""
-    contexts = sum((out - 1) * prompt + out * (out - 1) // 2 for prompt, out in lengths)
-    num_prompt, num_out = sum(prompt for prompt, _ in lengths), sum(out for _, out in lengths)
-    pairs = contexts + sum(prompt**2 // 2 for prompt, _ in lengths)
-    flops = 2 * model.active_params * (num_prompt + num_out)
-    flops += 2 * model.hidden_size * model.vocab_size * num_out
-    flops += 4 * model.num_layers * model.q_size * pairs
-    read = contexts * model.kv_token_bytes + num_steps * (model.weight_bytes + model.head_bytes)
-    return Rates(round(flops / seconds / 1e12, 1), round(read / seconds / 1e12, 3))

@@ -15,7 +15,7 @@ from tests.bench.records import base_record, level, offline_record, online_recor
 def test_a_record_read_from_disk_has_its_report(tmp_path: Path) -> None:
     rows = outcomes(50)
     write_record(offline_record(), tmp_path / "offline.json")
-    write_record(online_record([level(4, rows)]), tmp_path / "online.json", rows)
+    write_record(online_record([level(4, rows)]), tmp_path / "online.json", [rows])
     offline, online = read_records([tmp_path])
     assert build_report(offline).title == "Offline benchmark: chat on headrace 0.1.0"
     assert "Distribution of time to first token" in page(build_report(online, tmp_path))
