@@ -80,6 +80,10 @@ def test_a_cpu_with_given_rates_needs_no_measurement(capsys: pytest.CaptureFixtu
         (["llama-3.1-8b", "--gpu", "A100", "--quantization", "fp8"], "no FP8 tensor cores"),
         (["llama-3.1-8b", "--gpu", "H200", "--quantization", "fp9"], "did you mean 'fp8'"),
         (["llama-3.1-8b", "--gpu", "H200", "--gpus", "0"], "at least 1"),
+        (
+            ["llama-3.1-8b", "--gpu", "H200", "--input-len", "9", "--output-len", "9", "--requests", "1000000"],
+            "between 1",
+        ),
         (["./nothing/config.json", "--gpu", "H200"], "no such file"),
         (["llama-3.1-8b", "--gpu", "H200", "--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
     ],

@@ -49,6 +49,7 @@ def test_a_gguf_file_is_sized_by_its_metadata(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     shape = find_shape(str(path))
+    assert find_shape(str(tmp_path)).num_params == shape.num_params  # the only one in its directory
     assert (shape.num_layers, shape.vocab_size, shape.is_tied) == (2, 300, True)
     assert shape.kv_elements_per_token == 2 * 2 * 2 * 16
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.plan.workload import Workload
 
 DEFAULT_REQUESTS = 1000
+MAX_REQUESTS = 20_000
 EXAMPLES = """\
 examples:
   headrace plan llama-3.1-8b --gpu H200
@@ -94,7 +95,8 @@ def _plan(parser: CommandParser, given: argparse.Namespace) -> int:
         gpu = _device(given)
         prediction = predict(shape, gpu, workload, settings)
         ways = [] if prediction.fits else ways_out(prediction, settings)
-        formats = [] if gpu.is_cpu else in_other_formats(shape, gpu, workload, settings)
+        kept = prediction.layout if prediction.fits else None
+        formats = [] if gpu.is_cpu else in_other_formats(shape, gpu, workload, settings, layout=kept)
     if given.compare is not None:
         gpus = find_gpus(name.strip() for name in given.compare.split(",") if name.strip())
         compared = compare(shape, [gpu.with_price(given.gpu_price) for gpu in gpus], workload, settings)
@@ -162,6 +164,10 @@ def _workload(given: argparse.Namespace) -> Workload:
         raise ConfigError("--workload has its own lengths; leave out --input-len and --output-len")
     if given.input_len is None or given.output_len is None:
         raise ConfigError("--input-len and --output-len belong together")
+    if given.requests is not None and not 1 <= given.requests <= MAX_REQUESTS:
+        raise ConfigError(
+            f"--requests must be between 1 and {MAX_REQUESTS:,}, got {given.requests:,}; with more, rates hardly change"
+        )
     count = given.requests or max(DEFAULT_REQUESTS, 4 * (given.concurrency or 0))
     return uniform(
         given.input_len, given.output_len, num_requests=count, spread=given.spread, concurrency=given.concurrency

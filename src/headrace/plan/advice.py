@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from headrace.errors import ConfigError
 from headrace.plan.gpus import GPUS, Gpu
-from headrace.plan.prediction import Prediction, predict
+from headrace.plan.layout import Layout
+from headrace.plan.prediction import Prediction, predict, smallest_layout
 from headrace.plan.settings import PlanSettings
 from headrace.plan.shape import ModelShape
 from headrace.plan.workload import Workload
@@ -16,8 +17,13 @@ FORMATS: tuple[tuple[str | None, str], ...] = ((None, "auto"), ("fp8", "auto"), 
 _COUNTS = (1, 2, 4, 8, 16)
 
 
-def in_other_formats(shape: ModelShape, gpu: Gpu, workload: Workload, settings: PlanSettings) -> list[Prediction]:
-    """The same plan in 16 bits, FP8, FP8 with an FP8 cache and INT4, as far as the device computes in them."""
+def in_other_formats(
+    shape: ModelShape, gpu: Gpu, workload: Workload, settings: PlanSettings, *, layout: Layout | None = None
+) -> list[Prediction]:
+    """The same plan in 16 bits, FP8, FP8 with an FP8 cache and INT4, as far as the device computes in them. A `layout`
+    that is given is kept, so that only the format differs."""
+    if layout is not None:
+        settings = replace(settings, tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.pipeline)
     found = []
     for quantization, cache in FORMATS:
         try:
@@ -71,26 +77,31 @@ def _by_count(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
         return
     for count in _COUNTS:
         if count > settings.num_gpus and settings.tensor_parallel_size is None:
-            each = _try(prediction, prediction.gpu, replace(settings, num_gpus=count))
-            if each is not None:
-                yield f"{count} x {prediction.gpu.name}: {each.layout.label} (not in Headrace yet)"
+            layout = _try(prediction, prediction.gpu, replace(settings, num_gpus=count))
+            if layout is not None:
+                yield f"{count} x {prediction.gpu.name}: {layout.label} (not in Headrace yet)"
                 return
 
 
 def _by_other_gpu(prediction: Prediction, settings: PlanSettings) -> Iterator[str]:
+    """Larger GPUs: as many as asked for, or else the fewest that are enough."""
     larger = sorted(
         (gpu for gpu in GPUS if gpu.memory_bytes > prediction.gpu.memory_bytes or prediction.gpu.is_cpu),
         key=lambda gpu: gpu.memory_bytes,
     )
-    fitting = [gpu for gpu in larger if _try(prediction, gpu, settings) is not None]
-    if fitting:
-        count = f"{settings.num_gpus} x " if settings.num_gpus > 1 else "one "
-        yield "another GPU: " + ", ".join(f"{count}{gpu.name}" for gpu in fitting)
+    found = []
+    for gpu in larger:
+        for count in (settings.num_gpus, *(each for each in _COUNTS if each > settings.num_gpus)):
+            if _try(prediction, gpu, replace(settings, num_gpus=count)) is not None:
+                found.append((count, f"{count} x {gpu.name}"))
+                break
+    if found:
+        fewest = min(count for count, _ in found)
+        yield "another GPU: " + ", ".join(text for count, text in found if count == fewest)
 
 
-def _try(prediction: Prediction, gpu: Gpu, settings: PlanSettings) -> Prediction | None:
+def _try(prediction: Prediction, gpu: Gpu, settings: PlanSettings) -> Layout | None:
     try:
-        found = predict(prediction.model, gpu, prediction.workload, settings)
-    except ConfigError:
+        return smallest_layout(prediction.model, gpu, prediction.workload, settings)
+    except ConfigError:  # a format that this GPU does not compute in, or heads that do not divide
         return None
-    return found if found.fits else None

@@ -132,6 +132,17 @@ def find_gpu(name: str) -> Gpu:
     raise ConfigError(f"unknown GPU {name!r}{nearest(name.upper(), names)} (known: {', '.join(names)}, cpu)")
 
 
+def match_gpu(title: str) -> Gpu | None:
+    """The GPU that a driver's name for it means, such as "NVIDIA A100-SXM4-40GB"; None: it is not in the table."""
+    found = [
+        (len(_plain(known)), gpu)
+        for gpu in GPUS
+        for known in (gpu.name, gpu.title, *gpu.aliases)
+        if _plain(known) in _plain(title)
+    ]
+    return max(found, key=lambda match: match[0])[1] if found else None
+
+
 def find_gpus(names: Iterable[str]) -> list[Gpu]:
     return [find_gpu(name) for name in names]
 

@@ -82,7 +82,7 @@ def predict(
         raise ConfigError(
             f"max_model_len={wanted.max_model_len:,} is more than the model's own context of {shape.max_model_len:,}"
         )
-    options = [(each, _fit(shape, device, precision, wanted, each)) for each in layouts(shape, device, wanted)]
+    options = _options(shape, device, precision, wanted)
     fitting = [(layout, found) for layout, found in options if _problem(found, workload, wanted) is None]
     # Without a layout that fits, show the one with the most memory.
     candidates = fitting or [max(options, key=lambda option: option[0].tensor * option[0].pipeline)]
@@ -96,6 +96,13 @@ def predict(
     is_forced = wanted.tensor_parallel_size is not None or wanted.pipeline_parallel_size is not None
     why = reason(best.layout, shape, device, min_gpus=_min_gpus(fitting), is_forced=is_forced) if fitting else ""
     return replace(best, layout_reason=why)
+
+
+def smallest_layout(shape: ModelShape, gpu: Gpu, workload: Workload, settings: PlanSettings) -> Layout | None:
+    """The layout with the fewest GPUs per replica that holds the model and the workload; cheap: no steps are run."""
+    precision = read_precision(settings.quantization, settings.kv_cache_dtype, gpu)
+    options = _options(shape, gpu, precision, settings)
+    return next((layout for layout, found in options if _problem(found, workload, settings) is None), None)
 
 
 def constants_of(gpu: Gpu) -> Constants:
@@ -142,8 +149,12 @@ def speed_of(
     )
 
 
-def _fit(shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings, layout: Layout) -> Fit:
-    return fit(shape, gpu, precision, settings, tensor=layout.tensor, pipeline=layout.pipeline)
+def _options(shape: ModelShape, gpu: Gpu, precision: Precision, settings: PlanSettings) -> list[tuple[Layout, Fit]]:
+    """Every possible layout with what fits in it, those with the fewest GPUs per replica first."""
+    return [
+        (each, fit(shape, gpu, precision, settings, tensor=each.tensor, pipeline=each.pipeline))
+        for each in layouts(shape, gpu, settings)
+    ]
 
 
 def _predict(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import find_entry
-from headrace.plan.gpus import GPUS, Gpu, find_gpu
+from headrace.plan.gpus import GPUS, Gpu, match_gpu
 from headrace.plan.hostprobe import this_cpu
 from headrace.plan.prediction import Prediction, predict
 from headrace.plan.settings import PlanSettings
@@ -47,9 +47,9 @@ def this_device() -> Gpu:
     facts = read_gpu()
     if facts is None:
         return this_cpu()
-    for gpu in GPUS:
-        if gpu.name.lower() in facts.name.lower().replace(" ", "-") or gpu.name in facts.name.replace(" ", ""):
-            return replace(find_gpu(gpu.name), memory_bytes=facts.total_memory)
+    gpu = match_gpu(facts.name)
+    if gpu is not None:
+        return replace(gpu, memory_bytes=facts.total_memory)
     names = ", ".join(gpu.name for gpu in GPUS)
     raise ConfigError(f"--probe knows no {facts.name!r} (known: {names}); set CUDA_VISIBLE_DEVICES= to probe the CPU")
 

@@ -64,7 +64,8 @@ def _of_path(path: Path) -> ModelShape:
         return shape_of_config(str(path), _read_json(path))
     from headrace.models.checkpoint import open_checkpoint  # reads only the metadata of a GGUF file
 
-    return shape_of_spec(str(path), open_checkpoint(str(path), load_format="random").spec)
+    load_format = "gguf" if path.is_dir() else "random"
+    return shape_of_spec(str(path), open_checkpoint(str(path), load_format=load_format).spec)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
