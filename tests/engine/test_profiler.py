@@ -7,6 +7,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
+from headrace.engine import profiler as profiler_module
 from headrace.engine.client import EngineClient
 from headrace.engine.profiler import ProfileOptions
 from headrace.errors import ConfigError, EngineDeadError, ProfilerError
@@ -84,6 +85,25 @@ def test_a_profile_that_nobody_stops_ends_at_its_limit(llm: LLM, tmp_path: Path)
     assert record["window"]["num_steps"] == 3
     with pytest.raises(ProfilerError, match="no profile"):
         llm.stop_profile()
+
+
+def test_a_profiler_that_fails_at_its_limit_does_not_end_the_engine(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(profiler: object) -> None:
+        stop(profiler)
+        raise RuntimeError("no more memory")
+
+    stop = profiler_module._stop_torch
+    monkeypatch.setattr(profiler_module, "_stop_torch", fail)
+    llm.start_profile(directory=tmp_path, max_steps=3)
+    assert generate(llm)
+    with pytest.raises(ProfilerError, match="no more memory"):
+        llm.stop_profile()
+    monkeypatch.undo()
+    llm.start_profile(directory=tmp_path)
+    assert generate(llm)
+    llm.stop_profile()
 
 
 def test_nothing_is_left_on_after_a_profile(llm: LLM, tmp_path: Path) -> None:

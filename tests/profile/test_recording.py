@@ -45,7 +45,7 @@ def test_a_run_that_never_becomes_steady_is_an_error(tiny_directory: Path) -> No
 def test_sequences_that_do_not_fit_the_cache_are_not_run(tiny_directory: Path) -> None:
     few = EngineConfig(model=str(tiny_directory), max_num_seqs=8, num_gpu_blocks_override=40, num_threads=1)
     with loaded_engine(few, workload_of("decode", 100, 100)) as loaded:
-        assert loaded.num_seqs == 40 * 16 // 200
+        assert loaded.num_seqs == int(0.95 * 40 * 16) // 200
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))

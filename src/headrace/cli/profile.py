@@ -88,6 +88,8 @@ def _check(parser: CommandParser, given: argparse.Namespace) -> None:
         parser.error("--api-key is for --url")
     if given.url is not None and given.steps is not None:
         parser.error("--steps is for a run in this process; give --seconds")
+    if given.steps is not None and given.steps > 10_000:
+        parser.error(f"--steps must be at most 10,000, got {given.steps:,}")
     if given.seconds > 60 and given.steps is None:
         parser.error(f"--seconds must be at most 60, got {given.seconds:g}: traces grow by megabytes per second")
     if given.tool == "cuda" and (given.json or given.picture or given.trace):

@@ -218,7 +218,16 @@ class EngineProfiler:
         limit = window.is_full
         if limit is not None:
             _log.warning("the profile %s ends at its limit: %s", window.name, limit)
+            self._end_at(limit)
+
+    def _end_at(self, limit: str) -> None:
+        """End the window within a step. A failure of the profiler must not end the engine: `stop` raises it."""
+        try:
             self._ended = self._finish(limit)
+        except Exception as error:  # noqa: BLE001
+            _log.exception("the profiler has failed")
+            self._ended = Future()
+            self._ended.set_exception(ProfilerError(f"the profiler has failed: {error!r}"))
 
     def _line(
         self, window: _Window, plan: StepPlan | None, contexts: IntArray | None, times: StepTimes

@@ -28,6 +28,11 @@ from headrace.profile.workload import Workload
 from headrace.types import SequenceEvent
 
 POLL_S = 0.02
+CACHE_SHARE = 0.95  # of the KV cache; the scheduler keeps some blocks free when a request starts
+MIN_STEADY_STEPS = 16  # in a row, if fewer sequences run than wanted
+MAX_LAG = 4  # steps that are planned but not yet counted as steady
+MAX_WINDOW_STEPS = 20_000  # of a small model
+MAX_WINDOW_S = 600.0
 WARM_UP_S = 0.3  # of the profiler; its first start takes seconds on a GPU
 PrintLine = Callable[[str], None]
 
@@ -50,7 +55,7 @@ class LoadedEngine:
         settings = engine.settings
         workload = workload.fitting(settings.max_model_len)
         per_seq = workload.input_len + workload.output_len
-        fitting = max(1, settings.kv_cache_size_tokens // per_seq)
+        fitting = max(1, int(CACHE_SHARE * settings.kv_cache_size_tokens) // per_seq)
         self.engine = engine
         self.workload = workload
         wanted = num_seqs or workload.max_seqs or settings.max_num_seqs
@@ -86,8 +91,8 @@ class LoadedEngine:
             now = self.stats
             if self._is_steady(before, now):
                 return
-            if now.scheduler.num_steps > before.scheduler.num_steps + 4:
-                before = now
+            if _num_steps(before, now) > _num_steady(before, now) + MAX_LAG:
+                before = now  # some step was not steady
             if monotonic() > deadline:
                 raise ConfigError(
                     f"the run was not steady after {timeout_s:g} s: {now.scheduler.num_running} of {self.num_seqs} "
@@ -97,8 +102,8 @@ class LoadedEngine:
     def _is_steady(self, before: EngineStats, now: EngineStats) -> bool:
         if self.workload.name != "decode":
             return self._num_finished >= self.num_seqs
-        num_steps = now.num_steady_steps - before.num_steady_steps
-        return now.scheduler.num_running >= self.num_seqs and num_steps >= 2
+        num_steady = _num_steady(before, now)
+        return num_steady >= (2 if now.scheduler.num_running >= self.num_seqs else MIN_STEADY_STEPS)
 
     def _feed(self) -> None:
         """Keep half as many requests waiting as run, so that a finished one is replaced at once."""
@@ -117,6 +122,14 @@ class LoadedEngine:
         failure = self.engine.client.failure
         if failure is not None:
             raise EngineDeadError(f"the engine has stopped: {failure}") from failure
+
+
+def _num_steps(before: EngineStats, now: EngineStats) -> int:
+    return now.scheduler.num_steps - before.scheduler.num_steps
+
+
+def _num_steady(before: EngineStats, now: EngineStats) -> int:
+    return now.num_steady_steps - before.num_steady_steps
 
 
 @contextmanager
@@ -164,7 +177,7 @@ def record_steady(
         _wait(loaded, options)
         client.stop_profile().result()
         return None
-    window = ProfileOptions(directory=options.directory)
+    window = ProfileOptions(directory=options.directory, max_seconds=MAX_WINDOW_S, max_steps=MAX_WINDOW_STEPS)
     print_line("starting the profiler and measuring the ceilings")
     client.start_profile(window).result()
     sleep(WARM_UP_S)
