@@ -230,6 +230,15 @@ def test_failures_are_rows_with_their_class_and_log(tmp_path: Path) -> None:
     assert death is not None and (death.kind, death.log_tail) == ("died", "the last line of the log")
 
 
+def test_an_engine_that_can_tell_why_it_died_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = EngineFailure("oom", "killed by signal 9", "Out of memory")
+    monkeypatch.setattr(FakeRunning, "failure", lambda self: reason, raising=False)
+    (row,) = run(tmp_path, {"block_size": 13}).rows
+    assert row.failure is not None
+    assert (row.failure.stage, row.failure.kind, row.failure.log_tail) == ("measurement", "oom", "Out of memory")
+    assert row.failure.message == "died under load: killed by signal 9"
+
+
 def test_every_engine_that_started_is_stopped(tmp_path: Path) -> None:
     engine = FakeEngine()
     run(tmp_path, {"block_size": 7}, {"block_size": 13}, {"max_num_seqs": 8}, engine=engine, num_rounds=2)

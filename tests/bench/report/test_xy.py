@@ -106,3 +106,22 @@ def test_a_chart_of_its_own_carries_its_style() -> None:
     chart = standalone(xy_chart([Series("a", [Point(1, 1)])], x=Axis("x"), y=Axis("y"), title="t"))
     assert "prefers-color-scheme: dark" in chart
     ET.fromstring(chart)
+
+
+def test_labels_are_placed_where_they_cover_no_other_label() -> None:
+    crowded = [Point(1 + i / 1000, 1, label=f"point {i}") for i in range(4)]
+    shown = [
+        each
+        for each in texts(drawn([Series("a", [*crowded, Point(9, 9, label="far")])]))
+        if each.startswith(("point", "far"))
+    ]
+    assert shown == ["point 0", "point 1", "far"]  # above, below, and no room for the others
+
+
+def test_labels_go_below_their_points_if_asked() -> None:
+    def height(series: Series) -> float:
+        found = [each for each in drawn([series]).iter(f"{SVG}text") if each.text == "here"]
+        return float(found[0].get("y", "nan"))
+
+    points = [Point(1, 5, label="here"), Point(2, 9)]
+    assert height(Series("a", points)) < height(Series("a", points, is_labelled_below=True))

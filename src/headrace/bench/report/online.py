@@ -151,7 +151,7 @@ def _latency_over_throughput(levels: Sequence[Level], name: str) -> Chart:
             if is_number(found(figures := figures_of(level), name, rank))
             and is_number(figures.get("output_tokens_per_s"))
         ]
-        series.append(Series(rank, points))
+        series.append(Series(rank, points, is_labelled_below=True))
     title = f"{LATENCIES[name].capitalize()} against throughput"
     chart = xy_chart(
         series,
@@ -247,7 +247,19 @@ def _over_time(levels: Sequence[Level]) -> Section | None:
         )
         caption = "" if spans else f"No steady window: {found(steady, 'reason') or 'none was looked for'}."
         charts.append(Chart(title, chart, caption))
-    return Section("Throughput over time", charts) if charts else None
+    return Section("Throughput over time", [*charts, *_running(levels)]) if charts else None
+
+
+def _running(levels: Sequence[Level]) -> list[Chart]:
+    """Requests in flight over time, all levels in one chart: an open loop that the server cannot follow grows."""
+    series = [
+        Series(load_label(level.get("load")), over_time(rows))
+        for level in levels
+        if (rows := [(row[0], row[2]) for row in level.get("series") or [] if len(row) >= 3 and is_number(row[2])])
+    ]
+    title = "Requests running over time"
+    axes = Axis("seconds since the start"), Axis("requests running")
+    return [Chart(title, xy_chart(series, x=axes[0], y=axes[1], title=title, height=250))] if series else []
 
 
 def _unanswered(levels: Sequence[Level]) -> Section:

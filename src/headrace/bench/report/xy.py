@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.bench.report.scales import Axis, Scale, scale
@@ -42,6 +42,7 @@ class Series:
     kind: Kind = "line"
     is_dashed: bool = False
     place: int | None = None  # of its colour; default: its place in the chart
+    is_labelled_below: bool = False  # where labels of points go if there is room: another series is above
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def _drawable(series: Series, place: int, x: Axis, y: Axis) -> Series:
         and (point.x > 0 or not x.is_log)
         and (point.y > 0 or not y.is_log)
     ]
-    return Series(series.name, points, series.kind, series.is_dashed, place if series.place is None else series.place)
+    return replace(series, points=points, place=place if series.place is None else series.place)
 
 
 def _empty(title: str, width: float, height: float) -> str:
@@ -250,7 +251,7 @@ def _band(series: Series, x_scale: Scale, y_scale: Scale) -> str:
 
 
 def _point_labels(kept: Sequence[Series], x_scale: Scale, y_scale: Scale) -> Iterator[str]:
-    """Labels above their points; one that would cover an earlier label is left to the point's title."""
+    """Labels above or below their points; one that would cover another label is left to the point's title."""
     taken: list[tuple[float, float, float]] = []
     for series in kept:
         for point in series.points:
@@ -258,9 +259,11 @@ def _point_labels(kept: Sequence[Series], x_scale: Scale, y_scale: Scale) -> Ite
                 continue
             half = text_width(point.label, 11.5) / 2
             at = min(max(x_scale.place(point.x), x_scale.start + half), max(x_scale.start, x_scale.end - half))
-            for above in (-10.0, 18.0):
-                y = y_scale.place(point.y) + above
-                if all(abs(at - other) >= half + width + 2 or abs(y - row) >= 12 for other, row, width in taken):
+            for offset in (18.0, -10.0) if series.is_labelled_below else (-10.0, 18.0):
+                y = y_scale.place(point.y) + offset
+                if y < y_scale.start and all(
+                    abs(at - other) >= half + width + 2 or abs(y - row) >= 12 for other, row, width in taken
+                ):
                     taken.append((at, y, half))
                     yield text(at, y, point.label, "point", anchor="middle")
                     break

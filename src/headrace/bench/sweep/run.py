@@ -227,7 +227,7 @@ class _Running:
         try:
             record = self.sweep.measure(engine, self.sweep.workload)
             if not engine.is_alive():
-                return Failure("measurement", "died", f"{engine.name} died under load", engine.log_tail())
+                return _death(engine)
         except Exception as error:  # noqa: BLE001
             return _failure("measurement", error, engine)
         if not _has_answers(record):
@@ -325,6 +325,14 @@ def _failure(stage: str, error: Exception, engine: RunningEngine | None = None) 
         return Failure(stage, "bad_setting", str(error), tail)
     is_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
     return Failure(stage, "oom" if is_memory else "error", f"{type(error).__name__}: {error}", tail)
+
+
+def _death(engine: RunningEngine) -> Failure:
+    """Why an engine died, if it can tell."""
+    reason = getattr(engine, "failure", lambda: None)()
+    if isinstance(reason, EngineFailure):
+        return Failure("measurement", reason.kind, f"died under load: {reason}", reason.log_tail)
+    return Failure("measurement", "died", f"{engine.name} died under load", engine.log_tail())
 
 
 def _has_answers(record: Mapping[str, Any]) -> bool:
