@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.plan.constants import CPU, H200, Constants, ErrorBand, error_band
 from headrace.plan.gpus import Gpu, find_gpu
 from headrace.plan.layout import Layout, layouts, reason
-from headrace.plan.memory import Fit, Memory, fit
+from headrace.plan.memory import Fit, Memory, fit, gib
 from headrace.plan.precision import NOT_RUN, Precision, read_precision
 from headrace.plan.roofline import Machine, StepSeconds, step_seconds
 from headrace.plan.settings import PlanSettings, limits_of
@@ -197,8 +197,8 @@ def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None
     if not memory.fits:
         parts = memory.weights + memory.activations + memory.runtime
         return (
-            f"weights of {_gib(memory.weights)}, steps of {_gib(memory.activations)} and {_gib(memory.runtime)} for "
-            f"CUDA graphs take {_gib(parts)} of the {_gib(memory.allowed)} that may be used; {_gib(memory.shortfall)} "
+            f"weights of {gib(memory.weights)}, steps of {gib(memory.activations)} and {gib(memory.runtime)} for "
+            f"CUDA graphs take {gib(parts)} of the {gib(memory.allowed)} that may be used; {gib(memory.shortfall)} "
             "are missing"
         )
     if wanted.max_model_len is not None and memory.max_model_len > memory.cache_tokens + 1:
@@ -214,7 +214,7 @@ def _problem(found: Fit, workload: Workload, wanted: PlanSettings) -> str | None
     if workload.max_len > memory.cache_tokens:
         return (
             f"the longest request of the workload has {workload.max_len:,} tokens, and the KV cache holds "
-            f"{memory.cache_tokens:,} ({_gib(memory.cache)} at {memory.bytes_per_token / 1024:,.1f} KiB per token)"
+            f"{memory.cache_tokens:,} ({gib(memory.cache)} at {memory.bytes_per_token / 1024:,.1f} KiB per token)"
         )
     return None
 
@@ -283,7 +283,3 @@ def _min_gpus(fitting: list[tuple[Layout, Fit]]) -> int:
 
 def _seconds(prediction: Prediction) -> float:
     return float("inf") if prediction.speed is None else prediction.speed.seconds
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"

@@ -23,7 +23,7 @@ from headrace.plan.precision import Precision
 from headrace.plan.shape import ModelShape
 from headrace.plan.simulate import FloatArray, Steps
 
-EAGER_LAYER_SECONDS = 0.3e-3  # host time to launch one layer of a large step with prompts; hidden if the GPU is slower
+EAGER_LAYER_SECONDS = 0.7e-3  # as runner/gpu/graph_sizes.py: host time to launch a layer kernel by kernel
 MAX_GRAPH_TOKENS = 2048  # larger steps with prompts are launched kernel by kernel
 SMOOTHNESS = 3.0  # of the corner between the two sides of the roofline
 LINK_LATENCY_SECONDS = {"NVLink": 8e-6, "Infinity Fabric": 12e-6, "PCIe": 30e-6}

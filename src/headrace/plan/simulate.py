@@ -150,29 +150,27 @@ class _Simulation:
         new_tokens, contexts = self._tokens_of(first, whole)
         budget -= int(new_tokens.sum())
         used = limits.max_num_batched_tokens - budget
+        may_chunk = may_start and budget > 0 and used < limits.full_step_tokens
+        may_chunk = may_chunk and whole < min(num_startable, num_waiting) and self._num_that_fit(whole + 1) > whole
         self._next += whole
         groups = self._groups[first : first + whole]
         self._cached_groups[groups[groups >= 0]] = True
-        if may_start and whole < min(num_startable, num_waiting) and budget > 0 and used < limits.full_step_tokens:
-            chunk = self._first_chunk(budget)
-            if chunk is not None:
-                chunks.append(chunk)
+        if may_chunk:
+            chunks += self._first_chunk(budget)
         if not whole and not chunks:
             return False
         self._take(first, whole, new_tokens, contexts, chunks)
         return True
 
-    def _first_chunk(self, budget: int) -> tuple[int, int, int] | None:
-        """Part of the next prompt, which does not fit as a whole, if the cache has room for it."""
-        if not self._num_that_fit(1):
-            return None
+    def _first_chunk(self, budget: int) -> list[tuple[int, int, int]]:
+        """Part of the next prompt, which exceeds the budget as a whole."""
         request = self._next
         (num_tokens,), (context,) = self._tokens_of(request, 1)
-        if num_tokens <= budget:
-            return None
+        if num_tokens <= budget:  # its prefix is computed in this very step: it starts in the next one
+            return []
         self._next += 1
         self._note_prefix(request, int(context) + budget)
-        return request, budget, int(context)
+        return [(request, budget, int(context))]
 
     def _note_prefix(self, request: int, num_computed: int) -> None:
         """Others may share the prefix of a chunked prompt as soon as all of it is computed."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE, find_entry
@@ -76,10 +75,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{path} holds no JSON object; a model's config.json does")
     return config
-
-
-def is_embedded(model: str) -> bool:
-    return model == EMBEDDED_MODEL
 
 
 def built_in_names() -> list[str]:
