@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -93,36 +94,49 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the records here")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    wrong: list[str] = []
-    for model in arguments.model:
-        for workload in arguments.workload or list(WORKLOADS):
-            with tempfile.TemporaryDirectory() as directory:
-                report = measure(model, workload, arguments, Path(directory))
-            if report is None:
-                continue
-            print(f"\n{model} {workload}\n{report.table()}", flush=True)
-            record = {
-                "model": model,
-                "workload": workload,
-                "dtype": "fp8" if arguments.fp8 else "bfloat16",
-                **{name: value for name, value in report.as_json().items() if name != "model"},
-                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-                "command": "python benchmarks/profile_step.py " + " ".join(sys.argv[1:]),
-                "commit": arguments.commit or commit(),
-                "triton": importlib.metadata.version("triton"),
-            }
-            if arguments.json:
-                arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                with arguments.json.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-            if arguments.pictures:
-                arguments.pictures.mkdir(parents=True, exist_ok=True)
-                (arguments.pictures / f"profile-{model}-{workload}.html").write_text(page(report))
-            wrong += [f"{model} {workload}: {problem}" for problem in problems(report)]
+    pairs = [(model, workload) for model in arguments.model for workload in arguments.workload or list(WORKLOADS)]
+    if len(pairs) > 1:
+        raise SystemExit(max(in_own_process(*pair) for pair in pairs))
+    wrong = record_of(*pairs[0], arguments)
     for problem in wrong:
         print(f"WRONG {problem}", flush=True)
     if wrong and arguments.check:
         raise SystemExit(1)
+
+
+def in_own_process(model: str, workload: str) -> int:
+    """Run this script for one of several records: an engine's GPU memory is free only when its process has ended."""
+    given = iter(sys.argv[1:])
+    others = [part for part in given if not (part in ("--model", "--workload") and next(given))]
+    command = [sys.executable, __file__, "--model", model, "--workload", workload, *others]
+    return subprocess.run(command, check=False).returncode
+
+
+def record_of(model: str, workload: str, arguments: argparse.Namespace) -> list[str]:
+    """Record one workload. Returns what is wrong with it."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = measure(model, workload, arguments, Path(directory))
+    if report is None:
+        return []
+    print(f"\n{model} {workload}\n{report.table()}", flush=True)
+    record = {
+        "model": model,
+        "workload": workload,
+        "dtype": "fp8" if arguments.fp8 else "bfloat16",
+        **{name: value for name, value in report.as_json().items() if name != "model"},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": "python benchmarks/profile_step.py " + " ".join(sys.argv[1:]),
+        "commit": arguments.commit or commit(),
+        "triton": importlib.metadata.version("triton"),
+    }
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.json.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    if arguments.pictures:
+        arguments.pictures.mkdir(parents=True, exist_ok=True)
+        (arguments.pictures / f"profile-{model}-{workload}.html").write_text(page(report))
+    return [f"{model} {workload}: {problem}" for problem in problems(report)]
 
 
 if __name__ == "__main__":

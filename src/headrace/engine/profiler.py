@@ -207,7 +207,7 @@ class EngineProfiler:
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self._settings.device == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        profiler = torch.profiler.profile(activities=kinds)
+        profiler = torch.profiler.profile(activities=kinds, acc_events=True)  # without it, torch 2.11 warns
         profiler.start()
         return profiler
 
