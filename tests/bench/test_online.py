@@ -54,7 +54,7 @@ def test_refusals_are_counted_apart() -> None:
     summary = found.record["levels"][0]["summary"]
     assert (summary["num_ok"], summary["num_refused"]) == (0, 12)
     assert summary["requests_per_s"] == 0
-    assert any("429 or 503" in warning for warning in found.record["warnings"])
+    assert any("429 or 503" in warning for warning in found.record["levels"][0]["warnings"])
 
 
 def test_levels_take_different_requests_until_there_are_no_more() -> None:

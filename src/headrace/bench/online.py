@@ -94,7 +94,6 @@ def measure_online(
             if result.server_died:
                 record["failure"] = {"kind": "crash", "message": "the server died", "log_tail": engine.log_tail()}
             break
-    record["warnings"] = list(dict.fromkeys(warning for level in levels for warning in level["warnings"]))
     record["summary"] = best_level(levels)
     return Measured(record, rows, was_interrupted)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 NOT_AVAILABLE = "not available"
@@ -96,22 +96,26 @@ def found(record: Any, *path: str) -> Any:
     return record
 
 
+UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("_ms", milliseconds),
+    ("_bytes", memory),
+    ("_share", percent),
+    ("_utilization", percent),
+    ("_s", seconds),
+    ("_seconds", seconds),
+)
+
+
 def of_kind(value: Any, name: str) -> str:
     """A counter or a fact with the unit that its name ends in."""
     if name.endswith("_shares") and isinstance(value, Sequence):
         return ", ".join(map(percent, value)) or NOT_AVAILABLE
     if not is_number(value):
         return NOT_AVAILABLE if value is None else plain(value)
-    name = name if name.endswith("_s") else name.partition(" ")[0]  # `loop_lag_ms p99` is in ms
-    for suffix, shown in (
-        ("_ms", milliseconds),
-        ("_bytes", memory),
-        ("_share", percent),
-        ("_utilization", percent),
-        ("_s", seconds),
-    ):
-        if name.endswith(suffix) and not name.endswith("_per_s"):
-            return shown(value)
+    for word in reversed(name.split()):  # `loop_lag_ms p99` is in ms, `processes peak_rss_bytes` in bytes
+        for suffix, shown in UNITS:
+            if f"_{word}".endswith(suffix) and not word.endswith("_per_s"):
+                return shown(value)
     return number(value)
 
 

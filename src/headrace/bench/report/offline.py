@@ -8,16 +8,13 @@ from typing import Any
 
 from headrace.bench.report.bars import Bar, bar_chart
 from headrace.bench.report.document import Chart, Facts, Part, Report, Section, Table
-from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, title_of
+from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, telemetry_of, title_of
 from headrace.bench.report.scales import Axis
 from headrace.bench.values import (
     NOT_AVAILABLE,
-    flat,
     found,
     is_number,
-    label_of,
     number,
-    of_kind,
     percent,
     seconds,
 )
@@ -84,8 +81,8 @@ def _rounds(rounds: Sequence[Round]) -> Section:
 
 def _resources(record: Mapping[str, Any], rounds: Sequence[Round]) -> Section:
     labels = [f"round {place}" for place in range(1, len(rounds) + 1)]
-    counters = facts_table("Counters of the engine", labels, [each.get("counters") for each in rounds], "")
-    parts: list[Part] = [counters if counters is not None else Facts([("Counters of the engine", NOT_AVAILABLE)])]
-    telemetry = [(label_of(name), of_kind(value, name)) for name, value in flat(record.get("telemetry"))]
-    parts.append(Facts(telemetry or [("Telemetry", NOT_AVAILABLE)]))
+    parts: list[Part] = []
+    for key, title in (("counters", "Counters of the engine"), ("telemetry", "Telemetry")):
+        table = facts_table(title, labels, [telemetry_of(each.get(key)) for each in rounds])
+        parts.append(table if table is not None else Facts([(title, NOT_AVAILABLE)]))
     return Section("Engine and hardware", parts)

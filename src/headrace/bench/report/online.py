@@ -31,7 +31,7 @@ from headrace.bench.report.document import (
     Tone,
     grouped,
 )
-from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, title_of
+from headrace.bench.report.run_facts import facts_table, run_section, subtitle_of, telemetry_of, title_of
 from headrace.bench.report.scales import Axis
 from headrace.bench.report.xy import Limit, Point, Series, Span, cdf, over_time, xy_chart
 from headrace.bench.slo import Slo
@@ -338,7 +338,8 @@ def _resources(levels: Sequence[Level]) -> Section:
         ("telemetry", "Telemetry"),
         ("client", "The client's own cost"),
     ):
-        table = facts_table(title, labels, [_without_flags(level.get(key)) for level in levels], "load")
+        facts = [telemetry_of(_without_flags(level.get(key))) for level in levels]
+        table = facts_table(title, labels, facts)
         parts.append(table if table is not None else Facts([(title, NOT_AVAILABLE)]))
     return Section("Engine, hardware and client", parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.bench.report.document import Code, Details, Facts, Part, Section, Table
@@ -90,13 +90,32 @@ def machine_label(record: Mapping[str, Any]) -> str:
     return "; ".join(parts) or NOT_AVAILABLE
 
 
-def facts_table(title: str, labels: list[str], facts: list[Any], first: str) -> Table | None:
-    """One row a level, one column a fact. None if no level has any."""
-    names = list(dict.fromkeys(name for each in facts for name, _ in flat(each)))
+def facts_table(title: str, labels: Sequence[str], facts: Sequence[Any]) -> Table | None:
+    """One row a fact, one column a level or round. None if none has any."""
+    columns = [dict(flat(each)) for each in facts]
+    names = list(dict.fromkeys(name for column in columns for name in column))
     if not names:
         return None
-    rows = [
-        [label, *(of_kind(dict(flat(each)).get(name), name) for name in names)]
-        for label, each in zip(labels, facts, strict=True)
-    ]
-    return Table([first, *map(label_of, names)], rows, caption=title)
+    rows = [[label_of(name), *(of_kind(column.get(name), name) for column in columns)] for name in names]
+    return Table(["", *labels], rows, caption=title)
+
+
+def telemetry_of(facts: Any) -> Any:
+    """Telemetry for people: what is not available is one line with its reason, and each GPU has its number."""
+    if not isinstance(facts, Mapping):
+        return facts
+    shown: dict[str, Any] = {}
+    for kind, value in facts.items():
+        if not isinstance(value, Mapping):
+            shown[kind] = value
+        elif not value.get("available", True):
+            shown[kind] = value.get("reason", NOT_AVAILABLE)
+        elif "gpus" in value:
+            shown |= {f"GPU {place}": _without(gpu, "index", "uuid", "name") for place, gpu in enumerate(value["gpus"])}
+        else:
+            shown[kind] = _without(value, "available")
+    return shown
+
+
+def _without(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name not in names}

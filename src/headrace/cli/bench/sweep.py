@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     from headrace.bench.sweep import Sweep, read_configs, run_sweep
+    from headrace.bench.sweep.journal import SUFFIX
 
     try:
         if given.url:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         say(note)
     output = given.output or Path(RECORDS) / f"{given.configs.stem}.sweep.json"
     given.output, given.html = output, given.html or output.with_suffix(".html")
-    result = run_sweep(sweep, output.with_suffix(".journal.jsonl"), _quiet if given.quiet else say)
+    result = run_sweep(sweep, output.with_suffix(SUFFIX), _quiet if given.quiet else say)
     finish(given, result.as_record())
     _write_settings(result.as_record(), output)
     if result.stopped is not None:
