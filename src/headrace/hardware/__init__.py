@@ -2,6 +2,8 @@
 
     facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
     nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
+
+Only `facts.read_gpu` imports torch.
 """
 
 from __future__ import annotations

@@ -187,7 +187,12 @@ def test_the_environment_is_added_to() -> None:
         ),
         (2, "headrace serve: error: unknown option --max-seqs", "bad_setting", "--max-seqs"),
         (2, "vllm: error: unrecognized arguments: --capacity-policy x", "bad_setting", "--capacity-policy"),
-        (1, "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig", "bad_setting", "Cache"),
+        (
+            1,
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, 9 is greater",
+            "bad_setting",
+            "ModelConfig Value error, 9 is greater",
+        ),
         (1, "headrace: error: quantization='fp8' needs a GPU; a CPU computes in float32", "bad_setting", "needs a GPU"),
         (1, "ModuleNotFoundError: No module named 'vllm'", "not_installed", "vllm"),
         (-11, "step 5", "crash", "step 5"),

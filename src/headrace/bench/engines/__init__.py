@@ -8,6 +8,8 @@
     processes.py         child processes that cannot be orphaned; failures classified by exit code and log
     workers.py           commands to a worker          http.py, metrics.py   what a server says about itself
     shapes.py            model shapes with random weights
+
+In process means: in a worker's process, so that its memory is returned and its crash is one failed start.
 """
 
 from __future__ import annotations

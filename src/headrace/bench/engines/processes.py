@@ -33,7 +33,7 @@ from headrace.bench.engines.base import EngineFailure, FailureKind
 Found = TypeVar("Found")
 
 MAX_LOG_LINES = 400
-MAX_LINE_CHARS = 2000
+MAX_LINE_CHARS = 8000  # vLLM logs its whole config in one line
 TAIL_LINES = 40
 POLL_S = 0.05
 STOP_S = 30.0  # from SIGTERM to SIGKILL
@@ -331,14 +331,20 @@ def classify(exit_code: int | None, lines: Sequence[str]) -> tuple[FailureKind, 
     """The kind of a failure, and the line of the log that says so."""
     cleaned = [plain(line) for line in lines]
     for kind, patterns in _KINDS:
-        for line in reversed(cleaned):
-            if any(pattern.search(line) for pattern in patterns):
-                return kind, line.strip()
+        for index in reversed(range(len(cleaned))):
+            if any(pattern.search(cleaned[index]) for pattern in patterns):
+                return kind, _with_details(cleaned, index)
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return "oom", "it was killed, which the system does when memory runs out"
     if exit_code == USAGE_EXIT_CODE:
         return "bad_setting", cleaned[-1].strip() if cleaned else ""
     return "crash", cleaned[-1].strip() if cleaned else ""
+
+
+def _with_details(lines: Sequence[str], index: int) -> str:
+    """A line; and the two after "1 validation error for ...", which say what is wrong."""
+    count = 3 if "validation error" in lines[index] else 1
+    return " ".join(line.strip() for line in lines[index : index + count])
 
 
 def plain(line: str) -> str:

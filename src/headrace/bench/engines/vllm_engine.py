@@ -19,13 +19,14 @@ from headrace.bench.engines.http import HttpError, ServerClient
 from headrace.bench.engines.processes import Child, plain, shown
 from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, model_identity, shape_directory
 from headrace.bench.engines.vllm_installation import CHILD_ENV, LAUNCHER, Installation
-from headrace.bench.engines.vllm_settings import VllmSettings, in_force, translate
+from headrace.bench.engines.vllm_settings import UNDECIDED, VllmSettings, in_force, translate
 from headrace.bench.engines.workers import Worker
 from headrace.bench.workloads import Workload
 from headrace.config import EMBEDDED_MODEL
 
 NAME = "vllm"
 START_S = 1200.0  # compiling and capturing graphs takes minutes on some machines
+INFO_S = 120.0  # the first answer runs programs to describe the machine
 _KEY_OPTIONS = frozenset({"api_key"})
 _SIZES = {  # names in config.json and in records
     "vocab_size": "vocab_size",
@@ -246,14 +247,16 @@ class _VllmServer(_Running):
         super().__init__(vllm, model, path, asked, child)
         self._client = client
         self.address = client.address
-        info = client.maybe_json("/server_info?config_format=json")
+        info = client.maybe_json("/server_info?config_format=json", timeout_s=INFO_S)
         config = info.get("vllm_config") if isinstance(info, dict) else None
         self._config: dict[str, Any] = config if isinstance(config, dict) else {}  # older versions have only text
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        reported = metrics.settings(self._client.maybe_text("/metrics") or "")
         found = self._in_force(self._config, serves=True)
-        return {**{name: setting for name, setting in reported.items() if name not in found}, **found}
+        for name, setting in metrics.settings(self._client.maybe_text("/metrics") or "").items():
+            if name not in found or (found[name].source == "default" and found[name].value in UNDECIDED):
+                found[name] = setting
+        return found
 
     def counters(self) -> dict[str, float]:
         try:
