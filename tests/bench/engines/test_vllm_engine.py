@@ -78,8 +78,8 @@ def test_a_server_is_started_and_read(cpu_python: str) -> None:
         assert found["port"].source == "automatic"
         assert running.reset_prefix_cache()
         assert running.launch_command() == (
-            "OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind vllm serve some/model --served-model-name some/model "
-            "--max-num-seqs 8 --no-enable-prefix-caching"
+            "OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind vllm serve some/model --max-num-seqs 8 "
+            "--no-enable-prefix-caching"
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import psutil
@@ -38,6 +39,7 @@ TAIL_LINES = 40
 POLL_S = 0.05
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 KILL_S = 10.0
+SETTLE_S = 2.0
 
 # Kills the process group `argv[1]` at the end of stdin; a byte before that means: it has ended, leave it alone.
 _WATCH = """
@@ -134,6 +136,15 @@ class Child:
 
     def find_in_log(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         return next((found for line in self.log_lines() if (found := pattern.search(line))), None)
+
+    def settle_log(self) -> None:
+        """Wait until what was written so far is in the log: other pipes of the child may be faster."""
+        deadline, num_idle = monotonic() + SETTLE_S, 0
+        while num_idle < 3 and monotonic() < deadline and self._drain.is_alive():
+            assert self._process.stdout is not None
+            is_readable, _, _ = select.select([self._process.stdout], [], [], 0)
+            num_idle = 0 if is_readable else num_idle + 1
+            sleep(0.01)  # the thread that reads gets its turn
 
     def _read_log(self) -> None:
         assert self._process.stdout is not None

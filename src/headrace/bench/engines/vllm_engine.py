@@ -28,6 +28,7 @@ NAME = "vllm"
 START_S = 1200.0  # compiling and capturing graphs takes minutes on some machines
 INFO_S = 120.0  # the first answer runs programs to describe the machine
 _KEY_OPTIONS = frozenset({"api_key"})
+_OF_BENCH = frozenset({"host", "port", "served_model_name", "disable_log_stats"})  # not for a user's own launch
 _SIZES = {  # names in config.json and in records
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -156,6 +157,7 @@ class _Running(RunningEngine):
         self._asked = asked
         self._child = child
         self.model_name = str(_first(asked.settings.get("served_model_name")) or path)
+        child.settle_log()
         self._facts = log_facts(child.log_lines())
 
     def _in_force(self, config: Mapping[str, Mapping[str, Any]], *, serves: bool) -> dict[str, SettingInForce]:
@@ -189,11 +191,8 @@ class _Running(RunningEngine):
 
     def _launch_command(self, *command: str) -> str:
         env = [f"{name}={shlex.quote(value)}" for name, value in self._asked.env.items()]
-        of_user = {
-            name: value
-            for name, value in self._asked.settings.items()
-            if name not in ("port", "host", "disable_log_stats")
-        }
+        of_bench = _OF_BENCH & self._asked.automatic.keys()
+        of_user = {name: value for name, value in self._asked.settings.items() if name not in of_bench}
         return " ".join([*env, shown([*command, *replace(self._asked, settings=of_user).flags()])])
 
 

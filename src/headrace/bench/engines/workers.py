@@ -16,7 +16,7 @@ import select
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from headrace.bench.engines.base import EngineFailure, OfflineRun
@@ -25,7 +25,6 @@ from headrace.bench.workloads import Workload
 
 READ_BYTES = 1 << 16
 STOP_S = 20.0
-LOG_S = 0.2  # for what was written to reach the log
 
 
 class Worker:
@@ -87,7 +86,7 @@ class Worker:
     def _refused(self, do: str, type: str, message: str) -> EngineFailure:
         kind, why = classify(None, [f"{type}: {' '.join(message.split())}"])
         if kind == "crash":  # the cause may be in another process, which has logged it
-            sleep(LOG_S)
+            self.child.settle_log()
             kind, logged = classify(None, self.child.log_lines())
             why = why if kind == "crash" else logged
         return EngineFailure(kind, f"{self.name}: {why.removeprefix('ConfigError: ')}", self.child.log_tail())
