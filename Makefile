@@ -9,15 +9,15 @@ QUIET ?= -qq
 # Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 SEEDS ?= 10
-NOT_QUICK := gpu or slow or parity or properties or crash or interpreted or embedded or processes
+NOT_QUICK := gpu or slow or vllm or parity or properties or crash or interpreted or embedded or processes
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test test-seeds quick slow gpu-test torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
@@ -36,6 +36,9 @@ slow: $(VENV)/.ready-dev  ## the tests that take longer
 
 gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(ARGS)
+
+vllm-test: $(VENV)/.ready-dev  ## the tests that start vLLM, from HEADRACE_VLLM_PYTHON=PATH (minutes)
+	@$(BIN)/pytest -m vllm $(ARGS)
 
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)

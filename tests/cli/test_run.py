@@ -88,7 +88,10 @@ def test_quiet_prints_only_errors(
 def test_the_summary_can_be_written_as_json(source: Path, jobs: list[JobSpec], tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     main(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--json-summary", str(summary)])
-    assert json.loads(summary.read_text())["answered"] == 1
+    told = json.loads(summary.read_text())
+    assert told["answered"] == 1
+    assert {"model_digest", "model_shape", "machine", "versions", "commit", "settings"} <= told.keys()
+    assert told["machine"]["num_cores"] >= 1 and told["versions"]["headrace"]
 
 
 def test_an_existing_output_is_refused_before_anything_is_fetched(

@@ -56,13 +56,15 @@ def _memory_share(settings: Settings, config: EngineConfig) -> SettingInForce:
 
 def _derived(settings: Settings) -> dict[str, SettingInForce]:
     """Values that are no fields of the config."""
-    (num_blocks,) = (choice for choice in settings.choices if choice.name == "num_blocks")
-    source: Source = "given" if num_blocks.reason.startswith(_AS_SET) else "automatic"
+    sized = next((choice.reason for choice in settings.choices if choice.name == "num_blocks"), "")
+    source: Source = "given" if sized.startswith(_AS_SET) else "automatic"
     return {
-        "num_blocks": SettingInForce(settings.num_blocks, source, num_blocks.reason),
+        "num_blocks": SettingInForce(settings.num_blocks, source, sized),
         "kv_cache_size_tokens": SettingInForce(settings.kv_cache_size_tokens, "automatic", "num_blocks x block_size"),
         "full_step_tokens": SettingInForce(
-            settings.full_step_tokens, "default", "a prompt is not chunked to fill a step beyond this"
+            settings.full_step_tokens,
+            "automatic" if settings.device == "cuda" else "default",
+            "a prompt is not chunked to fill a step beyond this",
         ),
         "full_rate_seqs": SettingInForce(
             settings.full_rate_seqs or settings.max_num_seqs,

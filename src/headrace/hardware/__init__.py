@@ -1,7 +1,9 @@
 """Facts about this machine (cores, memory, GPU), its load during a run, and returning memory to the system.
 
-facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
-nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
+    facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
+    nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
+
+Only `facts.read_gpu` imports torch.
 """
 
 from __future__ import annotations

@@ -176,6 +176,13 @@ def test_nothing_listens_on_the_port() -> None:
     assert failure.kind == "unreachable" and "nothing listens on this port" in str(failure)
 
 
+def test_a_server_on_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(Pages({"/v1/models": json.dumps(MODELS)})) as address:
+        assert OpenAIEngine(address).start({}, serves=True).model_name == "some-model"
+
+
 def test_a_host_that_does_not_exist() -> None:
     assert "host name is not known" in str(failure_of("http://no-such-host.invalid:8000"))
 

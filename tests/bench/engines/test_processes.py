@@ -151,6 +151,21 @@ def test_a_program_that_is_not_there_is_not_installed() -> None:
     assert error.value.kind == "not_installed"
 
 
+def test_what_was_written_before_a_reply_is_in_the_log_once_it_has_settled() -> None:
+    reading, writing = os.pipe()
+    code = f"""
+        import os, time
+        for i in range(3000): print("line", i)
+        os.write({writing}, b"x")
+        time.sleep(60)
+    """
+    with child(code, pass_fds=[writing]) as engine, os.fdopen(reading, "rb") as replies:
+        os.close(writing)
+        assert replies.read(1) == b"x"
+        engine.settle_log()
+        assert engine.log_tail(1) == "line 2999"
+
+
 def test_a_child_takes_commands() -> None:
     code = "import sys; print('ready on', 2 * int(sys.stdin.readline()))"
     with child(code, takes_commands=True) as engine:
@@ -187,7 +202,12 @@ def test_the_environment_is_added_to() -> None:
         ),
         (2, "headrace serve: error: unknown option --max-seqs", "bad_setting", "--max-seqs"),
         (2, "vllm: error: unrecognized arguments: --capacity-policy x", "bad_setting", "--capacity-policy"),
-        (1, "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig", "bad_setting", "Cache"),
+        (
+            1,
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, 9 is greater",
+            "bad_setting",
+            "ModelConfig Value error, 9 is greater",
+        ),
         (1, "headrace: error: quantization='fp8' needs a GPU; a CPU computes in float32", "bad_setting", "needs a GPU"),
         (1, "ModuleNotFoundError: No module named 'vllm'", "not_installed", "vllm"),
         (-11, "step 5", "crash", "step 5"),

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 from headrace.engine.core import EngineStats
-from headrace.engine.settings import Choice
+from headrace.engine.settings import Choice, SettingInForce
 from headrace.jobs.status.report import JobReport, Sample, Tally
 from headrace.jobs.status.summary import headline, plain_summary, print_summary
 from headrace.jobs.store.status_file import Saved
@@ -46,6 +46,7 @@ def report(**changes: object) -> JobReport:
         start_seconds=1.5,
         stats=EngineStats(STATS, host_seconds=0.02, wait_seconds=1.0),
         choices=(Choice("max_num_seqs", "64", "what a CPU does best"),),
+        in_force={"max_num_seqs": SettingInForce(64, "automatic", "what a CPU does best")},
     )
     return dataclasses.replace(made, **changes)
 
@@ -107,7 +108,11 @@ def test_the_json_summary_has_the_same_numbers() -> None:
     assert (summary["requests"], summary["answered"], summary["errors"]) == (21, 20, 1)
     assert summary["completion_tokens_per_second"] == 50
     assert summary["prefix_hit_share"] == 0.4
-    assert summary["settings"]["max_num_seqs"] == {"value": "64", "reason": "what a CPU does best"}
+    setting = {"value": 64, "source": "automatic", "reason": "what a CPU does best"}
+    assert summary["settings"]["max_num_seqs"] == setting
+    assert summary["model_shape"] is None  # no engine was started
+    assert summary["model_digest"] is None  # no such model here
+    assert summary["machine"]["num_cores"] >= 1 and summary["versions"]["headrace"]
 
 
 def test_an_answer_cannot_send_codes_to_the_terminal() -> None:

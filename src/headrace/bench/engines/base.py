@@ -80,6 +80,10 @@ class RunningEngine(ABC):
     def is_alive(self) -> bool:
         return True
 
+    def failure(self) -> EngineFailure | None:
+        """Why it is not alive any more, by its exit code and log; None while it is."""
+        return None if self.is_alive() else EngineFailure("crash", f"{self.name} has ended", self.log_tail())
+
     def pids(self) -> list[int]:
         """Its processes on this machine, for CPU time and memory."""
         return []

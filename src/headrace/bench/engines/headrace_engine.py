@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,12 +19,11 @@ from headrace.bench.engines import metrics
 from headrace.bench.engines.base import Engine, EngineFailure, OfflineRun, RunningEngine, SettingInForce
 from headrace.bench.engines.http import HttpError, ServerClient
 from headrace.bench.engines.processes import Child, shown
-from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, shape_directory
+from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, model_identity, shape_directory
 from headrace.bench.engines.workers import Worker
 from headrace.bench.workloads import Workload
 from headrace.config import EMBEDDED_MODEL
 from headrace.hardware.describe import package_versions
-from headrace.models.digests import digest_of_local_model
 
 NAME = "headrace"
 START_S = 600.0
@@ -123,12 +121,6 @@ class _Launch:
     def flags(self, model: str) -> list[str]:
         return ["--model", model, *as_flags(self.all)]
 
-    def model_facts(self) -> dict[str, Any]:
-        if self.model not in SHAPES:
-            return {"name": self.model, "digest": digest_of_local_model(self.path)}
-        config = json.dumps(SHAPES[self.model], sort_keys=True).encode()
-        return {"name": self.model, "digest": blake2b(config, digest_size=16).hexdigest(), "weights": "random"}
-
     def named(self, found: Mapping[str, Mapping[str, Any]]) -> dict[str, SettingInForce]:
         """Settings as an engine tells them, with those that were given marked, and the user's name of the model."""
         settings = {name: SettingInForce(**setting) for name, setting in found.items()}
@@ -148,7 +140,7 @@ class _Running(RunningEngine):
         self.cleanup = ExitStack()
         self.model_name = str(launch.given.get("served_model_name", launch.model))
         self._launch = launch
-        self._model_facts = {**launch.model_facts(), **model_shape}
+        self._model_facts = {**model_identity(launch.model), **model_shape}
 
     def versions(self) -> dict[str, str]:
         return package_versions()
@@ -181,6 +173,9 @@ class _HeadraceWorker(_Running):
 
     def is_alive(self) -> bool:
         return self._worker.child.is_alive
+
+    def failure(self) -> EngineFailure | None:
+        return None if self.is_alive() else self._worker.child.failure("while it was measured")
 
     def pids(self) -> list[int]:
         return self._worker.child.pids()
@@ -216,13 +211,13 @@ class _HeadraceServer(_Running):
         try:
             return metrics.counters(self._client.get("/metrics").decode())
         except (EngineFailure, HttpError):
-            if self._child.is_alive:
+            failure = self.failure()
+            if failure is None:
                 raise
-            raise self.failure() from None
+            raise failure from None
 
-    def failure(self) -> EngineFailure:
-        """Why the server is gone."""
-        return self._child.failure("while it was measured")
+    def failure(self) -> EngineFailure | None:
+        return None if self.is_alive() else self._child.failure("while it was measured")
 
     def reset_prefix_cache(self) -> bool:
         self._client.post("/admin/reset_prefix_cache", headers={"X-Api-Key": self._admin_key})

@@ -31,6 +31,10 @@ class ServerClient:
         self.address = base_address(address)
         self._headers = {"User-Agent": "headrace-bench"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._timeout_s = timeout_s
+        host = urlsplit(self.address).hostname or ""
+        # A proxy of the environment is for other machines.
+        handlers = [urllib.request.ProxyHandler({})] if host == "localhost" or host.startswith("127.") else []
+        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> bytes:
         return self._ask(path)
@@ -41,10 +45,10 @@ class ServerClient:
     def post(self, path: str, *, headers: Mapping[str, str] | None = None) -> bytes:
         return self._ask(path, method="POST", headers=headers)
 
-    def maybe_json(self, path: str) -> Any:
+    def maybe_json(self, path: str, *, timeout_s: float | None = None) -> Any:
         """The JSON of a path, or None if the server has none there."""
         try:
-            return self.get_json(path)
+            return json.loads(self._ask(path, timeout_s=timeout_s))
         except (HttpError, EngineFailure, ValueError):
             return None
 
@@ -54,14 +58,21 @@ class ServerClient:
         except (HttpError, EngineFailure):
             return None
 
-    def _ask(self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> bytes:
+    def _ask(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
         """Raises HttpError for an error status, EngineFailure if there is no answer."""
         data = b"" if method == "POST" else None
         asked = urllib.request.Request(
             self.address + path, data=data, method=method, headers={**self._headers, **(headers or {})}
         )
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout_s) as answer:
+            with self._opener.open(asked, timeout=timeout_s or self._timeout_s) as answer:
                 body: bytes = answer.read()
                 return body
         except urllib.error.HTTPError as error:

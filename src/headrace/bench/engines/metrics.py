@@ -6,7 +6,7 @@ Headrace, vLLM and SGLang export different names for the same counts. What a ser
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from headrace.bench.engines.base import SettingInForce
@@ -63,6 +63,11 @@ def counters(text: str) -> dict[str, float]:
     sums: dict[str, float] = {}
     for sample in samples(text):
         sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return common_names(sums)
+
+
+def common_names(sums: Mapping[str, float]) -> dict[str, float]:
+    """Counters of an engine, by its own names, under the common ones."""
     found = {}
     for name, series in COUNTERS.items():
         for each in series:

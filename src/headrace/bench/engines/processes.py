@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import psutil
@@ -33,11 +34,12 @@ from headrace.bench.engines.base import EngineFailure, FailureKind
 Found = TypeVar("Found")
 
 MAX_LOG_LINES = 400
-MAX_LINE_CHARS = 2000
+MAX_LINE_CHARS = 8000  # vLLM logs its whole config in one line
 TAIL_LINES = 40
 POLL_S = 0.05
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 KILL_S = 10.0
+SETTLE_S = 2.0
 
 # Kills the process group `argv[1]` at the end of stdin; a byte before that means: it has ended, leave it alone.
 _WATCH = """
@@ -134,6 +136,15 @@ class Child:
 
     def find_in_log(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         return next((found for line in self.log_lines() if (found := pattern.search(line))), None)
+
+    def settle_log(self) -> None:
+        """Wait until what was written so far is in the log: other pipes of the child may be faster."""
+        deadline, num_idle = monotonic() + SETTLE_S, 0
+        while num_idle < 3 and monotonic() < deadline and self._drain.is_alive():
+            assert self._process.stdout is not None
+            is_readable, _, _ = select.select([self._process.stdout], [], [], 0)
+            num_idle = 0 if is_readable else num_idle + 1
+            sleep(0.01)  # the thread that reads gets its turn
 
     def _read_log(self) -> None:
         assert self._process.stdout is not None
@@ -331,14 +342,20 @@ def classify(exit_code: int | None, lines: Sequence[str]) -> tuple[FailureKind, 
     """The kind of a failure, and the line of the log that says so."""
     cleaned = [plain(line) for line in lines]
     for kind, patterns in _KINDS:
-        for line in reversed(cleaned):
-            if any(pattern.search(line) for pattern in patterns):
-                return kind, line.strip()
+        for index in reversed(range(len(cleaned))):
+            if any(pattern.search(cleaned[index]) for pattern in patterns):
+                return kind, _with_details(cleaned, index)
     if exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return "oom", "it was killed, which the system does when memory runs out"
     if exit_code == USAGE_EXIT_CODE:
         return "bad_setting", cleaned[-1].strip() if cleaned else ""
     return "crash", cleaned[-1].strip() if cleaned else ""
+
+
+def _with_details(lines: Sequence[str], index: int) -> str:
+    """A line; and the two after "1 validation error for ...", which say what is wrong."""
+    count = 3 if "validation error" in lines[index] else 1
+    return " ".join(line.strip() for line in lines[index : index + count])
 
 
 def plain(line: str) -> str:

@@ -6,8 +6,11 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from headrace.models.digests import digest_of_local_model
 
 MAX_MODEL_LEN = 4096  # of a shape for which none is given: its own context would take all of the KV cache's reserve
 
@@ -107,6 +110,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
 }
+
+
+def model_identity(model: str) -> dict[str, Any]:
+    """Name and digest of a model, the same for every engine that runs it."""
+    if model not in SHAPES:
+        return {"name": model, "digest": digest_of_local_model(model)}
+    config = json.dumps(SHAPES[model], sort_keys=True).encode()
+    return {"name": model, "digest": blake2b(config, digest_size=16).hexdigest(), "weights": "random"}
 
 
 def write_shape(directory: Path, config: Mapping[str, Any]) -> None:

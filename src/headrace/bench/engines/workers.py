@@ -86,6 +86,7 @@ class Worker:
     def _refused(self, do: str, type: str, message: str) -> EngineFailure:
         kind, why = classify(None, [f"{type}: {' '.join(message.split())}"])
         if kind == "crash":  # the cause may be in another process, which has logged it
+            self.child.settle_log()
             kind, logged = classify(None, self.child.log_lines())
             why = why if kind == "crash" else logged
         return EngineFailure(kind, f"{self.name}: {why.removeprefix('ConfigError: ')}", self.child.log_tail())

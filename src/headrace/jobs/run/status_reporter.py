@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
+from headrace.engine.in_force import settings_in_force
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
@@ -83,6 +84,8 @@ class StatusReporter:
             start_seconds=engine.start_seconds,
             stats=stats,
             choices=engine.settings.choices,
+            in_force=settings_in_force(engine.settings, context.job.config),
+            spec=engine.spec,
             saved=saved_by(stats, context.planner),
             failures=context.recovery.log.counts,
             is_on_gpu=engine.settings.device == "cuda",

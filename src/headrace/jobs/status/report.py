@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.engine.core import EngineStats
-from headrace.engine.settings import Choice
+from headrace.engine.in_force import shape_of
+from headrace.engine.settings import Choice, SettingInForce
 from headrace.errors import JobError, RequestError
+from headrace.hardware.describe import current_commit, machine_facts, package_versions
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
 from headrace.jobs.store.failure_log import FailureCounts
 from headrace.jobs.store.status_file import Saved
+from headrace.models.digests import digest_of_local_model
+from headrace.models.spec import ModelSpec
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
@@ -111,6 +116,8 @@ class JobReport:
     start_seconds: float
     stats: EngineStats
     choices: tuple[Choice, ...]
+    in_force: Mapping[str, SettingInForce] = field(default_factory=dict)  # every setting; empty without an engine
+    spec: ModelSpec | None = None
     saved: Saved = field(default_factory=Saved)
     is_on_gpu: bool = False
     gpu_price: float | None = None  # per hour
@@ -165,7 +172,8 @@ class JobReport:
         return self.stats.host_seconds / max(1, self.stats.scheduler.num_steps)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the fields of `--json-summary`. Shares are between 0 and 1."""
+        """Returns the fields of `--json-summary`. Shares are between 0 and 1. Settings, machine and versions are as in
+        records of benchmarks."""
         tally, scheduler = self.tally, self.stats.scheduler
         return {
             "output": self.output,
@@ -197,7 +205,12 @@ class JobReport:
             "steps": scheduler.num_steps,
             "tokens_per_step": scheduler.mean_batched_tokens,
             "host_seconds_per_step": self.host_seconds_per_step,
-            "settings": {choice.name: {"value": choice.value, "reason": choice.reason} for choice in self.choices},
+            "settings": {name: asdict(setting) for name, setting in self.in_force.items()},
+            "model_digest": digest_of_local_model(self.model_name),
+            "model_shape": None if self.spec is None else shape_of(self.spec),
+            "machine": machine_facts(),
+            "versions": package_versions(),
+            "commit": current_commit(),
             "notes": dict(tally.notes),
             "trouble": asdict(self.failures),
         }
