@@ -60,6 +60,8 @@ def test_the_interval_of_a_mean_is_that_of_student() -> None:
     found = mean_interval([9.0, 10.0, 11.0])
     assert found is not None
     assert found.high - found.value == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    noisy = mean_interval([1.0, 9.0])
+    assert noisy is not None and noisy.low == 0.0  # a rate is not negative
 
 
 @pytest.mark.parametrize("percent", [50, 95])

@@ -425,7 +425,7 @@ def test_what_is_in_the_journal_is_not_run_again(tmp_path: Path) -> None:
     result = run_sweep(sweep(*SETTINGS, num_rounds=2, engine=engine), tmp_path / "sweep.journal", said.append)
     assert engine.events == []
     assert [row.num_reused for row in result.rows] == [2, 2, 0]
-    assert said[0].startswith("4 of 6 rounds and 1 failures are in") and "--retry-failed" in said[0]
+    assert said[0].startswith("4 of 6 rounds and 1 failed configs are in") and "--retry-failed" in said[0]
 
 
 def test_a_changed_list_reuses_what_is_equal(tmp_path: Path) -> None:

@@ -45,12 +45,13 @@ def student_t(degrees: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """The mean of rounds. None with fewer than two."""
+    """The mean of rounds, by Student's t. None with fewer than two. Rates are not negative, so neither is the range."""
     if len(values) < 2:
         return None
     found = np.asarray(values, dtype=np.float64)
     half = student_t(len(found) - 1) * float(found.std(ddof=1)) / math.sqrt(len(found))
-    return Interval(float(found.mean()), float(found.mean()) - half, float(found.mean()) + half)
+    mean = float(found.mean())
+    return Interval(mean, max(0.0, mean - half) if found.min() >= 0 else mean - half, mean + half)
 
 
 def ratio_of_rounds(before: Sequence[float], after: Sequence[float], *, is_paired: bool = False) -> Interval | None:

@@ -42,3 +42,8 @@ def test_parts_of_a_stack_add_up() -> None:
     chart = stacked_chart([Stack("a", [30.0, 10.0]), Stack("b", [40.0, 0.0])], ["x", "y"], Axis("n"), title="t")
     first, second, whole = widths(chart)
     assert first + second + 1 == pytest.approx(whole, abs=0.3)  # one pixel between parts
+
+
+def test_a_very_wide_interval_does_not_make_bars_tiny() -> None:
+    chart = bar_chart([Bar("a", 10.0, "10", low=0.0, high=1e6)], Axis("tokens/s"), title="t")
+    assert widths(chart)[0] > 200

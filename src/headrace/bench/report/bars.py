@@ -13,6 +13,7 @@ WIDTH = 640
 ROW, BAR_HEIGHT = 30, 18.0
 TOP, BOTTOM = 8, 50
 MAX_LABEL = 30
+MAX_OVER_VALUES = 1.5  # how far an interval may stretch the axis beyond the largest value
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,7 @@ def bar_chart(
     left = _label_width([bar.label for bar in bars])
     right = max((text_width(bar.shown, 12.5) for bar in bars if bar.value is not None), default=0.0) + 16
     base = TOP + ROW * len(bars)
-    values = [value for bar in bars for value in (bar.value, bar.low, bar.high) if value is not None]
-    finite = [value for value in (*values, *([] if mark is None else [mark])) if math.isfinite(value)]
+    finite = _shown_values(bars, mark)
     x = scale(axis, finite, left, max(left + 80, width - right))
     parts = _grid(axis, x.ticks, x.labels(), [x.place(tick) for tick in x.ticks], base)
     for row, bar in enumerate(bars):
@@ -117,6 +117,14 @@ def stacked_chart(
                 filled += value
         parts.append(text(x.place(filled) + 8, middle + 4.5, stack.shown, "name"))
     return svg(parts, width=width, height=base + BOTTOM, title=title)
+
+
+def _shown_values(bars: Sequence[Bar], mark: float | None) -> list[float]:
+    """What the axis must show. A very wide interval is cut at its edge: it must not make all bars tiny."""
+    values = [bar.value for bar in bars if bar.value is not None and math.isfinite(bar.value)]
+    most = MAX_OVER_VALUES * max(map(abs, values), default=0.0)
+    edges = [edge for bar in bars for edge in (bar.low, bar.high) if edge is not None and math.isfinite(edge)]
+    return [*values, *(max(-most, min(edge, most)) for edge in edges), *([] if mark is None else [mark])]
 
 
 def _label_width(labels: Sequence[str]) -> float:

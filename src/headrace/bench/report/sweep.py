@@ -134,7 +134,9 @@ def _ranking(record: Mapping[str, Any], rows: Sequence[Row]) -> Section:
     title = f"{label[0].upper()}{label[1:]} of each config"
     axis = Axis(label + (f" ({unit})" if unit else ""))
     chart = Chart(
-        title, bar_chart(bars, axis, title=title), "Bars with a 95 % interval over rounds, where there are several."
+        title,
+        bar_chart(bars, axis, title=title),
+        "With a 95 % interval over rounds, where there are several; a very wide one is cut at the edge.",
     )
     columns = ["config", "rank", label, "95 % interval", "of the best", "difference to the best", "load", "rounds"]
     parts: list[Part] = [chart, Table([*columns, "start-up"], [_ranking_row(row, unit) for row in rows])]

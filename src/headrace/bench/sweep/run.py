@@ -139,8 +139,8 @@ class _Running:
         if num_reused or self.failures:
             self.say(
                 f"{num_reused} of {len(self.sweep.configs) * self.sweep.num_rounds} rounds and "
-                f"{len(self.failures)} failures are in {self.journal.path}"
-                + ("; --retry-failed runs the failed ones again" if self.failures else "")
+                f"{len(self.failures)} failed configs are in {self.journal.path}"
+                + ("; --retry-failed runs those again" if self.failures else "")
             )
 
     def run(self) -> str | None:
