@@ -33,6 +33,16 @@ def test_a_mixture_of_steps_adds_the_ceiling_of_each() -> None:
     assert ceilings_of([small, large], MODEL, CEILINGS)["gemm"].seconds == pytest.approx(sum(filter(None, apart)))
 
 
+def test_where_attention_is_not_split_a_mixed_steps_decode_counts_as_prefill() -> None:
+    steps = [step(num_tokens=108, num_seqs=9, pairs=5050.0), step()]
+    split = ceilings_of(steps, MODEL, CEILINGS)
+    joined = ceilings_of(steps, MODEL, CEILINGS, splits_attention=False)
+    assert joined["decode_attention"].seconds == pytest.approx(800 * 256 / 1e12)
+    assert split["decode_attention"].seconds == pytest.approx(2 * 800 * 256 / 1e12)
+    added = (joined["prefill_attention"].seconds or 0) - (split["prefill_attention"].seconds or 0)
+    assert added == pytest.approx(800 * 256 / 1e12)
+
+
 def test_without_measured_ceilings_there_are_none() -> None:
     found = ceilings_of([step()], MODEL, Ceilings())
     assert found["gemm"].seconds is None

@@ -52,6 +52,8 @@ def test_an_address_that_does_not_answer_is_an_error() -> None:
         RemoteServer("http://127.0.0.1:1").start()
     with pytest.raises(ConfigError, match="must start with http"):
         RemoteServer("file:///etc/passwd")
+    with pytest.raises(ConfigError, match="is no address"):
+        RemoteServer("http://x:port")
 
 
 def test_a_server_without_the_route_is_an_error(vllm: tuple[str, type[LikeVllm]]) -> None:

@@ -388,11 +388,11 @@ def _write(window: _Window, record: dict[str, Any], future: Future[dict[str, Any
         with open(plain, "rb") as source, gzip.open(path, "wb", compresslevel=3) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         record["trace_bytes"] = path.stat().st_size
+        plain.unlink()
         (directory / f"{window.name}.profile.json").write_bytes(msgspec.json.encode(record) + b"\n")
     except Exception as error:  # noqa: BLE001  the caller waits for the future
-        path.unlink(missing_ok=True)
+        for leftover in (plain, path):
+            leftover.unlink(missing_ok=True)
         future.set_exception(ProfilerError(f"the profile could not be written to {directory}: {error}"))
     else:
         future.set_result(record)
-    finally:
-        plain.unlink(missing_ok=True)

@@ -54,14 +54,21 @@ def work_of_step(step: StepLine, model: ModelNumbers) -> dict[Part, Work]:
     }
 
 
-def ceilings_of(steps: Sequence[StepLine], model: ModelNumbers, device: Ceilings) -> dict[Part, PartCeiling]:
-    """The least seconds that all steps need, by part. A part without work is left out."""
+def ceilings_of(
+    steps: Sequence[StepLine], model: ModelNumbers, device: Ceilings, *, splits_attention: bool = True
+) -> dict[Part, PartCeiling]:
+    """The least seconds that all steps need, by part. A part without work is left out. `splits_attention`: prefill and
+    decode attention are told apart within a step; otherwise all attention of a step with prefills counts as prefill."""
     totals: dict[Part, Work] = defaultdict(Work)
     gemm_by_flops = gemm_by_bytes = 0.0
     rate, bandwidth = device.gemm_rate, device.bandwidth
-    gemm_seconds = 0.0
+    gemm_seconds = mixed_seconds = 0.0
     for step in steps:
-        for part, work in work_of_step(step, model).items():
+        works = work_of_step(step, model)
+        if not splits_attention and step.num_decodes < step.num_seqs:
+            decode = works.pop("decode_attention")
+            mixed_seconds += decode.num_bytes / bandwidth if bandwidth else 0.0
+        for part, work in works.items():
             totals[part] += work
             if part == "gemm" and rate and bandwidth and step.num_tokens:
                 by_flops, by_bytes = work.flops / rate, work.num_bytes / bandwidth
@@ -76,7 +83,7 @@ def ceilings_of(steps: Sequence[StepLine], model: ModelNumbers, device: Ceilings
             limit = "GEMM rate" if gemm_by_flops >= gemm_by_bytes else "bandwidth"
             found[part] = PartCeiling(work, gemm_seconds or None, limit)
         elif part == "prefill_attention":
-            found[part] = PartCeiling(work, work.flops / rate if rate else None, "GEMM rate")
+            found[part] = PartCeiling(work, work.flops / rate + mixed_seconds if rate else None, "GEMM rate")
         else:
             found[part] = PartCeiling(work, work.num_bytes / bandwidth if bandwidth else None, "bandwidth")
     return found

@@ -3,9 +3,8 @@ writes a trace on its own machine."""
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import sleep
@@ -47,8 +46,13 @@ class RemoteServer:
     """A server that has /start_profile and /stop_profile."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigError(f"the address must start with http:// or https://, got {url!r}")
+        try:
+            self._address = urlsplit(url)
+            _ = self._address.port
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is no address: {error}") from error
+        if self._address.scheme not in ("http", "https") or not self._address.hostname:
+            raise ConfigError(f"the address must start with http:// or https:// and name a host, got {url!r}")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -61,21 +65,31 @@ class RemoteServer:
         return self._ask("POST", "/stop_profile", options or None, timeout_s=STOP_TIMEOUT_S) or {}
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> Any:
-        data = json.dumps(body).encode() if body is not None else (b"" if method == "POST" else None)
+        """One request. Redirects are not followed: the key is for this server."""
         headers = self._headers if body is not None else {k: v for k, v in self._headers.items() if k != "Content-Type"}
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        data = b"" if body is None else json.dumps(body).encode()
+        connection = self._connection(timeout_s)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise ServerRefusedError(_refusal(self.url + path, error), error.code) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise ConfigError(f"{self.url}{path} does not answer: {reason}") from error
+            prefix = urlsplit(self.url).path
+            connection.request(method, prefix + path, body=None if method == "GET" else data, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if not 200 <= answer.status < 300:
+            message = f"{self.url}{path} answered {answer.status}: {_message(text) or answer.reason}"
+            raise ServerRefusedError(message, answer.status)
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
             return None
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
+        assert self._address.hostname is not None
+        return kind(self._address.hostname, self._address.port, timeout=timeout_s)
 
 
 def profile_server(
@@ -129,9 +143,9 @@ def overhead_of(first: dict[str, Any], started: dict[str, Any], stopped: dict[st
     return Overhead((round(on, 3),), (round(off, 3),))
 
 
-def _refusal(url: str, error: urllib.error.HTTPError) -> str:
+def _message(text: bytes) -> str | None:
+    """The message of an error object."""
     try:
-        message = json.loads(error.read())["error"]["message"]
-    except (ValueError, KeyError, TypeError, OSError):
-        message = error.reason
-    return f"{url} answered {error.code}: {message}"
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -195,7 +195,11 @@ def report_of(
     count = len(computed) or num_steps or 1
     seconds = timeline.span_us / 1e6
     by_part = timeline.us_by_part()
-    ceilings = {} if record is None else ceilings_of(computed, record.model, record.ceilings)
+    ceilings = (
+        {}
+        if record is None
+        else ceilings_of(computed, record.model, record.ceilings, splits_attention=trace.has_kernels)
+    )
     rows = [_row(part, by_part[part] / 1e6, count, seconds, ceilings.get(part)) for part in TITLES if by_part.get(part)]
     if not any(row.part == "unattributed" for row in rows):
         rows.append(Row("unattributed", 0.0, 0.0, None, "", None, None))

@@ -1,8 +1,7 @@
 """Measures what a device reaches: the bandwidth of a large copy and the rate of a large GEMM.
 
-Each runs for a tenth of a second or more, since GPUs lower their clock under load, and the second half counts. On a GPU
-they use memory that the engine has reserved for steps, none of which runs meanwhile; a smaller size is taken where a
-large one does not fit.
+Each runs for a tenth of a second or more, since GPUs lower their clock under load. On a GPU they use memory that the
+engine has reserved for steps, none of which runs meanwhile; a smaller size is taken where a large one does not fit.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ CPU_COPY_BYTES = (1 << 28, 1 << 26)
 GPU_GEMM_SIZES = (8192, 4096, 2048)
 CPU_GEMM_SIZES = (1024,)
 MIN_SECONDS = 0.1
+CPU_PARTS = 8
 SPARE_BYTES = 1 << 30  # of the GPU, left to others where nothing is reserved
 
 
@@ -83,9 +83,13 @@ def _gemm_rate(size: int, device: torch.device, dtype: torch.dtype, *, is_fp8: b
 
 
 def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Mean seconds of a call in the second of two halves, each at least MIN_SECONDS / 2 long."""
+    """On a GPU, mean seconds of a call in the second of two halves, each at least MIN_SECONDS / 2 long. On a CPU, whose
+    cores other programs may use meanwhile, the best mean of several parts."""
     _timed(call, 2, device)  # loads kernels
     once = _timed(call, 3, device) / 3
+    if device.type != "cuda":
+        count = max(1, round(MIN_SECONDS / CPU_PARTS / max(once, 1e-6)))
+        return min(_timed(call, count, device) / count for _ in range(CPU_PARTS))
     count = max(3, round(MIN_SECONDS / 2 / max(once, 1e-6)))
     _timed(call, count, device)
     return _timed(call, count, device) / count
