@@ -19,7 +19,7 @@ from headrace.bench.engines.http import HttpError, ServerClient
 from headrace.bench.engines.processes import Child, plain, shown
 from headrace.bench.engines.shapes import MAX_MODEL_LEN, SHAPES, model_identity, shape_directory
 from headrace.bench.engines.vllm_installation import CHILD_ENV, LAUNCHER, Installation
-from headrace.bench.engines.vllm_settings import UNDECIDED, VllmSettings, in_force, translate
+from headrace.bench.engines.vllm_settings import NEUTRAL, UNDECIDED, VllmSettings, in_force, translate
 from headrace.bench.engines.workers import Worker
 from headrace.bench.workloads import Workload
 from headrace.config import EMBEDDED_MODEL
@@ -80,6 +80,11 @@ class VllmEngine(Engine):
         if self._vllm is None:
             self._vllm = Installation(self._python)
         return self._vllm
+
+    def setting_names(self, *, serves: bool) -> set[str]:
+        """The settings that the installed version knows, and those of Headrace that mean what it does anyway."""
+        arguments = self.installation.arguments()
+        return {*arguments.engine, *(arguments.server if serves else ()), *NEUTRAL}
 
     def start(self, settings: Mapping[str, Any], *, serves: bool) -> RunningEngine:
         vllm = self.installation

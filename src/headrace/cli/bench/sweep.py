@@ -76,9 +76,10 @@ def main(arguments: Sequence[str]) -> int:
             num_rounds=given.rounds,
             is_interleaved=given.interleave,
             rank_by=given.rank_by or ("goodput_requests_per_s" if slo else "output_tokens_per_s"),
-            common=settings_of(given),
+            common={"model": model or EMBEDDED_MODEL, **settings_of(given)},
             identity={
                 "model": _model_identity(model),
+                "version": _engine_version(engine),
                 "loads": [load.as_json() for load in loads],
                 "slo": given.slo,
             },
@@ -149,6 +150,17 @@ def _measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | Non
         return measure_offline(running, workload, num_rounds=1, commit=given.commit)
 
     return online if loads else offline
+
+
+def _engine_version(engine: Engine) -> str:
+    """Rounds of another version are not used again; nor are those of another commit of Headrace."""
+    from headrace.bench.engines.vllm_engine import VllmEngine
+    from headrace.hardware.describe import current_commit
+    from headrace.version import __version__
+
+    if isinstance(engine, VllmEngine):
+        return engine.installation.version
+    return f"{__version__} {current_commit()}"
 
 
 def _model_identity(model: str | None) -> str:
