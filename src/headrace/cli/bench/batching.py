@@ -15,7 +15,7 @@ from headrace.cli.bench.flags import (
     settings_of,
     workload_of,
 )
-from headrace.cli.bench.output import finish, say
+from headrace.cli.bench.output import check_output, finish, say
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.bench.batching import BATCH_SIZES, BATCHES, measure_batching
 
     try:
+        check_output(given)
         sizes = given.batch_sizes or BATCH_SIZES
         if given.url:
             raise ConfigError("batching starts its engine with several batch sizes; --url cannot be restarted")

@@ -18,7 +18,7 @@ from headrace.cli.bench.flags import (
     settings_of,
     workload_of,
 )
-from headrace.cli.bench.output import ProgressLine, finish, say
+from headrace.cli.bench.output import ProgressLine, check_output, finish, say
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_args(arguments)
     try:
+        check_output(given)
         model, settings, loads = model_of(given), settings_of(given), loads_of(given)
         slo = slo_of(given)
         engine = engine_of(given)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.bench.flags import RECORDS
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.outcomes import Outcome
@@ -21,13 +23,30 @@ def say(line: str) -> None:
 
 def finish(given: argparse.Namespace, record: dict[str, Any], rows: Sequence[Sequence[Outcome]] = ()) -> None:
     """Write the record, then print and write its report: a report that fails must not cost the figures."""
-    from headrace.bench.record import write_record
+    from headrace.bench.record import RecordError, write_record
     from headrace.bench.report.build import build_report
 
     path = given.output or Path(RECORDS) / f"{record['id']}.json"
-    write_record(record, path, rows)
+    failure: RecordError | None = None
+    try:
+        write_record(record, path, rows)
+    except RecordError as error:
+        failure = error  # the figures are shown before it is raised
     show(given, build_report(record, path.parent), page=path.with_suffix(".html") if given.output is None else None)
+    if failure is not None:
+        raise failure
     say(f"record: {path}")
+
+
+def check_output(given: argparse.Namespace) -> None:
+    """Refuse, before anything is measured, a place where nothing can be written."""
+    for path in (given.output, given.html, given.markdown):
+        directory = Path(RECORDS) if path is None else path.parent
+        nearest = next(parent for parent in (directory, *directory.resolve().parents) if parent.exists())
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+            raise ConfigError(
+                f"{path or directory} cannot be written: {nearest} is not a directory that can be written to"
+            )
 
 
 def show(given: argparse.Namespace, report: Report, page: Path | None = None) -> None:
@@ -37,12 +56,15 @@ def show(given: argparse.Namespace, report: Report, page: Path | None = None) ->
     from headrace.bench.report.terminal import print_report
 
     print_report(report, sys.stdout)
-    if (page := given.html or page) is not None:
-        write_page(report, page)
-        say(f"page: {page}")
-    if given.markdown is not None:
-        given.markdown.write_text(markdown(report), encoding="utf-8")
-        say(f"Markdown: {given.markdown}")
+    try:
+        if (page := given.html or page) is not None:
+            write_page(report, page)
+            say(f"page: {page}")
+        if given.markdown is not None:
+            given.markdown.write_text(markdown(report), encoding="utf-8")
+            say(f"Markdown: {given.markdown}")
+    except OSError as error:
+        say(f"the report could not be written: {error}")
 
 
 class ProgressLine:

@@ -21,7 +21,7 @@ from headrace.cli.bench.flags import (
     workload_of,
 )
 from headrace.cli.bench.measure import num_requests_of_all, slo_of
-from headrace.cli.bench.output import finish, say
+from headrace.cli.bench.output import check_output, finish, say
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL, EngineConfig
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.bench.sweep.journal import SUFFIX
 
     try:
+        check_output(given)
         if given.url:
             raise ConfigError("a sweep starts its engine with each config; --url cannot be restarted")
         engine, model, loads, slo = engine_of(given), model_of(given), loads_of(given), slo_of(given)
