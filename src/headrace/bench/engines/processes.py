@@ -38,6 +38,7 @@ MAX_LINE_CHARS = 8000  # vLLM logs its whole config in one line
 TAIL_LINES = 40
 POLL_S = 0.05
 STOP_S = 30.0  # from SIGTERM to SIGKILL
+GRACE_S = 3.0  # for its own children after its end: they remove shared memory
 KILL_S = 10.0
 SETTLE_S = 2.0
 
@@ -181,6 +182,12 @@ class Child:
         except OSError as error:
             raise self.failure("when it was given work") from error
 
+    def end_commands(self) -> None:
+        """Close its stdin, after which a worker ends by itself."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
     # ---- waiting
 
     def wait_until(self, look: Callable[[], Found | None], *, timeout_s: float, what: str = "ready") -> Found:
@@ -207,17 +214,25 @@ class Child:
 
     # ---- the end
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """SIGTERM to the process group, SIGKILL after `timeout_s`. Returns when all its processes are gone."""
+    def stop(self, timeout_s: float = STOP_S, *, ends_itself_s: float = 0.0) -> None:
+        """SIGTERM to the process group, SIGKILL after `timeout_s`. Returns when all its processes are gone.
+
+        With `ends_itself_s` its stdin is closed first, and it may end by itself.
+        """
         if self._was_stopped:
             return
         self._was_stopped = True
         others = _descendants(self.pid)
         try:
+            if ends_itself_s:
+                self.end_commands()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(ends_itself_s)
             if self.is_alive:
                 _signal_group(self.pid, signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout_s)
+            psutil.wait_procs(others, GRACE_S)
         finally:  # also when Ctrl-C interrupts the wait
             _signal_group(self.pid, signal.SIGKILL)
             for process in others:  # those that have left the group

@@ -25,6 +25,7 @@ from headrace.bench.workloads import Workload
 
 READ_BYTES = 1 << 16
 STOP_S = 20.0
+END_S = 5.0
 
 
 class Worker:
@@ -98,7 +99,7 @@ class Worker:
             return OfflineRun(**self.call("run", path=file.name, timeout_s=timeout_s))
 
     def stop(self) -> None:
-        self.child.stop(STOP_S)
+        self.child.stop(STOP_S, ends_itself_s=END_S)
         if self._replies >= 0:
             os.close(self._replies)
             self._replies = -1
