@@ -9,7 +9,7 @@ import pytest
 
 from headrace.bench.load import ClosedLoop, OpenLoop
 from headrace.bench.load.null_server import Behaviour, null_server
-from headrace.bench.online import Measured, loads_of, measure_online, part_of, series_of
+from headrace.bench.online import Measured, loads_of, measure_online, num_requests_of, part_of, series_of
 from headrace.bench.outcomes import Outcome
 from headrace.bench.record import read_records, read_rows, write_record
 from headrace.bench.slo import Slo
@@ -70,6 +70,19 @@ def test_a_closed_loop_without_a_length_has_four_requests_per_client() -> None:
         len(part_of(build(WorkloadSpec(name="random", num_requests=9)), ClosedLoop(concurrency=32), 0)[0].requests)
         == 128
     )
+
+
+def test_loads_that_are_limited_by_time_have_enough_different_prompts() -> None:
+    assert num_requests_of(ClosedLoop(concurrency=2, seconds=5)) == 1024
+    assert num_requests_of(ClosedLoop(concurrency=256, seconds=5)) == 4096
+    assert num_requests_of(OpenLoop(rate=10, seconds=5)) == 60
+
+
+def test_prompts_that_repeat_within_a_level_are_warned_about() -> None:
+    with null_server() as server:
+        engine = FakeRunning(lambda workload: 1.0, address=server.address)
+        found = measure_online(engine, SMALL.first(3), [ClosedLoop(concurrency=2, num_requests=9)], warms_up=False)
+    assert any("prompts repeat" in warning for warning in found.record["levels"][0]["warnings"])
 
 
 def test_loads_of_a_curve() -> None:

@@ -6,6 +6,7 @@ cache is emptied where the engine can. Figures are given for the whole level and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,15 @@ from headrace.bench.workloads import Workload
 
 WARM_UP_REQUESTS, WARM_UP_CONCURRENCY, WARM_UP_TOKENS = 16, 8, 16
 MIN_REQUESTS, REQUESTS_PER_CLIENT = 64, 4  # of a closed loop whose length is not given
+MIN_PROMPTS, PROMPTS_PER_CLIENT = 1024, 16  # different ones, of a closed loop that is limited by time
+ARRIVALS_MARGIN = 1.2  # of an open loop that is limited by time: arrivals are random
 SERIES_POINTS = 120
 MIN_BIN_S = 0.25
+
+REPEATED = (
+    "prompts repeat, so that the prefix cache may have answered for some prefills: give more of them (--num-requests, "
+    "or a larger file), or turn prefix caching off"
+)
 
 OnLevel = Callable[[dict[str, Any]], None]
 OnProgress = Callable[[Load, Progress], None]
@@ -99,8 +107,8 @@ def measure_online(
 
 
 def part_of(workload: Workload, load: Load, first: int) -> tuple[Workload, bool]:
-    """The requests of a level, and whether they were used before. A trace, and a load limited by time, take all."""
-    count = _num_requests(load)
+    """The requests of a level, and whether some were used before. A trace takes all."""
+    count = num_requests_of(load)
     if count is None:
         return workload, first > 0
     total = len(workload.requests)
@@ -109,15 +117,15 @@ def part_of(workload: Workload, load: Load, first: int) -> tuple[Workload, bool]
 
 
 def num_requests_of(load: Load) -> int | None:
-    """How many requests a level needs of its workload; None if it takes what is there."""
-    return _num_requests(load)
-
-
-def _num_requests(load: Load) -> int | None:
+    """How many different requests a level needs; None for a trace, which takes what is there."""
     if load.num_requests is not None:
         return load.num_requests
-    if isinstance(load, ClosedLoop) and load.seconds is None:
-        return max(MIN_REQUESTS, REQUESTS_PER_CLIENT * load.concurrency)
+    if isinstance(load, ClosedLoop):
+        if load.seconds is None:
+            return max(MIN_REQUESTS, REQUESTS_PER_CLIENT * load.concurrency)
+        return max(MIN_PROMPTS, PROMPTS_PER_CLIENT * load.concurrency)
+    if isinstance(load, OpenLoop) and load.seconds is not None:
+        return math.ceil(ARRIVALS_MARGIN * load.rate * load.seconds)
     return None
 
 
