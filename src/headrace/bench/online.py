@@ -89,10 +89,9 @@ def measure_online(
             result = _send(engine, asked, load, client, on_progress)
         level = level_of(load, result, slo)
         level |= {"counters": _difference(before, _counters(engine)), "telemetry": telemetry.summary()}
-        if wraps and not can_reset:
-            level["warnings"].append(
-                "prompts repeat and the prefix cache could not be emptied: some prefills were hits"
-            )
+        num_different = min(len(asked.requests), len(workload.requests))
+        if (wraps and not can_reset) or len(result.outcomes) > num_different:
+            level["warnings"].append(REPEATED)
         levels.append(level)
         rows.append(result.outcomes)
         if on_level is not None:
