@@ -43,6 +43,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 AGE = {"type": "function", "function": {"name": "age", "parameters": SCHEMA}}
 BOTH_TOOLS = {"tools": [WEATHER, AGE]}
 CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
+EOS = 0  # of the tests' tokenizer
+SPECIAL_TOKENS: dict[str, Any] = {"allowed_token_ids": [EOS], "ignore_eos": True, "logprobs": 0}
 
 # Every difference between the two, with its reason.
 DIFFERENCES = {
@@ -125,6 +127,9 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
 ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3, "temperature": 1, "seed": 3},
     "only the chosen token": {"logprobs": 0},
+    "offsets of special tokens": {**SPECIAL_TOKENS, "skip_special_tokens": False},
+    "offsets without special tokens": SPECIAL_TOKENS,
+    "several prompts, offsets": {**SPECIAL_TOKENS, "skip_special_tokens": False, "prompt": ["hi", "you"]},
     "default length": {"max_tokens": None},
     "effort": {"reasoning_effort": "high"},
     "token ids": {"prompt": [5, 6, 7]},
