@@ -10,6 +10,7 @@ import pytest
 from headrace.openai.fields import HINTS, LABELS, UNSUPPORTED
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.embeddings import EmbeddingRequest
 from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
 from headrace.server.endpoints import ROUTES
 
@@ -20,7 +21,7 @@ def named(text: str) -> set[str]:
     return set(re.findall(r"`([\w/.{} ]+?)`", text))
 
 
-@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, ResponsesRequest])
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest])
 def test_every_parameter_is_on_the_page(request_type: type) -> None:
     table = PAGE.partition("## Parameters")[2].partition("## Streams")[0]
     assert set(request_type.__struct_fields__) - {"model"} <= named(table)  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,36 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_index_and_the_numbers(llm
     with pytest.raises(RequestError, match=r"prompt 1: This model's .* is 512 tokens.* 513 tokens"):
         llm.generate([[1, 2], long], GREEDY, use_tqdm=False)
     assert texts(llm, "still alive", GREEDY)  # the engine still works
+
+
+CALLS: dict[str, tuple[str, Callable[[LLM, str], object]]] = {
+    "generate": ("prompt 1", lambda llm, huge: llm.generate(["a", huge], GREEDY, use_tqdm=False)),
+    "a dictionary": ("prompt 0", lambda llm, huge: llm.generate({"prompt": huge}, GREEDY, use_tqdm=False)),
+    "chat": ("prompt 0", lambda llm, huge: llm.chat([{"role": "user", "content": huge}], GREEDY, use_tqdm=False)),
+    "embed": ("prompt 1", lambda llm, huge: llm.embed(["a", huge], use_tqdm=False)),
+    "score": ("prompt 0", lambda llm, huge: llm.score(huge, ["a", "b"], use_tqdm=False)),
+    "score of a continuation": ("continuation 1", lambda llm, huge: llm.score("a", ["b", huge], use_tqdm=False)),
+    "beam_search": ("prompt 1", lambda llm, huge: llm.beam_search(["a", huge], BeamSearchParams(2, 2))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_text_that_is_much_too_long_is_refused_by_its_start(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tokenizer, lengths = llm.get_tokenizer(), []
+    encode_batch = tokenizer.encode_batch
+
+    def noting(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        lengths.extend(map(len, texts))
+        return encode_batch(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", noting)
+    noun, call = CALLS[name]
+    with pytest.raises(RequestError, match=f"^{noun}: This model's maximum context length is 512 tokens.") as refused:
+        call(llm, "word " * 100_000)
+    assert (refused.value.param, refused.value.code) == (noun.split()[0], "context_length_exceeded")
+    assert lengths == [8 * 512]  # of half a million characters
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(llm: LLM) -> None:

@@ -215,6 +215,30 @@ def test_invalid_readouts_are_refused(llm: LLM) -> None:
     assert llm.embed([], use_tqdm=False) == [] and llm.score([], [], use_tqdm=False) == []
 
 
+def test_a_text_that_is_much_too_long_is_refused_by_its_start(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        engine = await AsyncEngine.start(str(tiny_directory))
+        tokenizer, lengths = engine.get_tokenizer(), []
+        encode_batch = tokenizer.encode_batch
+
+        def noting(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+            lengths.extend(map(len, texts))
+            return encode_batch(texts, add_special_tokens)
+
+        monkeypatch.setattr(tokenizer, "encode_batch", noting)
+        try:
+            for prompt, continuation in (("word " * 100_000, "a"), ("a", "word " * 100_000)):
+                with pytest.raises(RequestError, match=r"^This model's maximum context length is 512 tokens"):
+                    await engine.score(prompt, continuation)
+            assert max(lengths) == 8 * 512
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_cancelling_a_readout_frees_its_blocks(tiny_directory: Path) -> None:
     async def main() -> None:
         engine = await AsyncEngine.start(str(tiny_directory), max_num_seqs=2, max_num_batched_tokens=2)

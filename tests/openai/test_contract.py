@@ -7,11 +7,13 @@ same small model. What may differ is in `DIFFERENCES` and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.config import EngineConfig
@@ -25,11 +27,13 @@ from headrace.server.options import ServerOptions
 from tests.server.serving import MODEL, FakeMetrics, FakeRequestQueue, FakeState
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES, "max_tokens": 6, "temperature": 0},
     TEXT: {"prompt": "hi", "max_tokens": 6, "temperature": 0},
     RESPONSES: {"input": "hi", "max_output_tokens": 6, "temperature": 0},
+    EMBEDDINGS: {"input": "hi"},
 }
 SETTINGS: dict[str, Any] = {"max_num_seqs": 8, "num_gpu_blocks_override": 256, "enable_prefix_caching": False}
 SCHEMA = {
@@ -43,12 +47,14 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 AGE = {"type": "function", "function": {"name": "age", "parameters": SCHEMA}}
 BOTH_TOOLS = {"tools": [WEATHER, AGE]}
 CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
+EOS = 0  # of the tests' tokenizer
+SPECIAL_TOKENS: dict[str, Any] = {"allowed_token_ids": [EOS], "ignore_eos": True, "logprobs": 0}
 
 # Every difference between the two, with its reason.
 DIFFERENCES = {
     "id": "ids of the request and of tool calls; a batch line derives the first from the job and the line",
     "created": "the time of the answer (in responses `created_at`)",
-    "last digits of log-probabilities": "they depend on what else is in the batch",
+    "last digits of log-probabilities and embeddings": "they depend on what else is in the batch",
     "name of the model": "the server has --served-model-name; a job names the model it was given",
     "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
     "another model": "a job answers lines for any model and notes it: batch files are written for another model's name",
@@ -125,6 +131,9 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
 ANSWERED_TEXT: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3, "temperature": 1, "seed": 3},
     "only the chosen token": {"logprobs": 0},
+    "offsets of special tokens": {**SPECIAL_TOKENS, "skip_special_tokens": False},
+    "offsets without special tokens": SPECIAL_TOKENS,
+    "several prompts, offsets": {**SPECIAL_TOKENS, "skip_special_tokens": False, "prompt": ["hi", "you"]},
     "default length": {"max_tokens": None},
     "effort": {"reasoning_effort": "high"},
     "token ids": {"prompt": [5, 6, 7]},
@@ -173,6 +182,24 @@ ANSWERED_RESPONSES: dict[str, dict[str, Any]] = {
     "neutral state": {"background": False, "previous_response_id": None, "stream": False, "priority": 0},
     "salt, id and model": {"cache_salt": "a", "request_id": "one", "model": MODEL},
     "whole numbers": {"max_output_tokens": 4.0, "seed": 5.0},
+}
+
+ANSWERED_EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a list of one": {"input": ["hi"]},
+    "several texts": {"input": ["hi", "a longer one", "hi"]},
+    "token ids": {"input": [5, 6, 7]},
+    "a list of token ids": {"input": [[5, 6, 7]]},
+    "several token lists": {"input": [[5, 6, 7], [8], [9, 10]]},
+    "the largest list": {"input": ["a"] * 2048},
+    "a whole context": {"input": [5] * 512},
+    "float": {"encoding_format": "float"},
+    "base64": {"encoding_format": "base64"},
+    "several texts, base64": {"input": ["hi", "a longer one"], "encoding_format": "base64"},
+    "labels": {"user": "me", "metadata": {"a": "b"}},
+    "hints": {"store": True},
+    "nulls": {"encoding_format": None, "dimensions": None, "unheard_of": None},
+    "salt, id and model": {"cache_salt": "a", "request_id": "an embedding", "model": MODEL},
 }
 
 # Bodies that both refuse, for both endpoints.
@@ -298,18 +325,51 @@ REFUSED_RESPONSES: dict[str, dict[str, Any]] = {
     "template variable": {"chat_template_kwargs": {"nothing_reads_this": 1}},
 }
 
+REFUSED_EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "no input": {"input": None},
+    "empty input": {"input": ""},
+    "no inputs": {"input": []},
+    "input type": {"input": 5},
+    "mixed inputs": {"input": ["a", 1]},
+    "nested inputs": {"input": [[["a"]]]},
+    "token outside": {"input": [10**6]},
+    "one of several is empty": {"input": ["hi", ""]},
+    "one of several is outside": {"input": [[5], [10**6]]},
+    "too many inputs": {"input": ["hi"] * 2049},
+    "too long": {"input": [5] * 513},
+    "one of several is too long": {"input": ["hi", "x" * 600]},
+    "far too long": {"input": "word " * 4000},
+    "format": {"encoding_format": "int8"},
+    "format type": {"encoding_format": 5},
+    "dimensions": {"dimensions": 16},
+    "dimensions type": {"dimensions": "small"},
+    "unknown": {"encoding": "float"},
+    "unsupported": {"truncation_side": "right"},
+    "names of completions": {"prompt": "hi"},
+    "salt": {"cache_salt": ""},
+    "salt type": {"cache_salt": 5},
+    "request id": {"request_id": "a\nb"},
+    "model type": {"model": 3},
+}
+
 
 def cases(shared: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, tuple[str, Any]]:
     """`shared`: for chats and completions; `own`: by path."""
     return {
         f"{path.split('/')[2]}: {name}": (path, {**GOOD[path], **more})
         for path, of_path in own.items()
-        for name, more in (of_path if path == RESPONSES else shared | of_path).items()
+        for name, more in (shared | of_path if path in (CHAT, TEXT) else of_path).items()
     }
 
 
-GOOD_CASES = cases(ANSWERED, {CHAT: ANSWERED_CHAT, TEXT: ANSWERED_TEXT, RESPONSES: ANSWERED_RESPONSES})
-BAD_CASES = cases(REFUSED, {CHAT: REFUSED_CHAT, TEXT: REFUSED_TEXT, RESPONSES: REFUSED_RESPONSES})
+GOOD_CASES = cases(
+    ANSWERED,
+    {CHAT: ANSWERED_CHAT, TEXT: ANSWERED_TEXT, RESPONSES: ANSWERED_RESPONSES, EMBEDDINGS: ANSWERED_EMBEDDINGS},
+)
+BAD_CASES = cases(
+    REFUSED,
+    {CHAT: REFUSED_CHAT, TEXT: REFUSED_TEXT, RESPONSES: REFUSED_RESPONSES, EMBEDDINGS: REFUSED_EMBEDDINGS},
+)
 # The path, a field of `DIFFERENCES`, and a body that only the server reads.
 SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
@@ -404,8 +464,11 @@ def prefixed(kind: str) -> dict[str, tuple[str, Any]]:
 
 
 def comparable(value: Any) -> Any:
-    """Without what differs by its nature."""
+    """Without what differs by its nature, and with embeddings as numbers."""
     if isinstance(value, dict):
+        if isinstance(value.get("embedding"), str):
+            floats = np.frombuffer(base64.b64decode(value["embedding"]), "<f4")
+            return {**value, "embedding": {"base64": floats.tolist()}}
         return {name: comparable(item) for name, item in value.items() if name not in ("id", "created", "created_at")}
     return [comparable(item) for item in value] if isinstance(value, list) else value
 
@@ -428,6 +491,12 @@ def test_an_answer_is_the_same_over_http_and_as_a_batch_line(both: Both, name: s
     line_body["model"] = body["model"]  # the server's name for it; the job uses the model's path
     assert comparable(line_body) == about(comparable(body))
     assert line_body.keys() == body.keys()
+
+
+def test_embeddings_are_not_all_alike(both: Both) -> None:
+    """A comparison of both sides says little if every embedding is the same."""
+    first, second, third = (item["embedding"] for item in both.line("good embeddings: several texts")[1]["data"])
+    assert third == pytest.approx(first, abs=1e-3) and second != pytest.approx(first, abs=1e-2)
 
 
 @pytest.mark.parametrize("cut", ["", " cut in its arguments", " cut before its arguments", " cut before its name"])

@@ -74,7 +74,7 @@ class FakeEngine:
         self.client.tokenizer = self._tokenizer
         return SimpleNamespace(
             client=self.client,
-            settings=SimpleNamespace(max_model_len=512, queue_policy="fcfs"),
+            settings=SimpleNamespace(max_model_len=512, max_num_seqs=8, queue_policy="fcfs"),
             spec=SimpleNamespace(vocab_size=self._tokenizer.vocab_size),
             tokenizer=self._tokenizer,
             eos_token_ids=(0,),

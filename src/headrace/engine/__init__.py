@@ -9,6 +9,7 @@
     llm.py, async_engine.py        the fronts `LLM` and `AsyncEngine`
     prompts.py, readouts.py        prompts to token ids; requests for embeddings and scores
     answers.py, answer_stream.py   events to outputs; several requests as one asyncio stream (event_queue.py)
+    readout_stream.py              the same stream for embeddings and scores
     beam_search.py                 beam search, built on requests for one token
     client.py, loop.py, core.py    submit and abort from any thread; the loop on its thread; one step
     process/                       the same client for an engine in its own process, with restarts

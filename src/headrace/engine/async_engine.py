@@ -27,7 +27,8 @@ from headrace.engine.prompts import (
     not_sampling_params,
     template_options,
 )
-from headrace.engine.readouts import PendingReadout, embedding_request, score_request
+from headrace.engine.readout_stream import ReadoutStream
+from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
 from headrace.errors import ConfigError, EngineDeadError, RequestError
@@ -212,6 +213,25 @@ class AsyncEngine:
         """Combine prepared requests into one stream for one reader. Entering the stream submits them."""
         return AnswerStream(self, requests, on_timing=on_timing)
 
+    def prepare_embedding(
+        self,
+        prompt: TokenizedPrompt,
+        request_id: str | None = None,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> PendingEmbedding:
+        """Build a request for an embedding without submitting it."""
+        return embedding_request(
+            self._new_id(request_id), prompt, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
+        )
+
+    def open_readouts(self, pending: Sequence[PendingReadout], *, on_timing: OnTiming | None = None) -> ReadoutStream:
+        """The same as `open` for embeddings and scores."""
+        return ReadoutStream(self, pending, on_timing=on_timing)
+
     async def beam_search(
         self,
         prompt: TokenizedPrompt,
@@ -297,8 +317,8 @@ class AsyncEngine:
     ) -> EmbeddingRequestOutput:
         """Return the prompt's hidden state after the final norm: of its last token, or the mean over all tokens."""
         (tokenized,) = await asyncio.to_thread(self._reader.read_within_context, [prompt])
-        pending = embedding_request(
-            self._new_id(request_id), tokenized, pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
+        pending = self.prepare_embedding(
+            tokenized, request_id, pooling=pooling, normalize=normalize, priority=priority, cache_salt=cache_salt
         )
         await self._read_out(pending)
         return pending.output()
@@ -369,16 +389,11 @@ class AsyncEngine:
                     yield answers.output()
 
     async def _read_out(self, pending: PendingReadout) -> None:
-        event_queue = EventQueue()
-        self.subscribe(pending.request, event_queue)
-        try:
-            while not pending.is_finished:
-                for event in await event_queue.take():
-                    pending.take(event)
-        finally:
-            self.unsubscribe(pending.request.request_id, abort=not pending.is_finished)
-        if pending.error is not None:
-            raise RequestError(pending.error)
+        with self.open_readouts([pending]) as stream:
+            try:
+                await stream.wait()
+            except FailedRequestError as error:
+                raise RequestError(str(error)) from None
 
     def _new_id(self, request_id: str | None) -> str:
         return request_id or f"request-{next(self._ids)}"

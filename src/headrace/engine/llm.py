@@ -90,7 +90,12 @@ class LLM:
     def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
-        self._reader = PromptReader(self._engine.tokenizer, self._engine.spec.vocab_size, self._engine.grammars)
+        self._reader = PromptReader(
+            self._engine.tokenizer,
+            self._engine.spec.vocab_size,
+            self._engine.grammars,
+            max_model_len=self._engine.settings.max_model_len,
+        )
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the running call
         self._is_busy = Lock()
@@ -157,6 +162,7 @@ class LLM:
         `normalize` scales each to length 1.
         """
         items = as_prompt_list(prompts)
+        self._refuse_long(items)
         priorities = _per_prompt("priority", priority, 0, len(items))
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[EmbeddingRequestOutput]:
@@ -179,6 +185,8 @@ class LLM:
     ) -> list[ScoreRequestOutput]:
         """Return the log-probability of each continuation after its prompt. One prompt may have several."""
         heads, tails = as_prompt_list(prompts), as_prompt_list(continuations)
+        self._refuse_long(heads)
+        self._refuse_long(tails, "continuation")
         heads = heads * len(tails) if len(heads) == 1 else heads
         if len(heads) != len(tails):
             raise RequestError(
@@ -199,7 +207,9 @@ class LLM:
         """Return the best-scored beams of each prompt. `headrace.engine.beam_search` explains the cost."""
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {params!r}", param="params")
-        read = self._reader.read(as_prompt_list(prompts))
+        items = as_prompt_list(prompts)
+        self._refuse_long(items)
+        read = self._reader.read(items)
         for index, prompt in enumerate(read):
             if len(prompt.token_ids) + params.max_tokens > self.settings.max_model_len:
                 raise RequestError(
@@ -290,6 +300,7 @@ class LLM:
             if not isinstance(each, SamplingParams):
                 raise not_sampling_params(each)
         priorities = _per_prompt("priority", priority, 0, len(prompts))
+        self._refuse_long(prompts)
 
         def build(index: int, prompt: TokenizedPrompt) -> Pending[RequestOutput]:
             own = self._reader.with_tokens(params[index])
@@ -339,6 +350,14 @@ class LLM:
                 raise
             in_order = sorted(zip(order, tracked, strict=True), key=lambda pair: pair[0])
             return [self._outputs.pop(request_id) for _, request_id in in_order]
+
+    def _refuse_long(self, prompts: Sequence[Prompt], noun: str = "prompt") -> None:
+        """Refuse a text that is much too long for the context before any is tokenized."""
+        for index, prompt in enumerate(prompts):
+            try:
+                self._reader.check_long_prompt(prompt, param=noun)
+            except RequestError as error:
+                raise RequestError(f"{noun} {index}: {error}", param=error.param, code=error.code) from None
 
     def _tokenized(self, prompts: Sequence[Prompt], *, is_chat: bool) -> Iterator[TokenizedPrompt]:
         start, end = 0, FIRST_TOKENIZE_BATCH

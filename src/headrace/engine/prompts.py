@@ -128,9 +128,13 @@ class PromptReader:
     ) -> list[TokenizedPrompt]:
         """Like `read`, but a text that is much too long for the context is refused by its start."""
         for prompt in prompts:
-            if (text := _text_of(prompt)) is not None:
-                self.check_long_text(text, param=param)
+            self.check_long_prompt(prompt, param=param)
         return self.read(prompts, add_special_tokens=add_special_tokens)
+
+    def check_long_prompt(self, prompt: Prompt, *, param: str = "prompt") -> None:
+        """Like `check_long_text`, for a prompt in any form. Token ids are not limited here."""
+        if (text := _text_of(prompt)) is not None:
+            self.check_long_text(text, param=param)
 
     def check_long_text(self, text: str, *, param: str = "prompt") -> None:
         """Refuse a text that is much too long for the context before all of it is tokenized, which takes a minute and
@@ -155,10 +159,11 @@ class PromptReader:
         """Tokenize prompts with one continuation each.
 
         Two texts are tokenized as one joined text, as a model would see them. The continuation starts at the first
-        token that differs from the tokens of the prompt alone. Token ids are not changed.
+        token that differs from the tokens of the prompt alone. Token ids are not changed. A text that is much too long
+        for the context is refused by its start.
         """
-        heads = self.read(prompts)
-        tails = self.read(continuations, add_special_tokens=False)
+        heads = self.read_within_context(prompts)
+        tails = self.read_within_context(continuations, add_special_tokens=False, param="continuation")
         is_text = [head.text is not None and tail.text is not None for head, tail in zip(heads, tails, strict=True)]
         joined = [f"{h.text}{t.text}" for h, t, both in zip(heads, tails, is_text, strict=True) if both]
         wholes = iter(self.read(joined))

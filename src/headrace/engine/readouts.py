@@ -14,6 +14,7 @@ from headrace.errors import RequestError, nearest
 from headrace.types import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    FinishReason,
     Pooling,
     Readout,
     Request,
@@ -36,6 +37,16 @@ class PendingReadout:
     error: str | None = None
     values: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     is_finished: bool = False
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """`stop` once it is complete, the reason under which vLLM counts it."""
+        return "stop" if self.is_finished and self.error is None else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of generated tokens: none, and no sequences."""
+        return []
 
     def take(self, event: SequenceEvent) -> Progress:
         self.is_finished = event.finish_reason is not None

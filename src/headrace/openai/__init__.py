@@ -11,7 +11,7 @@ Nothing here knows HTTP, files or the engine's loop.
 - `response_format.py`: `response_format` and `structured_outputs`.
 - `responses.py`, `response_items.py`: the requests and answers of /v1/responses.
 - `tool_use.py`: tools, the grammar of a forced call, and how calls are found in an answer.
-- `embeddings.py`: the requests and answers of /v1/embeddings, in batch lines only.
+- `embeddings.py`: the requests and answers of /v1/embeddings.
 - `logprobs.py`, `usage.py`, `choices.py`, `errors.py`: the parts of an answer, as JSON.
 
 To add a sampling parameter: a field of `types.SamplingParams`, the same name in `schema/common.py`, a row in

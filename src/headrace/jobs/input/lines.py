@@ -216,6 +216,8 @@ class LineParser:
         read = read_body(body, endpoint)
         if read.prompts is not None:
             check_num_sequences(params, len(read.prompts))
+        if endpoint == COMPLETIONS and not params.skip_special_tokens:
+            reply = msgspec.structs.replace(reply, shows_special=True)
         return LineRequest(
             reply,
             params,

@@ -26,7 +26,7 @@ from headrace.openai.choices import (
 )
 from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedding_inputs
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
-from headrace.openai.logprobs import chat_logprobs, completion_lists
+from headrace.openai.logprobs import TextOffsets, chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
 from headrace.openai.responses import ITEM_ID_PREFIX, RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
 from headrace.openai.sampling import check_label, check_tool_choice
@@ -168,6 +168,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     endpoint: Endpoint | None  # None: the envelope is broken; the error is the line's and there is no response
     other_id: bytes = b""  # a custom_id that is not text, as JSON: refused, and written to the error line as given
     shape: Shape | None = None  # None: a completion object with plain text
+    shows_special: bool = False  # a completion whose text has special tokens: they count in `text_offset`
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         own_id = b"%b-%d" % (facts.job_id_text, self.index)
@@ -179,6 +180,8 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
 
     def _completion(self, output: LineOutput, facts: JobFacts, own_id: bytes) -> bytes:
         id_prefix, kind, choice = _CHAT_PARTS if self.endpoint == CHAT else _TEXT_PARTS
+        if self.shows_special:
+            choice = _text_choice_with_special
         answers = output.answers
         choices = choice(answers[0], facts) if len(answers) == 1 else b",".join([choice(a, facts) for a in answers])
         return completion_body(kind, id_prefix + own_id, facts.now(), facts.model_name_text, choices, usage(output))
@@ -272,11 +275,16 @@ def _chat_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
     return chat_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason, logprobs=logprobs)
 
 
-def _text_choice(answer: LineAnswer, facts: JobFacts) -> bytes:
+def _text_choice(answer: LineAnswer, facts: JobFacts, *, skip_special_tokens: bool = True) -> bytes:
     if answer.logprobs is None:
         return text_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason)
-    logprobs = encode(completion_lists(answer.logprobs, facts.tokenizer))
+    offsets = TextOffsets(facts.tokenizer, skip_special_tokens=skip_special_tokens)
+    logprobs = encode(completion_lists(answer.logprobs, facts.tokenizer, offsets=offsets))
     return text_choice(answer.index, answer.text, answer.finish_reason, answer.stop_reason, logprobs=logprobs)
+
+
+def _text_choice_with_special(answer: LineAnswer, facts: JobFacts) -> bytes:
+    return _text_choice(answer, facts, skip_special_tokens=False)
 
 
 _CHAT_PARTS = (CHAT_ID_PREFIX.encode(), CHAT_OBJECT, _chat_choice)

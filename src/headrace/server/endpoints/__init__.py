@@ -1,7 +1,7 @@
 """The endpoints: one module each, and the list of their routes.
 
-- `chat`, `completions`, `responses`: the endpoints that generate text. They share `generation` (from the queue to the
-  stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
+- `chat`, `completions`, `responses`, `embeddings`: the endpoints that run the model. They share `generation` (from the
+  queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
 - `tokenize`, `models`, `status`, `server_info`, `admin`, `profile`, `openapi`: the others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
+from headrace.openai.schema.embeddings import EmbeddingRequest
 from headrace.openai.schema.profile import StartProfileRequest, StopProfileRequest
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -22,6 +23,7 @@ from headrace.server.endpoints import (
     admin,
     chat,
     completions,
+    embeddings,
     models,
     openapi,
     profile,
@@ -62,6 +64,14 @@ ROUTES: tuple[Route, ...] = (
         handler=responses.create_response,
         summary="The assistant's next message, in the form of OpenAI's Responses API",
         body=ResponsesRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v1/embeddings",
+        method="POST",
+        handler=embeddings.create_embeddings,
+        summary="Embeddings of prompts",
+        body=EmbeddingRequest,
         generates=True,
     ),
     Route(

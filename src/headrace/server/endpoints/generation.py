@@ -1,16 +1,19 @@
-"""What the endpoints that generate text share: from a place in the queue to the stream of answers, and its end."""
+"""What the endpoints that run the model share: from a place in the queue to the stream of answers, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from time import monotonic
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, TypeVar
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
+from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
 from headrace.openai.errors import bad_request, not_supported
@@ -19,7 +22,7 @@ from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
 from headrace.server.services import Reservation, Services
-from headrace.types import SamplingParams, SequenceEvent
+from headrace.types import Request, SamplingParams, SequenceEvent
 
 
 def limits_of(services: Services) -> Limits:
@@ -99,17 +102,63 @@ def prepared(
     )
 
 
-@asynccontextmanager
-async def running(
+class Running(Protocol):
+    """A submitted request as it is measured: an answer or an embedding."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+
+class Stream(Protocol):
+    """A context manager that submits requests, and ends them when it is left."""
+
+    @property
+    def event_queue(self) -> EventQueue: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+AnyStream = TypeVar("AnyStream", bound=Stream)
+
+
+def running(
     services: Services, exchange: Exchange, requests: Sequence[Answers], reservation: Reservation, *, arrived: float
-) -> AsyncIterator[AnswerStream]:
+) -> AbstractAsyncContextManager[AnswerStream]:
     """Submits, watches and measures the requests. They have ended when this is left, however it is left."""
+    open_stream = partial(services.engine.open, requests)
+    return run_stream(services, exchange, requests, open_stream, reservation, arrived=arrived)
+
+
+@asynccontextmanager
+async def run_stream(
+    services: Services,
+    exchange: Exchange,
+    requests: Sequence[Running],
+    open_stream: Callable[..., AnyStream],  # called with on_timing
+    reservation: Reservation,
+    *,
+    arrived: float,
+) -> AsyncIterator[AnyStream]:
+    """The same for any stream of these requests."""
     first = requests[0].request
-    size = sum(answers.request.params.num_sequences for answers in requests)
-    for answers in requests:
-        params = answers.request.params
-        services.metrics.received(n=params.n, max_tokens=params.max_tokens)
-    meters = [RequestMeter(services.metrics, answers.request, arrived=arrived) for answers in requests]
+    size = sum(each.request.params.num_sequences for each in requests)
+    for each in requests:
+        params, is_sampled = each.request.params, each.request.readout is None
+        services.metrics.received(n=params.n, max_tokens=params.max_tokens if is_sampled else None)
+    meters = [RequestMeter(services.metrics, each.request, arrived=arrived) for each in requests]
     is_waiting = True
 
     def on_timing(position: int, event: SequenceEvent) -> None:
@@ -119,7 +168,7 @@ async def running(
             reservation.started()
         meters[position].take(event)
 
-    stream = services.engine.open(requests, on_timing=on_timing)
+    stream = open_stream(on_timing=on_timing)
     deadline_s = deadline(services, exchange, arrived)
     reason = "error"
     try:
@@ -131,9 +180,9 @@ async def running(
         reason = "abort"
         raise
     finally:
-        for meter, answers in zip(meters, requests, strict=True):
-            ended = "error" if answers.error is not None else answers.finish_reason or reason
-            meter.finish(ended, answers.lengths)
+        for meter, each in zip(meters, requests, strict=True):
+            ended = "error" if each.error is not None else each.finish_reason or reason
+            meter.finish(ended, each.lengths)
 
 
 @asynccontextmanager

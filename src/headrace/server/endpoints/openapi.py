@@ -69,7 +69,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _post(route: Route, body: type[msgspec.Struct]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if route.generates:
+    if route.generates and "stream" in body.__struct_fields__:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     errors = {"400": "refused", "404": "another model", "413": "too long", "415": "not JSON", "503": "not now"}

@@ -28,7 +28,7 @@ class Route:
     body: type[msgspec.Struct] | None = None
     needs_body: bool = True  # if it takes one
     is_control: bool = False  # needs the admin key where the server has one, outside ADMIN_PREFIX too
-    generates: bool = False  # runs the model, and may stream
+    generates: bool = False  # runs the model
     content_type: str = "application/json"
 
     def __post_init__(self) -> None:
