@@ -52,10 +52,9 @@ def test_rows_are_found_beside_the_record(tmp_path: Path) -> None:
     rows = outcomes(10)
     record = online_record([level(4, rows)])
     assert rows_of(record, tmp_path) == [None]
-    write_record(record, tmp_path / "record.json", rows)
+    write_record(record, tmp_path / "record.json", [rows])
     (found,) = rows_of(record, tmp_path)
     assert found is not None and len(found) == 10
-    name = record.pop("requests")
-    record["levels"] = [{**record["levels"][0], "requests": name}, level(8, rows)]
+    record["levels"] = [record["levels"][0], level(8, rows)]
     first, second = rows_of(record, tmp_path)
     assert first is not None and second is None

@@ -73,8 +73,8 @@ def test_a_closed_loop_without_a_length_has_four_requests_per_client() -> None:
 
 
 def test_loads_that_are_limited_by_time_have_enough_different_prompts() -> None:
-    assert num_requests_of(ClosedLoop(concurrency=2, seconds=5)) == 1024
-    assert num_requests_of(ClosedLoop(concurrency=256, seconds=5)) == 4096
+    assert num_requests_of(ClosedLoop(concurrency=2, seconds=5)) == 4096
+    assert num_requests_of(ClosedLoop(concurrency=256, seconds=5)) == 8192
     assert num_requests_of(OpenLoop(rate=10, seconds=5)) == 60
 
 

@@ -227,7 +227,7 @@ def test_failures_are_rows_with_their_class_and_log(tmp_path: Path) -> None:
     assert "at least 1, got 0" in zero.message
     assert memory is not None and (memory.kind, memory.log_tail) == ("oom", "torch.OutOfMemoryError")
     assert crash is not None and (crash.stage, crash.kind) == ("measurement", "crash")
-    assert death is not None and (death.kind, death.log_tail) == ("died", "the last line of the log")
+    assert death is not None and (death.kind, death.log_tail) == ("crash", "the last line of the log")
 
 
 def test_an_engine_that_can_tell_why_it_died_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

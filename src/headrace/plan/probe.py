@@ -73,12 +73,14 @@ def _run(model: str, prediction: Prediction, workload: Workload, settings: PlanS
         llm.close()
     speed, planned, memory = prediction.speed, prediction.settings, prediction.memory
     assert speed is not None and planned is not None
+    beside = memory.weights
     if real.device == "cuda":  # a CPU takes the memory of its cache as it is used
         held -= int(real.num_blocks * real.block_size * memory.bytes_per_token)
+        beside += memory.activations + memory.runtime
     mean = workload.mean_prompt_len + workload.mean_output_len
     tokens, real_tokens = (each.num_blocks * each.block_size for each in (planned, real))
     rows = [
-        ("weights and buffers, GiB", memory.weights / 2**30, held / 2**30, 2),
+        ("memory beside the cache, GiB", beside / 2**30, held / 2**30, 2),
         ("cache, tokens", tokens, real_tokens, 0),
         ("sequences of the workload in the cache", tokens // mean, real_tokens // mean, 0),
         ("max_num_seqs", planned.max_num_seqs, real.max_num_seqs, 0),

@@ -85,7 +85,9 @@ def test_token_ids_fit_a_small_vocabulary() -> None:
 def test_random_ends_are_stop_tokens_and_not_lengths() -> None:
     workload = build(WorkloadSpec(name="decode", num_requests=4, ends="random"))
     request = workload.requests[0]
-    assert len(request.stop_token_ids or []) == 100_000 // 1024
+    assert len(request.stop_token_ids or []) == 4
+    assert len(request.allowed_token_ids or []) == 4 * 1024
+    assert set(request.stop_token_ids or []) < set(request.allowed_token_ids or [])
     assert request.output_len == 8 * 1024
     assert "ignore_eos" not in workload.sampling(request)
     assert "min_tokens" not in workload.sampling(request)

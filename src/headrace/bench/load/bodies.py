@@ -16,8 +16,8 @@ Compatibility = Literal["vllm", "openai", "minimal"]
 COMPATIBILITIES: tuple[str, ...] = get_args(Compatibility)
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "vllm": (),
-    "openai": ("min_tokens", "ignore_eos", "stop_token_ids"),
-    "minimal": ("min_tokens", "ignore_eos", "stop_token_ids", "stream_options"),
+    "openai": ("min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids"),
+    "minimal": ("min_tokens", "ignore_eos", "stop_token_ids", "allowed_token_ids", "stream_options"),
 }
 OWN_HEADERS = ("host", "content-type", "content-length", "accept", "connection", "transfer-encoding")
 

@@ -328,11 +328,10 @@ def _failure(stage: str, error: Exception, engine: RunningEngine | None = None) 
 
 
 def _death(engine: RunningEngine) -> Failure:
-    """Why an engine died, if it can tell."""
-    reason = getattr(engine, "failure", lambda: None)()
-    if isinstance(reason, EngineFailure):
-        return Failure("measurement", reason.kind, f"died under load: {reason}", reason.log_tail)
-    return Failure("measurement", "died", f"{engine.name} died under load", engine.log_tail())
+    reason = engine.failure()
+    if reason is None:  # it died, says who measured, but its process is there
+        return Failure("measurement", "crash", f"{engine.name} died under load", engine.log_tail())
+    return Failure("measurement", reason.kind, f"died under load: {reason}", reason.log_tail)
 
 
 def _has_answers(record: Mapping[str, Any]) -> bool:

@@ -6,8 +6,8 @@
 
 How an answer ends is part of a workload. With `ends="exact"` every engine generates the same number of tokens, but the
 scheduler knows each length in advance, so memory pressure and preemption hardly show. With `ends="eos"` the model ends
-its answer. With `ends="random"` many token ids are stop tokens, so that a model with random weights ends after a
-geometrically distributed number of tokens that nobody knows in advance.
+its answer. With `ends="random"` answers may use some token ids only, a few of which end them: a model with random
+weights then ends after a number of tokens that nobody knows in advance, distributed about geometrically.
 """
 
 from __future__ import annotations

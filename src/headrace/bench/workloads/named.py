@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.bench.workloads.requests import MAX_STOP_TOKENS, BenchRequest, Workload
+import msgspec
+
+from headrace.bench.workloads.requests import BenchRequest, Workload
 from headrace.bench.workloads.spec import WorkloadSpec
 from headrace.errors import ConfigError, nearest
 
@@ -22,7 +24,9 @@ TOPICS = (
     "steel",
     "music",
 )
-# With ends="random", an answer may be this many times its mean length before it is cut.
+# With ends="random": how many token ids end an answer (engines take few), and how many times its mean length an answer
+# may have before it is cut.
+NUM_STOPS = 4
 MAX_OVER_MEAN = 8
 
 
@@ -51,21 +55,17 @@ def build(spec: WorkloadSpec) -> Workload:
 
 
 def with_ends(spec: WorkloadSpec, requests: list[BenchRequest]) -> list[BenchRequest]:
-    """With ends="random", give each request stop tokens so that answers have the given lengths on average."""
+    """With ends="random", let each answer use some token ids only, a few of which end it."""
     if spec.ends != "random":
         return requests
-    vocab = spec.last_token_id
     rng = random.Random(spec.seed)
-    mean = max(1, sum(request.output_len for request in requests) // len(requests))
-    stops = sorted(rng.sample(range(spec.first_token_id, vocab), min(MAX_STOP_TOKENS, max(1, vocab // mean))))
+    mean = max(2, sum(request.output_len for request in requests) // len(requests))
+    num_ids = min(NUM_STOPS * mean, spec.last_token_id - spec.first_token_id)
+    allowed = rng.sample(range(spec.first_token_id, spec.last_token_id), num_ids)
+    stops = sorted(allowed[: max(1, num_ids // mean)])
     return [
-        BenchRequest(
-            output_len=mean * MAX_OVER_MEAN,
-            prompt=request.prompt,
-            messages=request.messages,
-            num_prompt_tokens=request.num_prompt_tokens,
-            due_s=request.due_s,
-            stop_token_ids=stops,
+        msgspec.structs.replace(
+            request, output_len=mean * MAX_OVER_MEAN, stop_token_ids=stops, allowed_token_ids=sorted(allowed)
         )
         for request in requests
     ]

@@ -11,8 +11,6 @@ import msgspec
 
 from headrace.bench.workloads.spec import WorkloadSpec
 
-MAX_STOP_TOKENS = 4096  # in one request of ends="random"
-
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request: a prompt (text or token ids) or messages, and the length of its answer.
@@ -26,6 +24,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_prompt_tokens: int | None = None  # None: only the engine knows
     due_s: float | None = None  # arrival time of a trace, from its start
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
 
     @property
     def is_chat(self) -> bool:
@@ -63,7 +62,7 @@ class Workload:
         if self.spec.ends == "exact":
             params |= {"min_tokens": request.output_len, "ignore_eos": True}
         if request.stop_token_ids is not None:
-            params["stop_token_ids"] = request.stop_token_ids
+            params |= {"stop_token_ids": request.stop_token_ids, "allowed_token_ids": request.allowed_token_ids}
         return params
 
     def body(self, index: int, model: str, *, stream: bool = True) -> tuple[str, dict[str, Any]]:

@@ -64,8 +64,8 @@ def add_workload_flags(parser: CommandParser) -> None:
     group.add_argument(
         "--ends",
         choices=("exact", "eos", "random"),
-        help="how an answer ends: after --output-len tokens (exact, default), when the model ends it (eos), or at one "
-        "of many stop tokens (random, for random weights); with eos and random no engine knows a length in advance",
+        help="how an answer ends: after --output-len tokens (exact, default), when the model ends it (eos), or by "
+        "chance (random, for random weights); with eos and random no engine knows a length in advance",
     )
     group.add_argument("--temperature", type=float, metavar="X", help="of sampling (default: 1)")
     group.add_argument("--workload-seed", type=int, metavar="N", help="of lengths and tokens")

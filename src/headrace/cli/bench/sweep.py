@@ -53,7 +53,7 @@ RESUMABLE, FAILED = 75, 1
 
 def main(arguments: Sequence[str]) -> int:
     parser = build_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)  # MODEL may stand after options
 
     from headrace.bench.sweep import Sweep, read_configs, run_sweep
     from headrace.bench.sweep.journal import SUFFIX
