@@ -22,8 +22,9 @@ def newest_records() -> list[dict[str, Any]]:
     return list({(row["model"], row["workload"], row["dtype"]): row for row in rows}.values())
 
 
-def number(text: str) -> int:
-    return int(text.replace(",", ""))
+def number(value: str | int) -> int:
+    """Older records have settings as text."""
+    return int(str(value).replace(",", ""))
 
 
 @pytest.mark.parametrize("row", newest_records(), ids=lambda row: f"{row['model']}-{row['workload']}-{row['dtype']}")

@@ -17,7 +17,7 @@ from headrace.bench.record import new_record
 from headrace.bench.workloads import Workload
 
 BATCH_SIZES = (1, 16, 64)
-BATCHES = 4  # of the largest kind of work at each size: enough that continuous batching reaches its steady state
+BATCHES = 3  # of the largest kind of work at each size: enough that continuous batching reaches its steady state
 
 OnRow = Callable[[dict[str, Any]], None]
 

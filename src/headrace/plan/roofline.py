@@ -94,7 +94,9 @@ def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine
     if moe is not None:
         hit = experts_hit(tokens, moe.num_experts, moe.num_chosen)
         read = read + shape.expert_params * precision.expert_bytes(shape) * hit
-        flops = flops + 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
+        # Counted as more work at the rate of dense GEMMs.
+        chosen = 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
+        flops = flops + chosen / machine.constants.mixture_gemm
     constants = machine.constants
     share = constants.weight_reads_fp8 if precision.weights in ("fp8", "int8") else constants.weight_reads
     return _corner(read, flops, _gemm_rate(precision, shape, machine), share, machine) * (tokens > 0)

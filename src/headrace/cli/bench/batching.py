@@ -72,6 +72,6 @@ def build_parser() -> CommandParser:
     add_engine_choice(parser)
     add_workload_flags(parser)
     parser.add_argument("--batch-sizes", type=numbers(int), metavar="N,...", help="default: 1,16,64")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="timed rounds of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="timed rounds of each (%(default)s)")
     add_output_flags(parser)
     return parser
