@@ -16,10 +16,12 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from about import commit
 
 from headrace.bench.engines.shapes import SHAPES
@@ -118,6 +120,9 @@ def record_of(model: str, workload: str, arguments: argparse.Namespace) -> list[
         report = measure(model, workload, arguments, Path(directory))
     if report is None:
         return []
+    assert report.record is not None
+    named = msgspec.structs.replace(report.record, model_name=model)  # not the temporary directory's name
+    report = replace(report, record=named)
     print(f"\n{model} {workload}\n{report.table()}", flush=True)
     record = {
         "model": model,
