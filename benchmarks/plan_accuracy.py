@@ -5,9 +5,9 @@
 
 Fitted on: llama-3.2-1b and llama-3.1-8b, in bfloat16 and FP8, and the mixture qwen3-30b-a3b with the chat workload and
 with one sequence. Held out, never seen by the fit: every record of llama-3.2-3b and of qwen3-8b, and 16 sequences of
-qwen3-30b-a3b. Of each model, workload and number format only the newest record counts. From `peers-h200.jsonl` only the two workloads whose lengths
-docs/performance.md states exactly are used: 16 sequences and one sequence of 512 tokens in and 512 out. Its chat and
-prefix tree workloads were sampled with seeds that are not in this repository.
+qwen3-30b-a3b. Of each model, workload and number format only the newest record counts. From `peers-h200.jsonl` only the
+two workloads whose lengths docs/performance.md states exactly are used: 16 sequences and one sequence of 512 tokens in
+and 512 out. Its chat and prefix tree workloads were sampled with seeds that are not in this repository.
 
 The constants go to src/headrace/plan/constants.py by hand: a test compares the two.
 """
