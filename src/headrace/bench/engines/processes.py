@@ -37,6 +37,7 @@ MAX_LOG_LINES = 400
 MAX_LINE_CHARS = 8000  # vLLM logs its whole config in one line
 TAIL_LINES = 40
 POLL_S = 0.05
+DRAIN_S = 5.0  # for the rest of the log of a child that has ended; a child of it may keep the log open
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 GRACE_S = 3.0  # for its own children after its end: they remove shared memory
 KILL_S = 10.0
@@ -197,6 +198,7 @@ class Child:
             if (found := look()) is not None:
                 return found
             if not self.is_alive:
+                self._drain.join(DRAIN_S)
                 if (found := look()) is not None:  # said just before it ended
                     return found
                 raise self.failure(f"before it was {what}")
@@ -209,7 +211,7 @@ class Child:
         """The failure of a child that ended, or that does not talk any more."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        self._drain.join(1.0)
+        self._drain.join(DRAIN_S)
         return failure_of(self.name, self.exit_code, self.log_lines(), when)
 
     # ---- the end
