@@ -21,6 +21,8 @@ from headrace.bench.workloads import Workload
 WARM_UP_REQUESTS = 256
 WARM_UP_TOKENS = 4
 
+ONE_ROUND = "one round: the spread between rounds is unknown"
+
 OnRound = Callable[[int, dict[str, Any]], None]
 
 
@@ -103,7 +105,7 @@ def warnings_of(rounds: Sequence[dict[str, Any]], workload: Workload) -> list[st
     if any(not each["starts_with_empty_cache"] for each in rounds[1:]):
         warnings.append("the prefix cache could not be emptied between rounds: later rounds may find earlier prompts")
     if len(rounds) == 1:
-        warnings.append("one round: the spread between rounds is unknown")
+        warnings.append(ONE_ROUND)
     if workload.spec.ends == "exact":
         warnings.append("every length is known in advance (ends=exact): memory pressure shows less than in real use")
     return warnings
