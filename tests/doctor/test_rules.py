@@ -202,6 +202,16 @@ def test_reading_the_weights_of_an_8b_takes_as_long_as_the_data_sheet_says() -> 
     assert dict(finding.numbers)["weights"] == "3.13 ms to read"
 
 
+def test_a_decode_that_reads_mostly_cache_gains_more_by_an_fp8_cache_than_a_short_one() -> None:
+    gains = []
+    for length in (100.0, 8_000.0):
+        finding = found(live(prompt_len=length, **ON_H200), "decode")
+        assert finding is not None
+        gains.append(next(advice.gain for advice in finding.advice if advice.setting == "kv_cache_dtype"))
+    assert gains[0] is not None and gains[1] is not None
+    assert 0 < gains[0] < 0.2 < gains[1] < 1
+
+
 def test_decode_without_a_known_device_says_what_is_missing() -> None:
     finding = found(live(), "decode")
     assert finding is not None and finding.title == "decode is the bottleneck"

@@ -137,9 +137,8 @@ def decode_bound(evidence: Evidence) -> Finding | None:
         ("GEMMs", f"{1e3 * step.compute_s:.2f} ms to compute"),
     ]
     title, why = _side(step)
-    return Finding(
-        severity="limit", title=title, numbers=tuple(numbers), why=why, advice=tuple(_fp8(evidence, "decode"))
-    )
+    advice = (*_fp8(evidence, "decode"), *(_fp8_cache(evidence) if step.is_bound_by_memory else ()))
+    return Finding(severity="limit", title=title, numbers=tuple(numbers), why=why, advice=advice)
 
 
 def _side(step: DecodeStep) -> tuple[str, str]:
@@ -178,6 +177,26 @@ def _fp8(evidence: Evidence, what: str) -> list[Advice]:
             value="fp8",
             gain=gain,
             why="at most: the ratio of the GPU's rates" if bound else "decode steps of both by plan's roofline",
+        )
+    ]
+
+
+def _fp8_cache(evidence: Evidence) -> list[Advice]:
+    gpu, batch = device_of(evidence), evidence.mean_batch
+    if gpu is None or gpu.fp8_rate is None or evidence.has_fp8_cache or not batch:
+        return []
+    changed = replace(evidence, settings={**evidence.settings, "kv_cache_dtype": "fp8"})
+    now, then = decode_seconds(evidence, batch), decode_seconds(changed, batch)
+    if now is None or then is None:
+        return []
+    return [
+        Advice(
+            text="kv_cache_dtype fp8: half the bytes of the cache to read; answers change slightly (A9)",
+            certainty="predicted",
+            setting="kv_cache_dtype",
+            value="fp8",
+            gain=now / then - 1,
+            why="decode steps of both by plan's roofline",
         )
     ]
 
