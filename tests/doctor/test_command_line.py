@@ -42,7 +42,8 @@ def test_a_quoted_command_and_one_in_words_are_the_same() -> None:
         ("--device-memory-utilization 0.8", "gpu_memory_utilization", 0.8),
         ("--max-model-len 8k", "max_model_len", 8000),
         ("--max-model-len 8K", "max_model_len", 8192),
-        ("--speculative-config.method ngram", "speculative_config", "ngram"),
+        ("--speculative-config.method ngram --speculative-config.model x", "speculative_config", "x"),
+        ("--api-key one --api-key two", "api_key", "two"),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(written: str, setting: str, value: object) -> None:
@@ -58,6 +59,7 @@ def test_flags_are_read_as_vllm_reads_them(written: str, setting: str, value: ob
         "python3 -m headrace serve qwen3-8b",
         "VLLM_USE_V1=1 CUDA_VISIBLE_DEVICES=0 vllm serve qwen3-8b",
         "/opt/venv/bin/vllm serve qwen3-8b",
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:latest --model qwen3-8b",
     ],
 )
 def test_programs_are_recognised(text: str) -> None:
@@ -68,6 +70,10 @@ def test_programs_are_recognised(text: str) -> None:
 def test_another_program_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'vllm serve \.\.\.' and"):
         read_command(["ollama run llama3"])
+
+
+def test_settings_in_a_file_are_said_to_be_unread() -> None:
+    assert read_command(["vllm serve qwen3-8b --config c.yaml"]).remarks == ("settings in c.yaml are not read",)
 
 
 def test_an_unknown_model_is_said() -> None:

@@ -36,7 +36,18 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         job(limited_by_seconds={"host": 2.9, "decode": 7.1}),
     ),
     "front": (live(event_loop_lag_p95_s=0.1), live(event_loop_lag_p95_s=0.099)),
-    "queue": (live(engine="vllm"), live(engine="vllm", settings={"max_num_queued_reqs": 1024})),
+    "stalled": (
+        live(output_tokens=0.0, prompt_tokens=0.0, num_running=1.0),
+        live(output_tokens=0.0, prompt_tokens=0.0, num_running=0.0),
+    ),
+    "job-tail": (
+        job(limited_by_seconds={"tail": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"tail": 2.9, "decode": 7.1}),
+    ),
+    "queue": (
+        live(engine="vllm", settings={"max_num_queued_reqs": None}),
+        live(engine="vllm", settings={"max_num_queued_reqs": 1024}),
+    ),
     "cache-preempting": (
         live(num_preemptions=9.0, recomputed_tokens=1_600.0),
         live(num_preemptions=9.0, recomputed_tokens=1_400.0),
@@ -175,6 +186,19 @@ def test_memory_shares_of_a_cpu_are_not_judged() -> None:
     assert found(live(is_on_cpu=True, settings={"gpu_memory_utilization": 0.5}), "memory-low") is None
 
 
+def test_a_queue_whose_limit_is_not_known_is_not_judged() -> None:
+    diagnosis = diagnose(live(engine="vllm", num_waiting=500.0))
+    assert "queue" in {each.rule for each in diagnosis.not_judged}
+    assert found(live(engine="vllm", num_waiting=500.0), "queue") is None
+
+
+def test_a_long_queue_without_a_limit_is_a_problem() -> None:
+    for waiting, severity in ((100.0, "note"), (101.0, "problem")):
+        seen = live(engine="vllm", num_waiting=waiting, settings={"max_num_queued_reqs": None})
+        finding = found(seen, "queue")
+        assert finding is not None and finding.severity == severity
+
+
 # The batch and the steps.
 
 
@@ -237,6 +261,11 @@ def test_a_job_that_waits_for_its_input_has_no_small_load() -> None:
     diagnosis = diagnose(seen)
     assert diagnosis.limit is not None and diagnosis.limit.limit == "reading"
     assert found(seen, "small-load") is None
+
+
+def test_a_host_bound_job_is_named_once() -> None:
+    seen = job(host_seconds=9.0, wait_seconds=1.0, limited_by_seconds={"host": 9.0, "decode": 1.0})
+    assert problems(seen) == ["job-host"]
 
 
 def test_stalls_are_answered_with_a_smaller_budget_and_the_guides_are_corrected() -> None:

@@ -25,6 +25,7 @@ ALIASES = {
 }
 _SWITCH_PREFIXES = ("--enable-", "--disable-", "--no-")
 _SWITCHES = frozenset({"--enforce-eager", "--trust-remote-code", "--async-scheduling", "--skip-tokenizer-init"})
+_IMAGE = "vllm/vllm-openai"  # of docker run; its arguments are those of vllm serve
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -37,8 +38,13 @@ class Flag:
     value: str | bool
 
     @property
+    def plain_name(self) -> str:
+        """Without the key of a nested setting: --speculative-config of --speculative-config.method."""
+        return self.name.partition(".")[0]
+
+    @property
     def setting(self) -> str:
-        return self.name.lstrip("-").replace("-", "_")
+        return self.plain_name.lstrip("-").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ def read_command(
     command = parse_command(words, headrace_flags=headrace_flags)
     given = _given(command)
     settings = {**_defaults(command, gpu), **given}
-    remarks = []
+    remarks = [f"settings in {given['config']} are not read"] if "config" in given else []
     if model is None:
         name = _model_of(command)
         try:
@@ -139,9 +145,11 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _program(parts: Sequence[str]) -> tuple[str, list[str]]:
     names = [part.rpartition("/")[2] for part in parts[:3]]
-    if names[:2] in (["vllm", "serve"], ["headrace", "serve"], ["headrace", "run"]):
-        rest = list(parts[2:])
-        return names[0], rest
+    if names[:2] in (["vllm", "serve"], ["headrace", "serve"]):
+        return names[0], list(parts[2:])
+    image = next((place for place, part in enumerate(parts) if part.startswith(_IMAGE)), None)
+    if image is not None:
+        return "vllm", list(parts[image + 1 :])
     if len(parts) > 2 and names[0].startswith("python") and parts[1] == "-m":
         if parts[2] in _MODULES:
             return "vllm", list(parts[3:])
@@ -155,7 +163,7 @@ def _flag(word: str, rest: list[str]) -> Flag:
     """The flag with its value, which is taken off `rest`."""
     written, has_value, text = word.partition("=")
     plain = written.replace("_", "-") if written.startswith("--") else written
-    name = ALIASES.get(plain, plain).partition(".")[0]  # --speculative-config.model x
+    name = ALIASES.get(plain, plain)
     is_off = name.startswith("--no-")
     name = "--" + name.removeprefix("--no-") if is_off else name
     if has_value:

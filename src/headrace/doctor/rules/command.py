@@ -20,6 +20,7 @@ POSITIVE = (
     *("tensor_parallel_size", "pipeline_parallel_size", "num_gpu_blocks_override"),
 )
 SIZED = ("kv_cache_memory_bytes", "num_gpu_blocks_override")  # settings that replace the memory share
+REPEATABLE = frozenset({"--api-key", "--middleware", "--lora-modules"})
 LARGE_BUDGET = 2.0  # times the longest prompt: what A7 asks for
 
 
@@ -50,7 +51,8 @@ def unknown_flags(evidence: Evidence) -> Finding | None:
 def _is_known(flag: Flag, command: CommandLine) -> bool:
     if not command.known_flags:
         return True
-    names = (flag.written.replace("_", "-").partition(".")[0], flag.name, "--no-" + flag.name.removeprefix("--"))
+    name = flag.plain_name
+    names = (flag.written.replace("_", "-").partition(".")[0], name, "--no-" + name.removeprefix("--"))
     if any(name in command.known_flags for name in names):
         return True
     other = OTHER_FLAGS.get(flag.name) or OTHER_FLAGS.get(flag.written)
@@ -128,7 +130,7 @@ def contradictions(evidence: Evidence) -> Finding | None:
     if command is None:
         return None
     numbers = []
-    for name in dict.fromkeys(flag.name for flag in command.flags):
+    for name in dict.fromkeys(flag.name for flag in command.flags if flag.name not in REPEATABLE):
         values = command.values(name)
         if any(a != b for a, b in pairwise(values)):
             written = ", ".join(str(value) for value in values)

@@ -144,7 +144,10 @@ def job_host_bound(evidence: Evidence) -> Finding | None:
     return Finding(
         severity="problem",
         title="the job is limited by its host process",
-        numbers=(("time limited by the host", f"{share:.0%}"),),
+        numbers=(
+            ("time limited by the host", f"{share:.0%}"),
+            *([("host time", f"{evidence.host_share:.0%} of a step")] if evidence.host_share is not None else []),
+        ),
         why="Lines are ready and slots are free, or planning a step takes longer than computing it.",
         advice=(
             Advice(
@@ -152,6 +155,43 @@ def job_host_bound(evidence: Evidence) -> Finding | None:
                 certainty="bound",
                 gain=1 / max(0.05, 1 - share) - 1,
                 why="all of this time would be free",
+            ),
+        ),
+    )
+
+
+def job_tail(evidence: Evidence) -> Finding | None:
+    share = limited_share(evidence, "tail")
+    if share < MIN_LIMITED_SHARE:
+        return None
+    return Finding(
+        severity="limit",
+        title="the last lines of the job run with free slots",
+        numbers=(("time in which only the last lines ran", f"{share:.0%}"),),
+        why="All input is read and nothing waits: the longest answers end alone, and their steps are small.",
+        advice=(
+            Advice(
+                text="put more lines into one job, or lower --max-tokens if the longest answers are not needed",
+                certainty="certain",
+            ),
+        ),
+    )
+
+
+def stalled(evidence: Evidence) -> Finding | None:
+    """Sequences run, and no token is computed."""
+    if not evidence.num_running or evidence.output_tokens or evidence.prompt_tokens:
+        return None
+    return Finding(
+        severity="problem",
+        title="the engine is stalled: sequences run and no token is computed",
+        numbers=(("running", f"{evidence.num_running:,.0f}"), ("tokens", f"0 in {evidence.seconds or 0.0:,.1f} s")),
+        why="A step hangs or takes longer than the interval, or the engine has died and its gauges are old.",
+        advice=(
+            Advice(
+                text="run doctor again with a longer --interval; if there are still no tokens, read the server's log "
+                "and restart it",
+                certainty="certain",
             ),
         ),
     )
@@ -196,6 +236,16 @@ RULES = (
         limit="client",
     ),
     Rule(
+        id="stalled",
+        title="stalled engine",
+        guide="C1",
+        threshold="no token in the interval while sequences run",
+        check=stalled,
+        needs=("num_running", "output_tokens", "prompt_tokens"),
+        sources=("live",),
+        limit="stall",
+    ),
+    Rule(
         id="refusals",
         title="refusals make a load test look fast",
         guide="C2",
@@ -235,6 +285,16 @@ RULES = (
         limit="host",
     ),
     Rule(
+        id="job-tail",
+        title="tail of a job",
+        guide="",
+        threshold=f"{MIN_LIMITED_SHARE:.0%} of the job's time with the last lines only",
+        check=job_tail,
+        needs=("limited_by_seconds",),
+        sources=("job",),
+        limit="tail",
+    ),
+    Rule(
         id="front",
         title="HTTP front or tokenizer of a server",
         guide="D4",
@@ -250,6 +310,8 @@ RULES = (
         guide="C2",
         threshold=f"no max_num_queued_reqs; a problem with over {MAX_WAITING} waiting",
         check=unlimited_queue,
+        needs=("[max_num_queued_reqs]",),
+        is_moot=lambda seen: seen.engine != "vllm",  # the queue of others is finite, or their setting is another one
         sources=("live", "online", "command"),
     ),
 )

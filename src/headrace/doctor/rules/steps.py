@@ -8,7 +8,7 @@ from headrace.doctor.estimates import DecodeStep, decode_seconds, decode_step, d
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.batch import too_few_requests
-from headrace.doctor.rules.load import is_client_bound
+from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound, limited_share
 from headrace.jobs.status.bottleneck import HOST_SHARE, PROMPT_SHARE
 
 FULL_STEP_SHARE = 0.5  # of max_num_batched_tokens: steps with less are not full of prompts
@@ -21,8 +21,8 @@ MIN_GPU_UTILIZATION = 0.85  # the guides' target (B3)
 
 def host_bound(evidence: Evidence) -> Finding | None:
     share = evidence.host_share
-    if share is None or share < HOST_SHARE:
-        return None
+    if share is None or share < HOST_SHARE or limited_share(evidence, "host") >= MIN_LIMITED_SHARE:
+        return None  # a job says it by its own count
     numbers = [("host time", f"{share:.0%} of a step")]
     if evidence.num_steps and evidence.host_seconds is not None:
         numbers.append(("host time per step", f"{1e3 * evidence.host_seconds / evidence.num_steps:.2f} ms"))
