@@ -5,13 +5,38 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from headrace.bench.engines import OfflineRun
+from headrace.bench.engines.headrace_worker import counters_of_run
+from headrace.bench.offline import measure_offline
 from headrace.bench.record import RecordError
+from headrace.bench.workloads import Workload, WorkloadSpec, build
 from headrace.doctor.diagnosis import diagnose
 from headrace.doctor.readers.records import evidence_of_record, read_record
+from headrace.engine.core import EngineStats
+from headrace.jobs.status.report import JobReport, Tally
+from headrace.jobs.store.status_file import JobStatus
+from headrace.sched import SchedulerStats
+from tests.bench.engines_for_tests import FakeRunning
 from tests.bench.records import base_record, level, offline_record, online_record, outcomes
 from tests.doctor.builders import COUNTERS, job_summary
+
+IDLE = EngineStats(SchedulerStats(), host_seconds=0.0, wait_seconds=0.0)
+BUSY = EngineStats(
+    SchedulerStats(
+        num_steps=100,
+        num_preemptions=7,
+        num_recomputed_tokens=90,
+        num_prompt_tokens=3000,
+        num_generated_tokens=6000,
+        num_prefix_queried_tokens=3000,
+        num_prefix_hit_tokens=1500,
+    ),
+    host_seconds=0.5,
+    wait_seconds=1.5,
+)
 
 
 def test_an_offline_record_is_read_from_its_median_round() -> None:
@@ -115,3 +140,68 @@ def test_a_record_without_figures_gives_not_enough_evidence() -> None:
     diagnosis = diagnose(evidence_of_record(record, origin="r.json"))
     assert diagnosis.outcome == "not enough evidence"
     assert "the run failed: oom" in diagnosis.evidence.remarks[0]
+
+
+# The names that doctor reads are those that bench and jobs write.
+
+
+def test_a_record_is_read_as_bench_writes_it() -> None:
+    class Counting(FakeRunning):
+        def run_offline(self, workload: Workload) -> OfflineRun:
+            run = super().run_offline(workload)
+            return OfflineRun(run.seconds, run.output_lens, run.prompt_lens, counters=counters_of_run(IDLE, BUSY))
+
+    workload = build(WorkloadSpec(name="random", num_requests=300, input_len=10, output_len=20))
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
+    record = measure_offline(Counting(lambda workload: 2.0, settings=settings), workload)
+    seen = evidence_of_record(json.loads(json.dumps(record)), origin="r.json")
+    assert (seen.seconds, seen.num_requests, seen.prompt_len, seen.output_len) == (2.0, 300, 10, 20)
+    assert (seen.num_steps, seen.num_preemptions, seen.recomputed_tokens) == (100, 7, 90)
+    assert seen.host_share == pytest.approx(0.25) and seen.prefix_hit_share == 0.5
+    assert seen.number("max_num_seqs") == 64
+
+
+def test_the_summary_is_that_of_a_job() -> None:
+    report = JobReport(
+        output="o",
+        model_name="smollm2",
+        was_stopped=False,
+        num_in_flight=0,
+        tally=Tally(num_answered=20, num_prompt_tokens=1000, num_generated_tokens=500),
+        seconds=10.0,
+        start_seconds=1.0,
+        stats=BUSY,
+        choices=(),
+        seconds_by_limit={"disk": 4.0, "decode": 6.0},
+    )
+    written = json.loads(json.dumps(report.as_json()))
+    assert set(job_summary()) <= set(written)
+    seen = evidence_of_record(written, origin="s.json")
+    assert (seen.num_preemptions, seen.recomputed_tokens, seen.output_len) == (7, 90, 25)
+    assert seen.host_share == pytest.approx(0.25)
+    assert seen.limited_by_seconds == {"disk": 4.0, "decode": 6.0}
+
+
+def test_the_status_is_that_of_a_job() -> None:
+    status = JobStatus(
+        state="running",
+        output="o",
+        model="smollm2",
+        pid=1,
+        started_at=0.0,
+        updated_at=1.0,
+        seconds=60.0,
+        lines_total=None,
+        lines_done=10,
+        lines_answered=10,
+        lines_failed=0,
+        lines_in_flight=5,
+        lines_ready=0,
+        kv_use=0.4,
+        sequences_running=5,
+        limited_by="reading",
+        limited_because="the engine waits",
+    )
+    seen = evidence_of_record(json.loads(msgspec.json.encode(status)), origin="status.json")
+    assert (seen.source, seen.num_running, seen.kv_use, seen.num_requests) == ("job", 5, 0.4, 10)
+    assert seen.limited_by_seconds == {"reading": 1.0} and seen.model is not None
