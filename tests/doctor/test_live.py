@@ -66,6 +66,14 @@ def test_a_page_of_vllm_is_read_and_what_it_lacks_is_said() -> None:
     assert "drafts" not in missing  # vLLM has these series only with speculative decoding
 
 
+def test_the_model_is_known_by_its_name_on_the_page() -> None:
+    texts = [vllm_page({"generation_tokens": count, "prompt_tokens": 10}, {}) for count in (10, 900)]
+    assert evidence_of_pages(*texts, seconds=1.0, origin="x").model is None
+    named = [text.replace('model_name="m"', 'model_name="Qwen/Qwen3-8B"') for text in texts]
+    model = evidence_of_pages(*named, seconds=1.0, origin="x").model
+    assert model is not None and model.num_params == pytest.approx(8.2e9, rel=0.01)
+
+
 def test_the_aliases_on_our_page_are_not_counted_twice() -> None:
     server = HeadraceServer()
     before = server.scrape()

@@ -145,7 +145,7 @@ def _of_server(given: argparse.Namespace, command: Evidence | None) -> Evidence:
     if command is None:
         return live
     settings = {**command.settings, **live.settings}
-    return replace(live, settings=settings, given=command.given, model=command.model)
+    return replace(live, settings=settings, given=command.given, model=command.model or live.model)
 
 
 def _completed(given: argparse.Namespace, evidence: Evidence) -> Evidence:

@@ -12,7 +12,10 @@ from headrace.bench.engines.http import HttpError, ServerClient
 from headrace.bench.engines.metrics import Sample
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import growth
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, ModelError
+from headrace.plan.catalogue import find_entry
+from headrace.plan.shape import ModelShape
+from headrace.plan.source import shape_of_config
 
 DEFAULT_INTERVAL_S = 10.0
 # Series by preference: ours have finer buckets than the aliases of the same server.
@@ -97,6 +100,7 @@ def evidence_of_pages(before: str, after: str, *, seconds: float, origin: str) -
         host_seconds=_growth_where(old, new, _ENGINE_TIME, "part", ("host",)),
         wait_seconds=_growth_where(old, new, _ENGINE_TIME, "part", ("wait",)),
         settings=settings,
+        model=_model_of(new),
         is_on_cpu=settings["device"] == "cpu" if "device" in settings else None,
     )
 
@@ -116,6 +120,16 @@ def _page(client: ServerClient) -> str:
 def _engine_of(samples: Sequence[Sample]) -> str | None:
     prefixes = {sample.name.partition(":")[0] for sample in samples if ":" in sample.name}
     return next((name for name in ("headrace", "vllm", "sglang") if name in prefixes), None)
+
+
+def _model_of(samples: Sequence[Sample]) -> ModelShape | None:
+    """The shape of the served model, if its name is a built-in one."""
+    name = next((sample.labels["model_name"] for sample in samples if sample.labels.get("model_name")), None)
+    try:
+        entry = None if name is None else find_entry(name)
+    except ModelError:
+        return None
+    return None if entry is None else shape_of_config(entry.hub_id, entry.config)
 
 
 def _from_histograms(old: Sequence[Sample], new: Sequence[Sample]) -> dict[str, float | None]:
