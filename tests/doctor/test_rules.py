@@ -256,6 +256,15 @@ def test_a_small_batch_is_not_blamed_on_the_load_if_the_client_is_slow() -> None
     assert found(slow, "small-load") is None
 
 
+def test_steps_full_of_prompts_are_no_small_load() -> None:
+    """Four prompts of 2,048 tokens and one token each fill a step of 8,192."""
+    work = {"num_requests": 400.0, "prompt_tokens": 819_200.0, "prefix_hit_tokens": 0.0, "output_tokens": 400.0}
+    seen = offline(**work, num_steps=100.0, tokens_per_step=8_192.0, prompt_len=2_048.0, output_len=1.0)
+    diagnosis = diagnose(seen)
+    assert diagnosis.limit is not None and diagnosis.limit.limit == "prefill"
+    assert diagnosis.problems == []
+
+
 def test_a_job_that_waits_for_its_input_has_no_small_load() -> None:
     seen = job(output_tokens=5_000.0, num_requests=50.0, limited_by_seconds={"reading": 9.0, "decode": 1.0})
     diagnosis = diagnose(seen)

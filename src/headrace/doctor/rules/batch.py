@@ -6,6 +6,7 @@ from headrace.doctor.estimates import TARGET_KV_USE, batch_gain
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound
+from headrace.doctor.rules.prefill import is_prefill_bound
 
 FULL_SLOTS_SHARE = 0.95
 LOW_KV_USE = 0.5  # below it, memory is not the reason for waiting
@@ -61,6 +62,8 @@ def too_few_requests(evidence: Evidence) -> Finding | None:
         return None
     if is_client_bound(evidence) or _is_starved(evidence):
         return None  # the small batch is a consequence
+    if evidence.num_running is None and is_prefill_bound(evidence):
+        return None  # steps that are full of prompts sample few tokens
     larger = min(slots, MORE_LOAD * batch)
     gain = batch_gain(evidence, batch, larger)
     return Finding(

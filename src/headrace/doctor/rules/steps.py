@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.doctor.estimates import DecodeStep, decode_seconds, decode_step, device_of, step_of_prompts
+from headrace.doctor.estimates import DecodeStep, decode_seconds, decode_step, device_of
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.batch import too_few_requests
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound, limited_share
+from headrace.doctor.rules.prefill import FULL_STEP_SHARE, is_prefill_bound, prefill_share, step_fill
 from headrace.jobs.status.bottleneck import HOST_SHARE, PROMPT_SHARE
 
-FULL_STEP_SHARE = 0.5  # of max_num_batched_tokens: steps with less are not full of prompts
 USUAL_BUDGET = 8192  # tokens per step that guides ask for, and Headrace's default on a GPU
 STALL_RATIO = 5.0  # p99 of inter-token latency against its median
 MIN_STALL_S = 0.05
@@ -43,42 +43,12 @@ def host_bound(evidence: Evidence) -> Finding | None:
     )
 
 
-def prefill_share(evidence: Evidence) -> tuple[float, str] | None:
-    """The share of prefill, and of what: of a job's time by its own count, of the least time if the device is known,
-    otherwise of computed tokens."""
-    prefill_s, decode_s = ((evidence.limited_by_seconds or {}).get(name, 0.0) for name in ("prefill", "decode"))
-    if prefill_s + decode_s > 0:
-        return prefill_s / (prefill_s + decode_s), "of the job's time in steps"
-    if evidence.prompt_share is None:
-        return None
-    batch, prompt = evidence.mean_batch, evidence.computed_prompt_tokens
-    if batch and prompt is not None and evidence.output_tokens is not None:
-        step, prefill = decode_step(evidence, batch), step_of_prompts(evidence, prompt)
-        if step is not None and prefill is not None:
-            decode = evidence.output_tokens / batch * max(step.memory_s, step.compute_s)
-            return prefill / max(1e-12, prefill + decode), "of the least time on this GPU"
-    return evidence.prompt_share, "of computed tokens"
-
-
-def is_prefill_bound(evidence: Evidence) -> bool:
-    found = prefill_share(evidence)
-    if found is None or found[0] < PROMPT_SHARE:
-        return False
-    filled = _filled(evidence)
-    return found[1] != "of computed tokens" or filled is None or filled >= FULL_STEP_SHARE
-
-
-def _filled(evidence: Evidence) -> float | None:
-    budget = evidence.number("max_num_batched_tokens")
-    return evidence.tokens_per_step / budget if evidence.tokens_per_step is not None and budget else None
-
-
 def prefill_bound(evidence: Evidence) -> Finding | None:
     found = prefill_share(evidence)
     if found is None or not is_prefill_bound(evidence) or _is_idle(evidence):
         return None
     share, of_what = found
-    filled, budget = _filled(evidence), evidence.number("max_num_batched_tokens")
+    filled, budget = step_fill(evidence), evidence.number("max_num_batched_tokens")
     numbers = [("prefill", f"{share:.0%} {of_what}")]
     if evidence.prompt_tokens_per_s is not None:
         numbers.append(("prompt tokens/s", f"{evidence.prompt_tokens_per_s:,.0f}"))
