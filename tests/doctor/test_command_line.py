@@ -43,7 +43,7 @@ def test_a_quoted_command_and_one_in_words_are_the_same() -> None:
         ("--max-model-len 8k", "max_model_len", 8000),
         ("--max-model-len 8K", "max_model_len", 8192),
         ("--speculative-config.method ngram --speculative-config.model x", "speculative_config", "x"),
-        ("--api-key one --api-key two", "api_key", "two"),
+        ("--api-key one --api-key two", "api_key", "***"),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(written: str, setting: str, value: object) -> None:
@@ -70,6 +70,19 @@ def test_programs_are_recognised(text: str) -> None:
 def test_another_program_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'vllm serve \.\.\.' and"):
         read_command(["ollama run llama3"])
+
+
+@pytest.mark.parametrize("flag", ["--api-key sesame", "--api_key=sesame", "--hf-token sesame"])
+def test_keys_are_shown_nowhere(flag: str) -> None:
+    diagnosis = judged(f"vllm serve qwen3-8b {flag} --max-num-seqs 0")
+    assert diagnosis.evidence.origin.endswith("*** --max-num-seqs 0")
+    assert "sesame" not in str(diagnosis.as_json())
+
+
+def test_keys_in_the_environment_of_a_container_are_hidden_too() -> None:
+    text = "docker run -e HF_TOKEN=sesame vllm/vllm-openai --model qwen3-8b --hf-token a --hf-token b"
+    document = str(judged(text).as_json())
+    assert "HF_TOKEN=***" in document and "sesame" not in document
 
 
 def test_settings_in_a_file_are_said_to_be_unread() -> None:

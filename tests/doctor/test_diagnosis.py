@@ -107,6 +107,16 @@ def test_the_document_has_the_same_as_json() -> None:
     assert stalls["advice"][0]["setting"] == "max_num_batched_tokens" and stalls["guide"] == "A7, D3"
 
 
+def test_the_figures_are_shown_and_what_is_not_known_is_left_out() -> None:
+    stream = StringIO()
+    print_report(report_of(diagnose(live(queue_p95_s=0.25))), stream)
+    text = stream.getvalue()
+    assert "queue time, p95" in text and "0.25 s" in text and "generated tokens/s" in text
+    assert "GPU utilisation" not in text
+    figures = diagnose(live()).as_json()["figures"]
+    assert figures["output_tokens_per_s"] == 10_000 and "gpu_utilization" not in figures
+
+
 def test_the_rules_are_listed_once_each() -> None:
     table = rules_table()
     assert len({rule.id for rule in RULES}) == len(RULES)

@@ -61,6 +61,8 @@ class Diagnosis:
             "headline": self.headline,
             "limited_by": None if self.limit is None else self.limit.limit,
             "findings": [finding.as_json() for finding in self.findings],
+            "figures": self.evidence.figures(),
+            "settings": dict(self.evidence.settings),
             "num_judged": self.num_judged,
             "not_judged": [asdict(each) for each in self.not_judged],
             "remarks": list(self.evidence.remarks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -180,6 +180,17 @@ class Evidence:
     def has_fp8_cache(self) -> bool:
         kind = str(self.settings.get("kv_cache_dtype", self.settings.get("cache_dtype", "auto")))
         return kind.startswith(("fp8", "float8"))
+
+    def figures(self) -> dict[str, float]:
+        """Every number that is known, derived ones included."""
+        derived = ("prompt_tokens_per_s", "output_tokens_per_s", "prompt_share", "prefix_hit_share", "host_share")
+        names = [*(each.name for each in fields(self)), *derived, "acceptance", "unanswered_share"]
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
 
     def number(self, setting: str) -> float | None:
         """A setting that is a number."""

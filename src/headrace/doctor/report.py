@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.bench.report.document import Facts, Note, Part, Report, Section, Table
+from headrace.bench.values import number, percent, seconds
 from headrace.doctor.diagnosis import Diagnosis
+from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding
 
 TITLES = {
@@ -13,6 +17,24 @@ TITLES = {
     "sweep": "Sweep",
     "job": "Batch job",
     "command": "Planned command",
+}
+SEEN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "prompt_tokens_per_s": ("prompt tokens/s", number),
+    "output_tokens_per_s": ("generated tokens/s", number),
+    "num_running": ("running", number),
+    "num_waiting": ("waiting", number),
+    "kv_use": ("KV cache use", percent),
+    "num_preemptions": ("preemptions", number),
+    "prefix_hit_share": ("prefix cache hits", percent),
+    "prompt_len": ("prompt length, mean", number),
+    "output_len": ("answer length, mean", number),
+    "tokens_per_step": ("tokens per step", number),
+    "host_share": ("host time of a step", percent),
+    "queue_p95_s": ("queue time, p95", seconds),
+    "ttft_p95_s": ("time to first token, p95", seconds),
+    "token_gap_p50_s": ("inter-token latency, p50", seconds),
+    "token_gap_p99_s": ("inter-token latency, p99", seconds),
+    "gpu_utilization": ("GPU utilisation", percent),
 }
 
 
@@ -26,7 +48,7 @@ def report_of(diagnosis: Diagnosis) -> Report:
         subtitle=f"{diagnosis.outcome}{engine}{over}",
         headline=diagnosis.headline,
         warnings=evidence.remarks,
-        sections=[*sections, *_unjudged(diagnosis)],
+        sections=[*sections, *_seen(evidence), *_unjudged(diagnosis)],
     )
 
 
@@ -53,6 +75,15 @@ def _gain(advice: Advice) -> str:
 
 def _certainty(advice: Advice) -> str:
     return f"{advice.certainty}: {advice.why}" if advice.why else advice.certainty
+
+
+def _seen(evidence: Evidence) -> list[Section]:
+    """The figures that rules judged, for a reader who judges them too."""
+    figures = evidence.figures()
+    shown: list[tuple[str, str]] = [
+        (label, show(figures[name])) for name, (label, show) in SEEN.items() if name in figures
+    ]
+    return [Section("What was seen", [Facts(shown)])] if shown and evidence.is_measured else []
 
 
 def _unjudged(diagnosis: Diagnosis) -> list[Section]:

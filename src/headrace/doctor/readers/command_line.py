@@ -25,6 +25,9 @@ ALIASES = {
 }
 _SWITCH_PREFIXES = ("--enable-", "--disable-", "--no-")
 _SWITCHES = frozenset({"--enforce-eager", "--trust-remote-code", "--async-scheduling", "--skip-tokenizer-init"})
+_SECRET = frozenset({"--api-key", "--admin-key", "--hf-token"})  # their values are shown nowhere
+_SECRET_VARIABLE = re.compile(r"\w*(TOKEN|KEY|SECRET|PASSWORD)\w*")  # of docker run -e NAME=value
+HIDDEN = "***"
 _IMAGE = "vllm/vllm-openai"  # of docker run; its arguments are those of vllm serve
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
@@ -59,7 +62,16 @@ class CommandLine:
 
     @property
     def text(self) -> str:
-        return shlex.join(self.words)
+        """The command without keys."""
+        shown = []
+        for word, before in zip(self.words, ("", *self.words), strict=False):
+            flag, has_value, _ = word.partition("=")
+            if before.replace("_", "-") in _SECRET and not word.startswith("--"):
+                shown.append(HIDDEN)
+            else:
+                is_secret = flag.replace("_", "-") in _SECRET or _SECRET_VARIABLE.fullmatch(flag)
+                shown.append(f"{flag}={HIDDEN}" if has_value and is_secret else word)
+        return " ".join(word if word == HIDDEN or word.endswith(f"={HIDDEN}") else shlex.quote(word) for word in shown)
 
     def values(self, name: str) -> list[str | bool]:
         return [flag.value for flag in self.flags if flag.name == name]
@@ -200,7 +212,7 @@ def _model_of(command: CommandLine) -> str:
 
 def _given(command: CommandLine) -> dict[str, Any]:
     """Settings as given; of one that is given twice, the last, as argparse does."""
-    return {flag.setting: _typed(flag.value) for flag in command.flags}
+    return {flag.setting: HIDDEN if flag.name in _SECRET else _typed(flag.value) for flag in command.flags}
 
 
 def _typed(value: str | bool) -> Any:

@@ -20,7 +20,7 @@ POSITIVE = (
     *("tensor_parallel_size", "pipeline_parallel_size", "num_gpu_blocks_override"),
 )
 SIZED = ("kv_cache_memory_bytes", "num_gpu_blocks_override")  # settings that replace the memory share
-REPEATABLE = frozenset({"--api-key", "--middleware", "--lora-modules"})
+REPEATABLE = frozenset({"--api-key", "--admin-key", "--hf-token", "--middleware", "--lora-modules"})
 LARGE_BUDGET = 2.0  # times the longest prompt: what A7 asks for
 
 
