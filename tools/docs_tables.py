@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.cli.removed_flags import table as removed_flags
 from headrace.cli.serving_table import table as server_options
+from headrace.doctor.report import rules_table
 from headrace.models.families_table import table as families
 from headrace.monitor.page import metrics_table
 from headrace.plan.markdown import accuracy_table, gpu_table, serving_table
@@ -19,6 +20,7 @@ TABLES = (
     ("serving-operations.md", server_options()),
     ("serving-operations.md", removed_flags()),
     ("models.md", families()),
+    ("doctor.md", rules_table()),
     ("plan.md", accuracy_table(PLAN_ACCURACY)),
     ("plan.md", serving_table(PLAN_ACCURACY)),
     ("plan.md", gpu_table()),

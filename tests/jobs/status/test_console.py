@@ -208,6 +208,17 @@ def test_rates_now_are_those_of_the_last_ten_seconds() -> None:
     assert status.rates_mean.completion == pytest.approx(40)
 
 
+def test_the_time_under_each_bottleneck_is_counted() -> None:
+    clock, planner = Clock(), planner_with(0)
+    gauge = meter(clock)
+    measure(gauge, stats(), planner, Tally(), has_ended=False)
+    for second in range(1, 7):
+        clock.now = float(second)
+        writing = 0.9 * second if second <= 4 else 0.0
+        measure(gauge, stats(), planner, Tally(), has_ended=False, writing_seconds=writing)
+    assert gauge.seconds_by_limit == {"reading": 2.0, "disk": 4.0}
+
+
 def test_time_left_follows_from_the_tokens_left() -> None:
     """Ten lines of 50 tokens; four are done, three run with 20 tokens each and one is queued; 100 tokens a second."""
     clock, tally = Clock(), Tally()

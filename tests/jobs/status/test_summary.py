@@ -104,7 +104,9 @@ def test_exit_codes_follow_the_outcome() -> None:
 
 
 def test_the_json_summary_has_the_same_numbers() -> None:
-    summary = json.loads(json.dumps(report().as_json()))
+    summary = json.loads(json.dumps(report(seconds_by_limit={"disk": 4.0, "decode": 6.0}).as_json()))
+    assert summary["limited_by_seconds"] == {"disk": 4.0, "decode": 6.0}
+    assert (summary["host_seconds_per_step"], summary["wait_seconds_per_step"]) == (0.002, 0.1)
     assert (summary["requests"], summary["answered"], summary["errors"]) == (21, 20, 1)
     assert summary["completion_tokens_per_second"] == 50
     assert summary["prefix_hit_share"] == 0.4

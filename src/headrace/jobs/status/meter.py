@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
@@ -11,7 +11,7 @@ from time import monotonic, time
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
 from headrace.jobs.planning.planner import Planner
-from headrace.jobs.status.bottleneck import Bottleneck, Interval, find_bottleneck
+from headrace.jobs.status.bottleneck import Bottleneck, Interval, Limit, find_bottleneck
 from headrace.jobs.status.report import Tally
 from headrace.jobs.status.time_left import TokenCosts, TokensLeft, seconds_left
 from headrace.jobs.store.status_file import JobState, JobStatus, Saved, TokenRates
@@ -47,6 +47,7 @@ class JobMeter:
         self._epoch = time()
         self._snapshots: deque[_Snapshot] = deque()
         self._costs = TokenCosts()
+        self.seconds_by_limit: dict[Limit, float] = defaultdict(float)  # how long each bottleneck was the one
 
     @property
     def is_due(self) -> bool:
@@ -67,11 +68,14 @@ class JobMeter:
         """`num_total` is of this run, like all other counts here."""
         now = _Snapshot(self._clock(), stats, writing_seconds)
         self._learn(now)
+        measured_at = self._snapshots[-1].at if self._snapshots else self._started_at
         self._snapshots.append(now)
         while len(self._snapshots) > 2 and now.at - self._snapshots[1].at >= NOW_SECONDS:
             self._snapshots.popleft()
         first, scheduler, seconds = self._snapshots[0], stats.scheduler, now.at - self._started_at
         bottleneck = self._bottleneck(first, now, planner, has_ended) if state == "running" else None
+        if bottleneck is not None:
+            self.seconds_by_limit[bottleneck.limit] += now.at - measured_at
         left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
         gpu_seconds = seconds + self._facts.start_seconds if self._facts.settings.device == "cuda" else None
         price = self._facts.gpu_price

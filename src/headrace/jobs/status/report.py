@@ -128,6 +128,7 @@ class JobReport:
     was_cancelled: bool = False
     was_expired: bool = False  # by the deadline: unfinished lines became error lines
     failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
+    seconds_by_limit: Mapping[str, float] = field(default_factory=dict)  # how long each bottleneck was the one
 
     @property
     def gpu_hours(self) -> float | None:
@@ -205,6 +206,9 @@ class JobReport:
             "steps": scheduler.num_steps,
             "tokens_per_step": scheduler.mean_batched_tokens,
             "host_seconds_per_step": self.host_seconds_per_step,
+            "wait_seconds_per_step": self.stats.wait_seconds / max(1, scheduler.num_steps),
+            "recomputed_tokens": scheduler.num_recomputed_tokens,
+            "limited_by_seconds": dict(self.seconds_by_limit),
             "settings": {name: asdict(setting) for name, setting in self.in_force.items()},
             "model_digest": digest_of_local_model(self.model_name),
             "model_shape": None if self.spec is None else shape_of(self.spec),

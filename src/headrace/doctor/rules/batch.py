@@ -1,0 +1,114 @@
+"""The number of sequences in a step: too few slots, or too few requests."""
+
+from __future__ import annotations
+
+from headrace.doctor.estimates import TARGET_KV_USE, batch_gain
+from headrace.doctor.evidence import Evidence
+from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
+from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound
+from headrace.doctor.rules.prefill import is_prefill_bound
+
+FULL_SLOTS_SHARE = 0.95
+LOW_KV_USE = 0.5  # below it, memory is not the reason for waiting
+MIN_SLOT_SHARE = 0.25  # of max_num_seqs; below it, the batch is small
+MAX_GROWTH = 8.0  # times as many slots are advised at most
+MORE_LOAD = 4.0  # times as many sequences: for how many the gain is predicted
+
+
+def is_backed_up(evidence: Evidence) -> bool | None:
+    """Whether requests wait for the engine. A job and an offline run submit everything they have."""
+    if evidence.num_waiting is not None:
+        return evidence.num_waiting >= 1
+    slots = evidence.number("max_num_seqs")
+    if evidence.source in ("offline", "job") and evidence.num_requests is not None and slots:
+        return evidence.num_requests >= 2 * slots
+    return None
+
+
+def slots_full(evidence: Evidence) -> Finding | None:
+    slots, batch, use = evidence.number("max_num_seqs"), evidence.mean_batch, evidence.kv_use
+    if not slots or batch is None or use is None or not is_backed_up(evidence):
+        return None
+    if batch < FULL_SLOTS_SHARE * slots or use >= LOW_KV_USE:
+        return None
+    value = max(int(slots) + 1, int(slots * min(MAX_GROWTH, TARGET_KV_USE / max(use, 1e-3))))
+    gain = batch_gain(evidence, batch, value)
+    numbers = [("running", f"{batch:,.0f} of {slots:,.0f} slots"), ("KV cache use", f"{use:.0%}")]
+    if evidence.num_waiting is not None:
+        numbers.insert(1, ("waiting", f"{evidence.num_waiting:,.0f}"))
+    return Finding(
+        severity="problem",
+        title="the batch is too small: max_num_seqs is the limit, not memory",
+        numbers=tuple(numbers),
+        why="Requests wait for a slot while more than half of the KV cache is empty. A decode step costs nearly the "
+        "same for more sequences until the device is bound by compute.",
+        advice=(
+            Advice(
+                text=f"raise max_num_seqs from {slots:,.0f} to {value:,}, which would use about "
+                f"{min(TARGET_KV_USE, use * value / slots):.0%} of the cache",
+                certainty="rule of thumb" if gain is None else "predicted",
+                setting="max_num_seqs",
+                value=value,
+                gain=gain,
+                why="" if gain is None else "decode steps of both sizes by plan's roofline",
+            ),
+        ),
+    )
+
+
+def too_few_requests(evidence: Evidence) -> Finding | None:
+    slots, batch = evidence.number("max_num_seqs"), evidence.mean_batch
+    if not slots or batch is None or batch <= 0 or batch >= MIN_SLOT_SHARE * slots or is_backed_up(evidence):
+        return None
+    if is_client_bound(evidence) or _is_starved(evidence):
+        return None  # the small batch is a consequence
+    if evidence.num_running is None and is_prefill_bound(evidence):
+        return None  # steps that are full of prompts sample few tokens
+    larger = min(slots, MORE_LOAD * batch)
+    gain = batch_gain(evidence, batch, larger)
+    return Finding(
+        severity="problem" if evidence.source in ("offline", "job") else "limit",
+        title="the load is too small to fill a batch",
+        numbers=(("sequences per step", f"{batch:,.1f} of {slots:,.0f} slots"),),
+        why="No request waits and most slots are empty: the engine could do more than it is asked for. These figures "
+        "say little about its throughput.",
+        advice=(
+            Advice(
+                text=f"send more at once: {larger:,.0f} sequences in flight instead of {batch:,.0f}",
+                certainty="rule of thumb" if gain is None else "predicted",
+                gain=gain,
+                why="" if gain is None else "decode steps of both sizes by plan's roofline",
+            ),
+        ),
+    )
+
+
+def _is_starved(evidence: Evidence) -> bool:
+    """Whether the job itself says that something else keeps the slots empty."""
+    seconds = evidence.limited_by_seconds or {}
+    other = sum(seconds.get(limit, 0.0) for limit in ("reading", "disk", "host", "cache"))
+    return other >= MIN_LIMITED_SHARE * max(1e-9, sum(seconds.values()))
+
+
+RULES = (
+    Rule(
+        id="slots-full",
+        title="too small a batch: slots",
+        guide="A1, B4",
+        threshold=f"{FULL_SLOTS_SHARE:.0%} of slots busy, requests waiting, cache use under {LOW_KV_USE:.0%}",
+        check=slots_full,
+        needs=("mean_batch", "kv_use", "[max_num_seqs]"),
+        sources=("live", "job"),
+        limit="slots",
+    ),
+    Rule(
+        id="small-load",
+        title="too small a batch: load",
+        guide="B2, B4",
+        threshold=f"under {MIN_SLOT_SHARE:.0%} of slots busy and nothing waiting",
+        check=too_few_requests,
+        needs=("mean_batch", "[max_num_seqs]"),
+        sources=MEASURED,
+        limit="load",
+    ),
+)

@@ -1,0 +1,205 @@
+"""The KV cache: full and preempting, or full and holding requests back."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, tokens_per_sequence
+from headrace.doctor.evidence import Evidence
+from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
+from headrace.doctor.rules.load import MIN_LIMITED_SHARE, limited_share
+from headrace.engine.resolve import GPU_MEMORY_SHARE
+from headrace.jobs.status.bottleneck import KV_USE
+
+MIN_RECOMPUTED_SHARE = 0.01  # of computed tokens
+MIN_PREEMPTED_SHARE = 0.01  # preemptions per request, where tokens computed again are not counted
+MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
+
+
+def is_preempting(evidence: Evidence) -> bool:
+    return _preemption_numbers(evidence) is not None
+
+
+def _preemption_numbers(evidence: Evidence) -> tuple[tuple[str, str], float | None] | None:
+    """What shows that preemptions matter, and the share of work that they cost if it is known."""
+    count = evidence.num_preemptions
+    if not count:
+        return None
+    computed = (evidence.computed_prompt_tokens or 0.0) + (evidence.output_tokens or 0.0)
+    if evidence.recomputed_tokens is not None and computed:
+        share = evidence.recomputed_tokens / (computed + evidence.recomputed_tokens)
+        shown = ("tokens computed again", f"{evidence.recomputed_tokens:,.0f} ({share:.1%} of all computed)")
+        return (shown, share) if share >= MIN_RECOMPUTED_SHARE else None
+    if evidence.num_requests:
+        each = count / evidence.num_requests
+        return (("preemptions per request", f"{each:.2f}"), None) if each >= MIN_PREEMPTED_SHARE else None
+    if evidence.seconds:
+        rate = count / evidence.seconds
+        return (("preemptions per second", f"{rate:.2f}"), None) if rate >= MIN_PREEMPTIONS_PER_S else None
+    return None
+
+
+def preempting(evidence: Evidence) -> Finding | None:
+    found = _preemption_numbers(evidence)
+    if found is None:
+        return None
+    shown, share = found
+    numbers = [("preemptions", f"{evidence.num_preemptions:,.0f}"), shown]
+    if evidence.kv_use is not None:
+        numbers.append(("KV cache use", f"{evidence.kv_use:.0%}"))
+    if evidence.num_running is not None:
+        numbers.append(("running", f"{evidence.num_running:,.0f}"))
+    gain = None if share is None else share / (1 - share)
+    return Finding(
+        severity="problem",
+        title="the KV cache is full and sequences are preempted",
+        numbers=tuple(numbers),
+        why="More sequences were started than the cache holds to their end. The newest are thrown out and computed "
+        "again later: that work is lost, and their clients wait.",
+        advice=(*_fewer(evidence, gain), *_more_cache(evidence)),
+    )
+
+
+def _fewer(evidence: Evidence, gain: float | None) -> list[Advice]:
+    """As many sequences as the cache holds to their end."""
+    value = None
+    if evidence.cache_tokens is not None and evidence.mean_context is not None:
+        value = int(TARGET_KV_USE * evidence.cache_tokens / tokens_per_sequence(evidence))
+    elif evidence.mean_batch is not None:
+        value = int(TARGET_KV_USE * evidence.mean_batch)
+    slots = evidence.number("max_num_seqs")
+    why = "at most: nothing would be computed twice" if gain is not None else ""
+    advice = []
+    if value and (slots is None or value < slots):
+        advice.append(
+            Advice(
+                text=f"lower max_num_seqs to {value:,}",
+                certainty="bound" if gain is not None else "rule of thumb",
+                setting="max_num_seqs",
+                value=value,
+                gain=gain,
+                why=why,
+            )
+        )
+    if evidence.engine == "headrace" and evidence.settings.get("capacity_policy") != "guaranteed_no_evict":
+        advice.append(
+            Advice(
+                text="capacity_policy guaranteed_no_evict starts only what can finish (A11)",
+                certainty="bound" if gain is not None else "certain",
+                setting="capacity_policy",
+                value="guaranteed_no_evict",
+                gain=gain,
+                why=why,
+            )
+        )
+    return advice
+
+
+def _more_cache(evidence: Evidence) -> list[Advice]:
+    advice = []
+    share = evidence.number("gpu_memory_utilization")
+    if not evidence.is_on_cpu and share is not None and share < GPU_MEMORY_SHARE:
+        advice.append(
+            Advice(
+                text=f"raise gpu_memory_utilization from {share:g} to {GPU_MEMORY_SHARE:g}: more cache (A3). The "
+                "guides lower it when memory overflows, which is right for out-of-memory errors and wrong here",
+                certainty="rule of thumb",
+                setting="gpu_memory_utilization",
+                value=GPU_MEMORY_SHARE,
+            )
+        )
+    if not evidence.is_on_cpu and not evidence.has_fp8_cache:
+        advice.append(
+            Advice(
+                text="kv_cache_dtype fp8 holds twice as many tokens; answers change slightly (A9)",
+                certainty="certain",
+                setting="kv_cache_dtype",
+                value="fp8",
+            )
+        )
+    return advice
+
+
+def full(evidence: Evidence) -> Finding | None:
+    """Full, without preemptions: requests wait although slots are free."""
+    use, waiting, batch = evidence.kv_use, evidence.num_waiting, evidence.mean_batch
+    if use is None or not waiting or use < KV_USE or is_preempting(evidence):
+        return None
+    slots = evidence.number("max_num_seqs")
+    if slots is not None and batch is not None and batch >= 0.95 * slots:
+        return None  # slots are as full as the cache
+    numbers = [("KV cache use", f"{use:.0%}"), ("waiting", f"{waiting:,.0f}")]
+    if batch is not None:
+        numbers.append(("running", f"{batch:,.0f}" + (f" of {slots:,.0f} slots" if slots else "")))
+    advice = _more_cache(evidence)
+    gain = None if batch is None else batch_gain(evidence, batch, min(2 * batch, slots or 2 * batch))
+    if gain is not None and advice:
+        last = advice[-1]
+        if last.setting == "kv_cache_dtype":
+            why = f"decode with {ceil(2 * (batch or 0)):,} sequences, by plan's roofline"
+            advice[-1] = Advice(
+                text=last.text, certainty="predicted", setting=last.setting, value=last.value, gain=gain, why=why
+            )
+    return Finding(
+        severity="problem",
+        title="the KV cache limits the batch",
+        numbers=tuple(numbers),
+        why="Requests wait for cache blocks while slots are free. More slots would not help.",
+        advice=(
+            *advice,
+            Advice(text="a smaller max_model_len does not help; shorter prompts and answers do", certainty="certain"),
+        ),
+    )
+
+
+def job_full(evidence: Evidence) -> Finding | None:
+    """A job knows for how long its cache was the bottleneck, also if its forecast avoided preemptions."""
+    share = limited_share(evidence, "cache")
+    if share < MIN_LIMITED_SHARE or is_preempting(evidence):
+        return None
+    numbers = [("time limited by the cache", f"{share:.0%}")]
+    if evidence.kv_use is not None:
+        numbers.append(("KV cache use, peak", f"{evidence.kv_use:.0%}"))
+    return Finding(
+        severity="problem",
+        title="the KV cache limits the job's batch",
+        numbers=tuple(numbers),
+        why="Lines wait for cache blocks while slots are free. More slots would not help.",
+        advice=tuple(_more_cache(evidence)),
+    )
+
+
+RULES = (
+    Rule(
+        id="cache-preempting",
+        title="cache full and preempting",
+        guide="C3, D1",
+        threshold=f"{MIN_RECOMPUTED_SHARE:.0%} of tokens computed again, or {MIN_PREEMPTED_SHARE:.0%} of requests "
+        f"preempted, or {MIN_PREEMPTIONS_PER_S:g} preemptions/s",
+        check=preempting,
+        needs=("num_preemptions",),
+        sources=MEASURED,
+        limit="cache",
+        is_essential=True,
+    ),
+    Rule(
+        id="cache-full",
+        title="cache full, requests wait",
+        guide="C2",
+        threshold=f"cache use of {KV_USE:.0%} with requests waiting and slots free",
+        check=full,
+        needs=("kv_use", "num_waiting"),
+        sources=("live",),
+        limit="cache",
+    ),
+    Rule(
+        id="job-cache",
+        title="job limited by its cache",
+        guide="C2",
+        threshold=f"{MIN_LIMITED_SHARE:.0%} of the job's time limited by the cache",
+        check=job_full,
+        needs=("limited_by_seconds",),
+        sources=("job",),
+        limit="cache",
+    ),
+)

@@ -1,0 +1,332 @@
+"""Every rule, on both sides of its threshold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.doctor.diagnosis import Diagnosis, diagnose
+from headrace.doctor.evidence import ClientCost, Evidence
+from headrace.doctor.findings import Finding
+from headrace.doctor.rules import RULES
+from headrace.plan.gpus import find_gpu
+from headrace.plan.source import find_shape
+from tests.doctor.builders import ON_H200, job, live, offline, online, planned
+
+
+def found(evidence: Evidence, rule: str) -> Finding | None:
+    return next((finding for finding in diagnose(evidence).findings if finding.rule == rule), None)
+
+
+H100 = find_gpu("H100")
+CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and what just does not
+    "client": (online(client=ClientCost(cpu_share=0.81)), online(client=ClientCost(cpu_share=0.8))),
+    "refusals": (live(num_refused=5.0, num_answered=495.0), live(num_refused=4.0, num_answered=496.0)),
+    "disk": (
+        job(limited_by_seconds={"disk": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"disk": 2.9, "decode": 7.1}),
+    ),
+    "tokenizer": (
+        job(limited_by_seconds={"reading": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"reading": 2.9, "decode": 7.1}),
+    ),
+    "job-host": (
+        job(limited_by_seconds={"host": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"host": 2.9, "decode": 7.1}),
+    ),
+    "front": (live(event_loop_lag_p95_s=0.1), live(event_loop_lag_p95_s=0.099)),
+    "stalled": (
+        live(output_tokens=0.0, prompt_tokens=0.0, num_running=1.0),
+        live(output_tokens=0.0, prompt_tokens=0.0, num_running=0.0),
+    ),
+    "job-tail": (
+        job(limited_by_seconds={"tail": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"tail": 2.9, "decode": 7.1}),
+    ),
+    "queue": (
+        live(engine="vllm", settings={"max_num_queued_reqs": None}),
+        live(engine="vllm", settings={"max_num_queued_reqs": 1024}),
+    ),
+    "cache-preempting": (
+        live(num_preemptions=9.0, recomputed_tokens=1_600.0),
+        live(num_preemptions=9.0, recomputed_tokens=1_400.0),
+    ),
+    "cache-full": (live(kv_use=0.9, num_waiting=3.0), live(kv_use=0.89, num_waiting=3.0)),
+    "job-cache": (
+        job(limited_by_seconds={"cache": 3.0, "decode": 7.0}),
+        job(limited_by_seconds={"cache": 2.9, "decode": 7.1}),
+    ),
+    "slots-full": (
+        live(num_running=244.0, num_waiting=9.0, kv_use=0.49),
+        live(num_running=244.0, num_waiting=9.0, kv_use=0.5),
+    ),
+    "small-load": (live(num_running=63.0), live(num_running=64.0)),
+    "host": (live(host_seconds=5.0, wait_seconds=5.0), live(host_seconds=4.9, wait_seconds=5.1)),
+    "prefill": (
+        live(prompt_tokens=150_000.0, tokens_per_step=4_096.0),
+        live(prompt_tokens=150_000.0, tokens_per_step=4_095.0),
+    ),
+    "decode": (live(), live(prompt_tokens=150_000.0, tokens_per_step=4_096.0)),
+    "stalls": (live(token_gap_p99_s=0.1), live(token_gap_p99_s=0.099)),
+    "gpu-idle": (offline(gpu_utilization=0.84), offline(gpu_utilization=0.85)),
+    "prefix-unused": (live(prefix_hit_tokens=999.0), live(prefix_hit_tokens=1_000.0)),
+    "chunked-short": (
+        live(longest_prompts=512.0, settings={"max_num_batched_tokens": 511}),
+        live(longest_prompts=513.0, settings={"max_num_batched_tokens": 511}),
+    ),
+    "tensor-parallel": (
+        live(engine="vllm", model=find_shape("qwen3-8b"), settings={"tensor_parallel_size": 2}),
+        live(engine="vllm", model=find_shape("llama-3.3-70b"), settings={"tensor_parallel_size": 2}),
+    ),
+    "drafts": (
+        live(draft_tokens=1_000.0, accepted_tokens=399.0),
+        live(draft_tokens=1_000.0, accepted_tokens=400.0),
+    ),
+    "eager": (planned("vllm serve qwen3-8b --enforce-eager"), planned("vllm serve qwen3-8b")),
+    "memory-low": (
+        live(settings={"gpu_memory_utilization": 0.84}),
+        live(settings={"gpu_memory_utilization": 0.85}),
+    ),
+    "memory-high": (
+        live(settings={"gpu_memory_utilization": 0.96}),
+        live(settings={"gpu_memory_utilization": 0.95}),
+    ),
+    "fit": (planned("vllm serve llama-3.3-70b", gpu=H100), planned("vllm serve qwen3-8b", gpu=H100)),
+    "slots-over-cache": (
+        planned("vllm serve qwen3-8b --max-num-seqs 512", gpu=H100),
+        planned("vllm serve qwen3-8b --max-num-seqs 256", gpu=H100),
+    ),
+    "unknown-flag": (
+        planned("vllm serve m --enable-prefix-cache"),
+        planned("vllm serve m --enable-prefix-caching"),
+    ),
+    "impossible-value": (
+        planned("vllm serve m --max-num-batched-tokens 0"),
+        planned("vllm serve m --max-num-batched-tokens 1"),
+    ),
+    "contradiction": (
+        planned("vllm serve m --gpu-memory-utilization 0.9 --gpu-memory-utilization 0.95"),
+        planned("vllm serve m --gpu-memory-utilization 0.9 --gpu-memory-utilization 0.9"),
+    ),
+    "chunked-as-prefix": (
+        planned("vllm serve m --enable-chunked-prefill  # prefix caching for shared prompts"),
+        planned("vllm serve m --enable-chunked-prefill  # long prompts"),
+    ),
+    "large-budget": (
+        planned("vllm serve m --max-model-len 4096 --max-num-batched-tokens 8192"),
+        planned("vllm serve m --max-model-len 4096 --max-num-batched-tokens 8191"),
+    ),
+}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert sorted(CASES) == sorted(rule.id for rule in RULES)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_finds_what_is_over_its_threshold(rule: str) -> None:
+    finding = found(CASES[rule][0], rule)
+    assert finding is not None
+    assert finding.numbers and finding.why and finding.threshold
+    assert finding.rule == rule
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_below_its_threshold(rule: str) -> None:
+    assert found(CASES[rule][1], rule) is None
+
+
+def problems(evidence: Evidence) -> list[str]:
+    return [finding.rule for finding in diagnose(evidence).problems]
+
+
+def settings_advised(diagnosis: Diagnosis, rule: str) -> dict[str | None, Any]:
+    finding = next(finding for finding in diagnosis.findings if finding.rule == rule)
+    return {advice.setting: advice.value for advice in finding.advice}
+
+
+# The cache.
+
+
+def test_preemptions_are_judged_by_requests_where_tokens_are_not_counted() -> None:
+    vllm = live(engine="vllm", recomputed_tokens=None, settings={"max_num_queued_reqs": 8})
+    assert problems(Evidence(**{**vars(vllm), "num_preemptions": 4.0})) == ["cache-preempting"]
+    assert problems(Evidence(**{**vars(vllm), "num_preemptions": 3.0})) == []
+
+
+def test_a_preempting_cache_is_answered_with_as_many_slots_as_it_holds() -> None:
+    """16,000 tokens of cache, sequences of 850: 16 of them at 90 %."""
+    seen = live(num_preemptions=50.0, recomputed_tokens=20_000.0, settings={"num_gpu_blocks": 1000})
+    advised = settings_advised(diagnose(seen), "cache-preempting")
+    assert advised["max_num_seqs"] == 16
+    assert advised["capacity_policy"] == "guaranteed_no_evict"
+    assert advised["kv_cache_dtype"] == "fp8"
+
+
+def test_the_gain_of_no_preemptions_is_the_work_done_twice() -> None:
+    finding = found(live(num_preemptions=50.0, recomputed_tokens=37_500.0), "cache-preempting")
+    assert finding is not None and finding.gain == pytest.approx(0.25)
+
+
+def test_an_fp8_cache_is_not_advised_twice() -> None:
+    seen = live(num_preemptions=50.0, recomputed_tokens=20_000.0, settings={"cache_dtype": "float8_e4m3fn"})
+    assert "kv_cache_dtype" not in settings_advised(diagnose(seen), "cache-preempting")
+
+
+def test_a_low_memory_share_is_a_problem_only_if_the_cache_is_full() -> None:
+    low = {"gpu_memory_utilization": 0.7}
+    relaxed = found(live(settings=low), "memory-low")
+    assert relaxed is not None and relaxed.severity == "note"
+    full = live(settings=low, num_preemptions=50.0, recomputed_tokens=20_000.0)
+    assert problems(full) == ["cache-preempting", "memory-low"]
+
+
+def test_memory_shares_of_a_cpu_are_not_judged() -> None:
+    assert found(live(is_on_cpu=True, settings={"gpu_memory_utilization": 0.5}), "memory-low") is None
+
+
+def test_a_queue_whose_limit_is_not_known_is_not_judged() -> None:
+    diagnosis = diagnose(live(engine="vllm", num_waiting=500.0))
+    assert "queue" in {each.rule for each in diagnosis.not_judged}
+    assert found(live(engine="vllm", num_waiting=500.0), "queue") is None
+
+
+def test_a_long_queue_without_a_limit_is_a_problem() -> None:
+    for waiting, severity in ((100.0, "note"), (101.0, "problem")):
+        seen = live(engine="vllm", num_waiting=waiting, settings={"max_num_queued_reqs": None})
+        finding = found(seen, "queue")
+        assert finding is not None and finding.severity == severity
+
+
+# The batch and the steps.
+
+
+def test_more_slots_are_advised_as_far_as_the_cache_goes_and_the_gain_is_predicted() -> None:
+    seen = live(num_running=16.0, num_waiting=50.0, kv_use=0.09, settings={"max_num_seqs": 16}, **ON_H200)
+    diagnosis = diagnose(seen)
+    assert diagnosis.limit is not None and diagnosis.limit.limit == "slots"
+    (advice,) = diagnosis.limit.advice
+    assert (advice.setting, advice.value, advice.certainty) == ("max_num_seqs", 128, "predicted")
+    assert advice.gain is not None and 2.0 < advice.gain < 7.0  # 8 times the batch, not 8 times the speed
+
+
+def test_decode_of_a_small_batch_is_bound_by_memory_and_of_a_large_one_by_compute() -> None:
+    short = {"prompt_len": 30.0, "output_len": 20.0, "longest_prompts": 900.0, **ON_H200}
+    small = found(live(num_running=64.0, **ON_H200), "decode")
+    large = found(live(num_running=1024.0, settings={"max_num_seqs": 1024}, **short), "decode")
+    assert small is not None and small.title == "decode is bound by memory bandwidth"
+    assert large is not None and large.title == "decode is bound by compute"
+
+
+def test_reading_the_weights_of_an_8b_takes_as_long_as_the_data_sheet_says() -> None:
+    """7.5 B weights of layers and head in 16 bits at 4.8 TB/s."""
+    finding = found(live(**ON_H200), "decode")
+    assert finding is not None
+    assert dict(finding.numbers)["weights"] == "3.13 ms to read"
+
+
+def test_a_decode_that_reads_mostly_cache_gains_more_by_an_fp8_cache_than_a_short_one() -> None:
+    gains = []
+    for length in (100.0, 8_000.0):
+        finding = found(live(prompt_len=length, **ON_H200), "decode")
+        assert finding is not None
+        gains.append(next(advice.gain for advice in finding.advice if advice.setting == "kv_cache_dtype"))
+    assert gains[0] is not None and gains[1] is not None
+    assert 0 < gains[0] < 0.2 < gains[1] < 1
+
+
+def test_decode_without_a_known_device_says_what_is_missing() -> None:
+    finding = found(live(), "decode")
+    assert finding is not None and finding.title == "decode is the bottleneck"
+    assert "--model" in finding.why and "--gpu" in finding.why
+
+
+def test_many_prompt_tokens_are_no_prefill_limit_where_decode_takes_the_time() -> None:
+    """Two thirds of the tokens are of prompts, and on an H200 they take a small part of the time."""
+    few = {"settings": {"max_num_seqs": 32}}
+    chat = {"prompt_tokens": 250_000.0, "tokens_per_step": 6_000.0, "num_running": 30.0, **few}
+    assert found(live(**chat), "prefill") is not None
+    assert found(live(**chat, **ON_H200), "prefill") is None
+
+
+def test_a_small_batch_is_not_blamed_on_the_load_if_the_client_is_slow() -> None:
+    slow = online(client=ClientCost(cpu_share=0.97), output_tokens=500.0)
+    assert problems(slow) == ["client"]
+    assert found(slow, "small-load") is None
+
+
+def test_steps_full_of_prompts_are_no_small_load() -> None:
+    """Four prompts of 2,048 tokens and one token each fill a step of 8,192."""
+    work = {"num_requests": 400.0, "prompt_tokens": 819_200.0, "prefix_hit_tokens": 0.0, "output_tokens": 400.0}
+    seen = offline(**work, num_steps=100.0, tokens_per_step=8_192.0, prompt_len=2_048.0, output_len=1.0)
+    diagnosis = diagnose(seen)
+    assert diagnosis.limit is not None and diagnosis.limit.limit == "prefill"
+    assert diagnosis.problems == []
+
+
+def test_a_job_that_waits_for_its_input_has_no_small_load() -> None:
+    seen = job(output_tokens=5_000.0, num_requests=50.0, limited_by_seconds={"reading": 9.0, "decode": 1.0})
+    diagnosis = diagnose(seen)
+    assert diagnosis.limit is not None and diagnosis.limit.limit == "reading"
+    assert found(seen, "small-load") is None
+
+
+def test_a_host_bound_job_is_named_once() -> None:
+    seen = job(host_seconds=9.0, wait_seconds=1.0, limited_by_seconds={"host": 9.0, "decode": 1.0})
+    assert problems(seen) == ["job-host"]
+
+
+def test_stalls_are_answered_with_a_smaller_budget_and_the_guides_are_corrected() -> None:
+    finding = found(live(token_gap_p99_s=0.4), "stalls")
+    assert finding is not None and "A7" in finding.guide
+    assert "wrong direction" in finding.correction
+    (advice,) = finding.advice
+    assert (advice.setting, advice.value) == ("max_num_batched_tokens", 2048)
+
+
+def test_stalls_without_chunked_prefill_are_answered_with_chunked_prefill() -> None:
+    finding = found(live(token_gap_p99_s=0.4, settings={"enable_chunked_prefill": False}), "stalls")
+    assert finding is not None and finding.advice[0].setting == "enable_chunked_prefill"
+
+
+# Features.
+
+
+def test_prefix_caching_that_is_on_is_never_advised() -> None:
+    finding = found(live(prefix_hit_tokens=0.0), "prefix-unused")
+    assert finding is not None and finding.severity == "note"
+    assert all(advice.setting is None for advice in finding.advice)
+
+
+def test_chunked_prefill_of_short_prompts_is_a_note_only_if_it_was_asked_for() -> None:
+    assert found(live(longest_prompts=100.0), "chunked-short") is None
+    asked = found(live(longest_prompts=100.0, given=frozenset({"enable_chunked_prefill"})), "chunked-short")
+    assert asked is not None and asked.severity == "note"
+
+
+def test_tensor_parallelism_is_compared_with_one_engine_per_gpu() -> None:
+    finding = found(planned("vllm serve qwen3-8b -tp 2", gpu=H100), "tensor-parallel")
+    assert finding is not None and finding.severity == "problem"
+    assert finding.advice[0].certainty == "predicted" and finding.advice[0].gain is not None
+
+
+def test_tensor_parallelism_that_is_needed_is_no_problem() -> None:
+    """16 bits of a 12 B model do not fit on a GPU of 22 GiB."""
+    needed = planned("vllm serve gemma-3-12b -tp 2", gpu=find_gpu("L4"))
+    assert needed.model is not None and needed.model.num_params < 13e9
+    assert found(needed, "tensor-parallel") is None
+
+
+# Rules of jobs share the thresholds of the job's own bottleneck.
+
+
+def test_thresholds_are_those_of_the_job() -> None:
+    from headrace.doctor.rules import cache, steps
+    from headrace.jobs.status import bottleneck
+
+    assert (cache.KV_USE, steps.HOST_SHARE, steps.PROMPT_SHARE) == (
+        bottleneck.KV_USE,
+        bottleneck.HOST_SHARE,
+        bottleneck.PROMPT_SHARE,
+    )
