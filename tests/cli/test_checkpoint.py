@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from headrace.bench.record import write_record
 from headrace.checkpoint.document import read_checkpoint
 from headrace.cli.main import main
+from tests.bench.engines_for_tests import FakeEngine
 from tests.bench.records import offline_record
 from tests.checkpoint.made import STEADY, checkpoint, engine, offline_facts
 
@@ -156,3 +158,202 @@ def test_verification_names_a_changed_package(
     assert "not the recorded environment: package differ" in " ".join(shown.split())
     assert "0.0.1" in shown
     assert json.loads((tmp_path / "a").read_text())["versions"]["torch"] == "0.0.1"
+
+
+# ---- written by other commands
+
+
+def test_a_benchmark_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.bench.load.null_server import null_server
+
+    path = tmp_path / "a.checkpoint"
+    with null_server() as server:
+        arguments = ["--url", server.address, "--workload", "random", "--input-len", "4", "--output-len", "6"]
+        arguments += ["--concurrency", "2", "--num-requests", "10", "--no-warm-up", "-o", str(tmp_path / "r.json")]
+        assert main(["bench", *arguments, "--checkpoint", str(path)]) == 0
+        made = read_checkpoint(path)
+        assert made.at("engine", "address") == server.address
+        assert made.at("load", "levels") == [{"kind": "closed_loop", "concurrency": 2, "num_requests": 10}]
+        assert "decision: measured as it was started" in capsys.readouterr().err
+        assert main(["checkpoint", "verify", str(path), "--quiet"]) in (0, 3)  # the null server's speed varies
+        assert "2 concurrent" in capsys.readouterr().out
+
+
+def test_a_benchmark_refuses_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (["bench"], ["bench", "sweep", "c.json"], ["run", "in", "-o", "out"], ["serve"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--checkpoint", str(tmp_path / "file" / "a")])
+        assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [None, "chosen.checkpoint"])
+def test_a_sweep_writes_one_of_its_best_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str | None
+) -> None:
+    def seconds(settings: Any, workload: Any) -> float:
+        return float(settings.get("max_num_seqs", 1))
+
+    monkeypatch.setattr("headrace.cli.bench.sweep.engine_of", lambda given: FakeEngine(seconds))
+    configs, record = tmp_path / "configs.json", tmp_path / "s.json"
+    configs.write_text(json.dumps([{"max_num_seqs": 4}, {"max_num_seqs": 2}, {}]))
+    arguments = [str(configs), "llama-3.2-1b", "--workload", "random", "--num-requests", "4", "-o", str(record)]
+    arguments += [] if place is None else ["--checkpoint", str(tmp_path / place)]
+    assert main(["bench", "sweep", *arguments]) == 0
+    path = tmp_path / (place or "s.checkpoint")
+    made = read_checkpoint(path)
+    assert made.kind == "sweep"
+    assert made.at("decision", "chosen") == "defaults"
+    assert made.at("decision", "alternatives")[0]["ratio"] == 2.0
+    assert f"checkpoint: {path}" in capsys.readouterr().err
+    again = tmp_path / "again.checkpoint"
+    assert main(["checkpoint", "create", str(record), "-o", str(again)]) == 0
+    volatile = {"created_at", "digest"}
+    assert {name: value for name, value in read_checkpoint(again).facts.items() if name not in volatile} == {
+        name: value for name, value in made.facts.items() if name not in volatile
+    }
+
+
+def test_a_job_writes_one_that_names_its_input_and_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.engine.core import EngineStats
+    from headrace.engine.settings import SettingInForce
+    from headrace.jobs.status.report import JobReport, Tally
+    from headrace.sched import SchedulerStats
+
+    def run_job(job: Any, **options: Any) -> JobReport:
+        return JobReport(
+            output=job.output,
+            model_name="m",
+            was_stopped=False,
+            num_in_flight=0,
+            tally=Tally(num_answered=2, num_prompt_tokens=20, num_generated_tokens=40),
+            seconds=2.0,
+            start_seconds=1.0,
+            stats=EngineStats(SchedulerStats(), 0.0, 0.0),
+            choices=(),
+            in_force={"max_num_seqs": SettingInForce(3, "given")},
+        )
+
+    monkeypatch.setattr("headrace.jobs.run.run_job.run_job", run_job)
+    monkeypatch.setattr("headrace.cli.fetching.fetch_if_missing", lambda model, **options: None)
+    source, path = tmp_path / "in.jsonl", tmp_path / "a.checkpoint"
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    arguments = [str(source), "-o", str(tmp_path / "out"), "--max-num-seqs", "3", "--checkpoint", str(path)]
+    assert main(["run", *arguments]) == 0
+    made = read_checkpoint(path)
+    assert made.kind == "job"
+    assert made.workload_kind == "batch"
+    assert made.at("rerun", "arguments") == ["{input}", "--max-num-seqs", "3"]
+    assert made.at("verification", "loads")[0]["figures"]["output_tokens_per_s"]["mean"] == 20.0
+    assert made.at("workload", "num_requests") == 2
+    assert made.at("engine", "settings", "max_num_seqs") == {"value": 3, "source": "given", "reason": ""}
+    with pytest.raises(SystemExit):
+        main(["run", *arguments, "--check"])
+
+    # Verified by running the job again, here with a stand-in for its process.
+    seen: list[list[str]] = []
+    summary = run_job(SimpleNamespace(output="o")).as_json()
+
+    def run_once(words: list[str]) -> dict[str, Any]:
+        seen.append(words)
+        return summary | {"completion_tokens_per_second": 10.0 if len(seen) > 1 else 20.0}
+
+    monkeypatch.setattr("headrace.checkpoint.rerun.run_once", run_once)
+    verify = ["checkpoint", "verify", str(path), "--model", str(tmp_path)]
+    assert main(verify) == 0
+    assert seen == [[str(source), "--max-num-seqs", "3", "--model", str(tmp_path)]]
+    assert main(verify) == 3
+    source.write_text('{"prompt": "c"}\n')
+    assert main(verify) == 1
+    assert "is not the recorded one" in capsys.readouterr().err
+
+
+def test_a_server_writes_its_settings_and_no_key(tiny_directory: Path, tmp_path: Path) -> None:
+    import asyncio
+
+    from headrace.checkpoint.rerun import settings_given
+    from headrace.cli.serve import _writes_checkpoint
+    from headrace.config import EngineConfig
+    from headrace.engine.async_engine import AsyncEngine
+    from headrace.engine.start import start_engine
+    from headrace.server.http.keys import Keys
+    from headrace.server.options import ServerOptions
+    from headrace.server.serve import Server
+
+    path = tmp_path / "a.checkpoint"
+    config = EngineConfig(model=str(tiny_directory), max_num_seqs=4, num_gpu_blocks_override=64)
+    options = ServerOptions(port=0, api_key="secret", max_num_queued_reqs=9)
+    printed: list[str] = []
+
+    async def start() -> None:
+        engine = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+        keys = Keys(options, environ={}, print_line=printed.append)
+        server = Server(engine, options, keys, model_name="tiny", config=config, print_line=printed.append)
+        await _writes_checkpoint(path, config, ["--api-key", "secret"])(server)
+        await engine.close()
+
+    asyncio.run(start())
+    made = read_checkpoint(path)
+    assert "secret" not in path.read_text()
+    assert "4 of 4 requests answered" in made.at("decision", "text")
+    assert made.at("model", "name") == str(tiny_directory)
+    assert settings_given(made) == {"max_num_seqs": 4, "num_gpu_blocks_override": 64, "max_num_queued_reqs": 9}
+
+
+@pytest.mark.embedded
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_default_model_is_measured_recorded_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way with the real engine: benchmark, job, and their verification."""
+    path, record = tmp_path / "bench.checkpoint", tmp_path / "r.json"
+    work = ["--workload", "uniform", "--num-requests", "16", "--output-len", "16", "--max-num-seqs", "16"]
+    assert main(["bench", *work, "--rounds", "2", "-o", str(record), "--checkpoint", str(path)]) == 0
+    made = read_checkpoint(path)
+    assert made.at("model", "digest")
+    assert made.at("engine", "settings", "max_num_seqs") == {"value": 16, "source": "given", "reason": ""}
+    new = tmp_path / "new.checkpoint"
+    capsys.readouterr()
+    main(["checkpoint", "verify", str(path), "--rounds", "1", "-o", str(new)])  # the outcome depends on the machine
+    assert "Verification of" in capsys.readouterr().out
+    again = read_checkpoint(new)
+    assert again.at("workload") == made.at("workload")
+    assert again.at("model") == made.at("model")
+    assert again.at("engine", "settings", "max_num_seqs") == made.at("engine", "settings", "max_num_seqs")
+    assert again.at("verification", "num_rounds") == 1
+
+    source, job = tmp_path / "in.jsonl", tmp_path / "job.checkpoint"
+    source.write_text("".join(f'{{"prompt": "{i} and", "max_tokens": 4}}\n' for i in range(8)))
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--max-num-seqs", "4", "--quiet"]
+    assert main([*arguments, "--checkpoint", str(job)]) == 0
+    assert main(["checkpoint", "verify", str(job)]) in (0, 3)
+    assert "share answered" in capsys.readouterr().out
+
+
+@pytest.mark.embedded
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_writes_one_at_its_start_that_can_be_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.checkpoint"
+    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--max-num-seqs", "8", "--checkpoint"]
+    with subprocess.Popen([*command, str(path)], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        lines = []
+        for line in server.stderr:
+            lines.append(line)
+            if "serving smollm2" in line:
+                break
+        server.terminate()
+        server.stderr.read()
+    assert any("self-check: 4 of 4 requests answered" in line for line in lines), lines
+    made = read_checkpoint(path)
+    assert (made.kind, made.workload_kind) == ("serve", "serve")
+    assert made.at("engine", "settings", "max_num_seqs", "value") == 8
+    assert made.at("verification", "judged") == ["success_share"]
+    assert main(["checkpoint", "verify", str(path)]) == 0
+    assert "The checkpoint holds." in capsys.readouterr().out

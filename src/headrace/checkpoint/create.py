@@ -27,6 +27,7 @@ OFFLINE = {"kind": "offline"}
 ALL_AT_ONCE = "all requests at once"
 JUDGED = ("output_tokens_per_s", "goodput_requests_per_s", "success_share", "ttft_p50", "tpot_p50")
 SECRETS = ("--api-key", "--admin-key")
+HIDDEN = "HIDDEN"
 MACHINE = ("cpu", "num_cores", "memory_bytes", "platform")
 GPU = ("name", "driver_version", "memory.total")
 
@@ -205,8 +206,8 @@ def hub_digest(model: str) -> str | None:
 def with_hub_digest(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts with the digest of a hub model, for what was measured just now: records leave it out."""
     model = facts["model"]
-    if model.get("digest") is None and isinstance(model.get("name"), str):
-        return facts | {"model": model | {"digest": hub_digest(model["name"])}}
+    if model.get("digest") is None and (digest := hub_digest(str(model.get("name")))) is not None:
+        return facts | {"model": model | {"digest": digest}}
     return facts
 
 
@@ -220,10 +221,10 @@ def without_secrets(command: str) -> str:
     for word in words:
         flag, has_value, _ = word.partition("=")
         if hidden and hidden[-1] in SECRETS:
-            word = "***"
+            word = HIDDEN
         elif flag in SECRETS and has_value:
-            word = f"{flag}=***"
-        hidden.append(re.sub(r"://[^/@\s]*@", "://***@", word))
+            word = f"{flag}={HIDDEN}"
+        hidden.append(re.sub(r"://[^/@\s]*@", f"://{HIDDEN}@", word))
     return shlex.join(hidden)
 
 

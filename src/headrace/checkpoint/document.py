@@ -48,7 +48,8 @@ KEYS = (
     "warnings",
 )
 OBJECTS = ("decision", "verification", "engine", "model", "workload", "machine", "versions")
-MAX_LINE = 110  # objects and lists that fit are written on one line
+EDITED = "the file was edited after it was written: its content does not match its digest"
+MAX_LINE = 110  # objects and lists that fit are written on one line, and so are settings and rounds
 MIN_DEPTH = 2  # of what may be on one line: keys of the first two levels have lines of their own
 
 
@@ -122,7 +123,7 @@ def _shown(value: Any, depth: int) -> str:
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or not value:
         return line
-    if depth >= MIN_DEPTH and len(line) + 2 * depth <= MAX_LINE:
+    if depth >= MIN_DEPTH and (len(line) + 2 * depth <= MAX_LINE or (depth > MIN_DEPTH and _is_flat(value))):
         return line
     inner = "  " * (depth + 1)
     if isinstance(value, dict):
@@ -131,6 +132,10 @@ def _shown(value: Any, depth: int) -> str:
         parts = [inner + _shown(each, depth + 1) for each in value]
     first, last = "{}" if isinstance(value, dict) else "[]"
     return f"{first}\n" + ",\n".join(parts) + f"\n{'  ' * depth}{last}"
+
+
+def _is_flat(value: dict[str, Any] | list[Any]) -> bool:
+    return not any(isinstance(each, (dict, list)) for each in (value.values() if isinstance(value, dict) else value))
 
 
 def _check(facts: Any, path: Path) -> None:

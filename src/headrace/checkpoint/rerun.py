@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,15 @@ from headrace.bench.engines import Engine, RunningEngine
 from headrace.bench.load import load_from_json
 from headrace.bench.slo import Slo
 from headrace.bench.workloads import Workload, WorkloadSpec, build, read_workload
-from headrace.bench.workloads.spec import HASH_LEN
-from headrace.checkpoint.create import from_job, from_records, loads_of, merged, verification
+from headrace.checkpoint.create import from_job, from_records, loads_of, merged, verification, with_hub_digest
 from headrace.checkpoint.document import Checkpoint, CheckpointError
 from headrace.checkpoint.facts import OF_PLACE
+from headrace.checkpoint.jobs import INPUT, digest_of_input
 from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ConfigError
 
 ENGINES = ("headrace", "vllm", "openai")
-INPUT = "{input}"  # the place of a job's input in its arguments
 DERIVED = frozenset({"model", "num_blocks", "num_gpu_blocks"})  # reported as given, but no setting
-CHUNK_BYTES = 1 << 20
 
 Say = Callable[[str], None]
 
@@ -74,7 +71,8 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
         message = failure["message"] if failure else "no request was answered"
         raise CheckpointError(f"nothing could be measured: {message}")
     kind = str(checkpoint.at("verification", "kind"))
-    return from_records(records) | {"verification": verification(kind, found, rank_by=rank_by), "failure": failure}
+    facts = with_hub_digest(from_records(records))
+    return facts | {"verification": verification(kind, found, rank_by=rank_by), "failure": failure}
 
 
 def settings_given(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -154,17 +152,6 @@ def workload_of(checkpoint: Checkpoint, options: Options) -> Workload:
             + ("; the file has other content" if facts.get("name") == "data" else "")
         )
     return workload
-
-
-def digest_of_input(path: Path) -> str | None:
-    """Of a job's input; None if it is no local file."""
-    if not path.is_file():
-        return None
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()[:HASH_LEN]
 
 
 def _data_of(checkpoint: Checkpoint) -> str:

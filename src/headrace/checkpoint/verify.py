@@ -9,13 +9,12 @@ from typing import Any, Literal
 from headrace.bench.compare import FactDifference
 from headrace.bench.engines import Engine
 from headrace.bench.values import percent
-from headrace.checkpoint.document import Checkpoint
+from headrace.checkpoint.document import EDITED, Checkpoint
 from headrace.checkpoint.facts import differences
 from headrace.checkpoint.judge import BY_NAME, Judgement, judge
 from headrace.checkpoint.rerun import Options, Say, measure_again
 
 Outcome = Literal["holds", "does not hold", "not verified"]
-EDITED = "the file was edited after it was written: its content does not match its digest"
 
 
 @dataclass(frozen=True)

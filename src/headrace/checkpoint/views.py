@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.bench.compare import FactDifference
 from headrace.bench.report.document import Cell, Facts, Note, Part, Report, Section, Table, Tone
 from headrace.bench.statistics import ratio_of_rounds
 from headrace.bench.values import NOT_AVAILABLE, found, interval, memory, number, percent, plain, ratio
-from headrace.checkpoint.document import Checkpoint
+from headrace.checkpoint.document import EDITED, Checkpoint
 from headrace.checkpoint.facts import ENVIRONMENT, differences
 from headrace.checkpoint.judge import BY_NAME, minimum_of, tolerance_of, values_of
-from headrace.checkpoint.verify import EDITED, Verification
+
+if TYPE_CHECKING:
+    from headrace.checkpoint.verify import Verification
 
 TONES: dict[str, Tone] = {"holds": "good", "better": "good", "worse": "bad", "missing": "bad", "too noisy": "unsure"}
 FEW_DIGITS = 12  # of a digest on the terminal
@@ -83,7 +85,8 @@ def _both(before: Checkpoint, after: Checkpoint) -> list[tuple[str, Checkpoint]]
 
 
 def _decision(facts: Mapping[str, Any]) -> list[Part]:
-    parts: list[Part] = [Note(str(found(facts, "decision", "reason") or NOT_AVAILABLE))]
+    text, reason = (found(facts, "decision", key) for key in ("text", "reason"))
+    parts: list[Part] = [] if reason == text else [Note(str(reason or NOT_AVAILABLE))]  # the headline has the text
     rows = [
         [
             str(each.get("role")),
