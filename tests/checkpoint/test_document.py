@@ -64,7 +64,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         ("[]", "not a checkpoint of Headrace"),
         ('{"schema": "other"}', "not a checkpoint of Headrace"),
         ('{"schema": "headrace.checkpoint/9"}', "this version of Headrace reads 'headrace.checkpoint/1'"),
-        ('{"schema": "headrace.checkpoint/1", "kind": "offline"}', "lacks decision, verification"),
+        ('{"schema": "headrace.checkpoint/1", "kind": "offline"}', "lacks a valid decision, verification"),
     ],
 )
 def test_another_schema_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -72,6 +72,41 @@ def test_another_schema_is_refused(tmp_path: Path, text: str, message: str) -> N
     path.write_text(text)
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("path_in_file", "value", "named"),
+    [
+        (("verification", "loads"), [], "verification.loads"),
+        (("verification", "loads"), [{"load": "x"}], "verification.loads"),
+        (("verification", "num_rounds"), "three", "verification.num_rounds"),
+        (("engine", "settings"), None, "engine.settings"),
+        (("machine",), "a machine", "machine"),
+    ],
+)
+def test_an_edit_that_breaks_the_structure_is_refused_by_name(
+    tmp_path: Path, path_in_file: tuple[str, ...], value: object, named: str
+) -> None:
+    path = tmp_path / "a.checkpoint"
+    checkpoint(path)
+    facts = json.loads(path.read_text())
+    owner = facts
+    for key in path_in_file[:-1]:
+        owner = owner[key]
+    owner[path_in_file[-1]] = value
+    path.write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match=f"lacks a valid {named}"):
+        read_checkpoint(path)
+
+
+def test_what_a_measurement_is_repeated_with_keeps_every_digit(tmp_path: Path) -> None:
+    facts = offline_facts(gpu_memory_utilization=0.123456789)
+    facts["workload"] |= {"spread": 0.123456789}
+    facts["load"] = {"kind": "open_loop", "rate": 1.23456789}
+    made = write_checkpoint(facts, tmp_path / "a")
+    assert made.at("engine", "settings", "gpu_memory_utilization", "value") == 0.123456789
+    assert made.at("workload", "spread") == 0.123456789
+    assert made.at("load", "rate") == 1.23456789
 
 
 def test_a_record_in_its_place_is_answered_with_the_command_to_use(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Which checkpoint of a directory is found."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,6 +36,9 @@ def test_another_model_or_machine_has_none(tmp_path: Path) -> None:
     gpu = MACHINE | {"gpus": [{"name": "H200"}]}
     assert find_checkpoint(tmp_path, model_digest="other", machine=MACHINE, workload_kind="batch") is None
     assert find_checkpoint(tmp_path, model_digest=DIGEST, machine=gpu, workload_kind="batch") is None
+    assert find_checkpoint(tmp_path, model_digest=DIGEST, machine=MACHINE, workload_kind="batch") is not None
+    other = find_checkpoint(tmp_path, model_digest=DIGEST, machine=MACHINE, workload_kind="batch", engine="vllm")
+    assert other is None
 
 
 def test_one_that_compared_settings_is_preferred(tmp_path: Path) -> None:

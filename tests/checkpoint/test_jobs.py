@@ -1,3 +1,5 @@
+"""What runs a batch job again."""
+
 from __future__ import annotations
 
 from pathlib import Path

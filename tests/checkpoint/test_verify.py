@@ -137,6 +137,13 @@ def recorded(tmp_path: Path, **changes: Any) -> Checkpoint:
     return write_checkpoint(facts, tmp_path / "a")
 
 
+def test_a_dtype_is_given_as_a_user_writes_it(tmp_path: Path) -> None:
+    made = recorded(
+        tmp_path, engine={"settings": {"dtype": {"value": "torch.float32", "source": "given", "reason": ""}}}
+    )
+    assert settings_given(made) == {"dtype": "float32"}
+
+
 def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"unknown engine 'fake' \(known: headrace, vllm, openai\)"):
         engine_of(recorded(tmp_path), Options())

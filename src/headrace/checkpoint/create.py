@@ -118,7 +118,7 @@ def from_job(
     if summary["done_before"]:
         warnings.append(f"earlier runs had finished {summary['done_before']:,} lines: the figures are of the rest")
     if arguments is None:
-        warnings.append("this job cannot be run again from this file: its input is a stream, or it redid lines")
+        warnings.append("this job cannot be run again from this file: its input is no local file, or it redid lines")
     facts = {
         "model": {
             "name": summary["model"],
@@ -224,8 +224,12 @@ def without_secrets(command: str) -> str:
             word = HIDDEN
         elif flag in SECRETS and has_value:
             word = f"{flag}={HIDDEN}"
-        hidden.append(re.sub(r"://[^/@\s]*@", f"://{HIDDEN}@", word))
+        hidden.append(without_credentials(word))
     return shlex.join(hidden)
+
+
+def without_credentials(address: str) -> str:
+    return re.sub(r"://[^/@\s]*@", f"://{HIDDEN}@", address)
 
 
 def _common(record: Record, kind: str) -> dict[str, Any]:
@@ -235,7 +239,10 @@ def _common(record: Record, kind: str) -> dict[str, Any]:
         "kind": kind,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": dict(record.get("model") or {}),
-        "workload": dict(record.get("workload") or {}),
+        "workload": {
+            name: without_credentials(value) if name == "input" else value
+            for name, value in (record.get("workload") or {}).items()
+        },
         "machine": {name: machine.get(name) for name in MACHINE}
         | {"gpus": [{name: gpu.get(name) for name in GPU} for gpu in gpus]},
         "versions": dict(record.get("versions") or {}),
@@ -252,7 +259,7 @@ def _engine(record: Record, launch_command: str | None, settings: Mapping[str, A
         "name": found(record, "engine", "name"),
         "versions": found(record, "engine", "versions") or {},
         "launch_command": None if launch_command is None else without_secrets(launch_command),
-        "address": None if address is None else without_secrets(address),
+        "address": None if address is None else without_credentials(address),
         "settings": {name: dict(setting) for name, setting in sorted(settings.items())},
     }
 

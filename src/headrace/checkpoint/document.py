@@ -138,6 +138,16 @@ def _is_flat(value: dict[str, Any] | list[Any]) -> bool:
     return not any(isinstance(each, (dict, list)) for each in (value.values() if isinstance(value, dict) else value))
 
 
+def _is_load(load: Any) -> bool:
+    rounds, figures = found(load, "rounds"), found(load, "figures")
+    return (
+        isinstance(found(load, "load"), str)
+        and isinstance(rounds, list)
+        and all(isinstance(each, dict) for each in rounds)
+        and isinstance(figures, dict)
+    )
+
+
 def _check(facts: Any, path: Path) -> None:
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if isinstance(schema, str) and schema.startswith("headrace.bench/"):
@@ -152,9 +162,14 @@ def _check(facts: Any, path: Path) -> None:
     missing = [key for key in OBJECTS if not isinstance(facts.get(key), dict)]
     if not isinstance(found(facts, "engine", "settings"), dict):
         missing.append("engine.settings")
-    if not isinstance(found(facts, "verification", "loads"), list):
+    loads = found(facts, "verification", "loads")
+    if not isinstance(loads, list) or not loads or not all(map(_is_load, loads)):
         missing.append("verification.loads")
+    if not isinstance(found(facts, "verification", "num_rounds"), int):
+        missing.append("verification.num_rounds")
     if not isinstance(facts.get("kind"), str):
         missing.append("kind")
     if missing:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}; restore it from version control or create it again")
+        raise CheckpointError(
+            f"{path} lacks a valid {', '.join(missing)}; restore it from version control or create it again"
+        )

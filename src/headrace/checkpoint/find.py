@@ -18,15 +18,21 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(
-    directory: Path, *, model_digest: str, machine: Mapping[str, Any], workload_kind: WorkloadKind
+    directory: Path,
+    *,
+    model_digest: str,
+    machine: Mapping[str, Any],
+    workload_kind: WorkloadKind,
+    engine: str = "headrace",
 ) -> FoundCheckpoint | None:
-    """The newest checkpoint of this model, kind of machine and kind of workload. One of a sweep, which compared
+    """The newest checkpoint of this engine, model, kind of machine and kind of workload. One of a sweep, which compared
     settings, is preferred to one that only recorded what ran. `machine` is as in `machine_facts`; other files of the
     directory, and checkpoints that cannot be read, are passed over."""
     matches = [
         found
         for found in _checkpoints(directory)
         if found.checkpoint.at("model", "digest") == model_digest
+        and found.checkpoint.at("engine", "name") == engine
         and found.checkpoint.workload_kind == workload_kind
         and machine_of(found.checkpoint.facts["machine"]) == machine_of(machine)
     ]

@@ -24,6 +24,7 @@ from headrace.checkpoint.create import from_job, from_records, loads_of, merged,
 from headrace.checkpoint.document import Checkpoint, CheckpointError
 from headrace.checkpoint.facts import OF_PLACE
 from headrace.checkpoint.jobs import INPUT, digest_of_input
+from headrace.checkpoint.judge import BY_NAME
 from headrace.config import EMBEDDED_MODEL
 from headrace.errors import ConfigError
 
@@ -50,6 +51,9 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
     """Facts as in a new checkpoint. `engine` stands in for the recorded one in tests."""
     if checkpoint.at("verification", "kind") == "job":
         return _run_job(checkpoint, options, say)
+    rank_by = checkpoint.at("verification", "rank_by")
+    if rank_by is not None and rank_by not in BY_NAME:
+        raise CheckpointError(f"the checkpoint is ranked by {rank_by!r}, which is no figure of this version")
     engine = engine or engine_of(checkpoint, options)
     workload = workload_of(checkpoint, options)
     serves = checkpoint.at("verification", "kind") == "online"
@@ -61,7 +65,6 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
             records = _online(checkpoint, running, workload, num_rounds, options, say)
         else:
             records = [_offline(running, workload, num_rounds, say)]
-    rank_by = checkpoint.at("verification", "rank_by")
     found = merged([loads_of(record, rank_by) for record in records])
     if rank_by is not None:  # each round has the load with the best figure, which need not be the recorded one
         label = checkpoint.facts["verification"]["loads"][0]["load"]
@@ -78,13 +81,18 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
 def settings_given(checkpoint: Checkpoint) -> dict[str, Any]:
     """The settings that a user gave. Where a server listened is left out."""
     return {
-        name: setting.get("value")
+        name: _plain(setting.get("value"))
         for name, setting in checkpoint.facts["engine"]["settings"].items()
         if isinstance(setting, Mapping)
         and setting.get("source") == "given"
         and name not in DERIVED
         and name not in OF_PLACE
     }
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is given: engines report a dtype as torch.float32."""
+    return value.removeprefix("torch.") if isinstance(value, str) else value
 
 
 def engine_of(checkpoint: Checkpoint, options: Options) -> Engine:
@@ -195,10 +203,10 @@ def _online(
 ) -> list[dict[str, Any]]:
     from headrace.bench.online import Client, measure_online
 
-    how = checkpoint.facts.get("load") or {}
-    loads = [load_from_json(each) for each in how.get("levels") or []]
-    if not loads:
+    how = checkpoint.facts.get("load")
+    if not isinstance(how, Mapping) or not isinstance(how.get("levels"), list) or not how["levels"]:
         raise CheckpointError("the checkpoint does not say how requests were sent")
+    loads = [load_from_json(each) for each in how["levels"]]
     slo = checkpoint.facts.get("slo")
     client = Client(
         headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else None,

@@ -113,7 +113,14 @@ def _figures(checkpoint: Checkpoint) -> list[Part]:
             figure, values = BY_NAME[name], values_of(name, load["rounds"])
             tolerance = percent(tolerance_of(values, len(values), figure)[0]) if name in judged else "not judged"
             rows.append(
-                [load["load"], figure.label, number(value["mean"]), _range(value["interval"]), figure.unit, tolerance]
+                [
+                    load["load"],
+                    figure.label,
+                    number(found(value, "mean")),
+                    _range(found(value, "interval")),
+                    figure.unit,
+                    tolerance,
+                ]
             )
     rounds = checkpoint.at("verification", "num_rounds")
     caption = f"{rounds} round{'s' * (rounds != 1)}; tolerance: the loss with which the checkpoint still holds"

@@ -283,7 +283,7 @@ def _write_checkpoint(report: JobReport, job: JobSpec, given: argparse.Namespace
     from headrace.checkpoint.document import write_checkpoint
     from headrace.checkpoint.jobs import arguments_to_run_again, workload_of_job
 
-    can_run_again = given.input != "-" and job.redo is None
+    can_run_again = os.path.isfile(given.input) and job.redo is None
     facts = from_job(
         report.as_json(),
         command=shlex.join(["headrace", "run", *arguments]),
