@@ -287,7 +287,7 @@ def test_a_missing_file_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp
 def test_the_command_serves_with_the_parsed_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[EngineConfig, ServerOptions]] = []
 
-    def serve(config: EngineConfig, options: ServerOptions, *, print_line: object) -> int:
+    def serve(config: EngineConfig, options: ServerOptions, **others: object) -> int:
         seen.append((config, options))
         return 7
 

@@ -73,7 +73,12 @@ def measure_online(
     """Run the levels. A server that dies, or Ctrl-C, ends the run; what was measured is kept."""
     client = client or Client()
     record = new_record("online", engine, workload, commit)
-    record["load"] = {"levels": [load.as_json() for load in loads]}
+    record["load"] = {
+        "levels": [load.as_json() for load in loads],
+        "warms_up": warms_up,
+        "timeout_s": client.timeout_s,
+        "compatibility": client.compatibility,
+    }
     levels: list[dict[str, Any]] = []
     rows: list[list[Outcome]] = []
     record["levels"] = levels

@@ -37,6 +37,8 @@ from headrace.hardware.describe import current_commit, machine_facts, package_ve
 SCHEMA = "headrace.bench/1"
 ROWS_SUFFIX = ".requests.jsonl.gz"
 DIGITS = 4  # significant digits of figures in a record: the raw rows have all of them
+# What a measurement is repeated with keeps every digit: a rounded workload would have another hash.
+EXACT = frozenset({"settings", "common_settings", "in_force", "workload", "load"})
 
 
 class RecordError(HeadraceError):
@@ -133,11 +135,11 @@ def _records_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """The same structure with floats of few significant digits, for files that people read."""
+    """The same structure with floats of few significant digits, for files that people read; EXACT keys stay."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if abs(value) < 10**DIGITS else round(value, 1)
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: each if key in EXACT else rounded(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [rounded(each) for each in value]
     return value

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": Command("headrace.cli.run", "run a batch job: answer a file of prompts"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
     "bench": Command("headrace.cli.bench.main", "measure this engine, vLLM or any OpenAI-compatible server"),
+    "checkpoint": Command("headrace.cli.checkpoint", "a decision about settings as a file that can be verified"),
     "status": Command("headrace.cli.status", "show the progress of a job, and its answers so far"),
     "cancel": Command("headrace.cli.cancel", "stop a job permanently"),
     "clean": Command("headrace.cli.clean", "remove the files of a finished job"),
@@ -89,7 +90,7 @@ def load_command(name: str) -> CommandModule:
 
 
 def _top_parser() -> CommandParser:
-    commands = "\n".join(f"  {name:<10}{command.help}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
     parser = CommandParser(
         prog="headrace",
         usage="headrace COMMAND [options]",

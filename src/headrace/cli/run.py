@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("the following arguments are required: -o/--output")
     if given.rate is not None and not given.check:
         parser.error("--rate is for --check")
+    if given.checkpoint is not None and given.check:
+        parser.error("--checkpoint is for a job that runs, and --check runs none")
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
 
@@ -90,6 +94,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"headrace: error: {error}", file=sys.stderr)
         return RESUMABLE
     _print_report(report, given)
+    if given.checkpoint is not None:
+        _write_checkpoint(report, job, given, arguments)
     return report.exit_code
 
 
@@ -176,6 +182,12 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")
+    parser.add_argument(
+        "--checkpoint",
+        type=writable,
+        metavar="FILE",
+        help="write settings, versions, hardware and the job's figures as a checkpoint",
+    )
     _add_table_flags(parser)
     add_sampling_flags(
         parser,
@@ -264,6 +276,23 @@ def _print_report(report: JobReport, given: argparse.Namespace) -> None:
         print(f"headrace: {headline(report)}; {location(report)}", file=sys.stderr)
     if given.json_summary is not None:
         _write_json(report.as_json(), given.json_summary)
+
+
+def _write_checkpoint(report: JobReport, job: JobSpec, given: argparse.Namespace, arguments: Sequence[str]) -> None:
+    from headrace.checkpoint.create import from_job
+    from headrace.checkpoint.document import write_checkpoint
+    from headrace.checkpoint.jobs import arguments_to_run_again, workload_of_job
+
+    can_run_again = os.path.isfile(given.input) and job.redo is None
+    facts = from_job(
+        report.as_json(),
+        command=shlex.join(["headrace", "run", *arguments]),
+        workload=workload_of_job(job, num_requests=report.num_before + report.tally.num_done),
+        arguments=arguments_to_run_again(arguments, given.input) if can_run_again else None,
+    )
+    write_checkpoint(facts, given.checkpoint)
+    if not given.quiet:
+        _print_line(f"checkpoint: {given.checkpoint}")
 
 
 def _write_json(summary: dict[str, Any], path: str) -> None:

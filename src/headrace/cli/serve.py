@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import ALIASES, table, without_other_flags
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.server.options import GROUPS, ServerOptions
+
+if TYPE_CHECKING:
+    from headrace.server.serve import OnReady, Server
 
 EPILOG = """\
 examples:
@@ -51,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("headrace.access").setLevel(logging.INFO)
     fetch_if_missing(parsed.config.model)
-    return serve(parsed.config, parsed.options, print_line=_print_line)
+    path = _checkpoint_path(parser, arguments)
+    on_ready = None if path is None else _writes_checkpoint(path, parsed.config, arguments)
+    return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
 
 
 def build_parser() -> CommandParser:
@@ -68,6 +76,12 @@ def build_parser() -> CommandParser:
         action="store_true",
         help="list the flags of vLLM and TensorRT-LLM that Headrace does not have, and their replacements",
     )
+    parser.add_argument(
+        "--checkpoint",
+        type=writable,
+        metavar="FILE",
+        help="write settings, versions, hardware and a self-check of four requests as a checkpoint, then serve",
+    )
     for title, description, fields in option_groups():
         add_field_flags(parser.add_argument_group(title, description), ServerOptions, fields, ALIASES)
     add_engine_flags(parser, ALIASES)
@@ -82,6 +96,35 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
         return Parsed(_make(EngineConfig, values), _make(ServerOptions, values))
     except ConfigError as error:
         parser.error(str(error))
+
+
+def _checkpoint_path(parser: CommandParser, arguments: Sequence[str]) -> Path | None:
+    """The place of the checkpoint: no setting of the server, so not a part of what `read` returns."""
+    path: Path | None = parser.parse_args(without_other_flags(arguments, lambda line: None, parser.flags)).checkpoint
+    return path
+
+
+def _writes_checkpoint(path: Path, config: EngineConfig, arguments: Sequence[str]) -> OnReady:
+    """What to do when the engine is ready. A checkpoint that cannot be written does not stop the server."""
+
+    async def on_ready(server: Server) -> None:
+        from headrace.checkpoint.document import write_checkpoint
+        from headrace.checkpoint.self_check import self_check
+        from headrace.server.endpoints.server_info import KEYS, shown_settings
+
+        settings = shown_settings(server.services, hidden=KEYS)
+        command = shlex.join(["headrace", "serve", *arguments])
+        try:
+            facts = await self_check(server.services.engine, config.model, settings, command=command)
+            checkpoint = write_checkpoint(facts, path)
+        except HeadraceError as error:
+            _print_line(f"warning: no checkpoint was written: {error}")
+            return
+        _print_line(f"checkpoint: {path}: {checkpoint.at('decision', 'text')}")
+        for warning in checkpoint.facts["warnings"]:
+            _print_line(f"warning: {warning}")
+
+    return on_ready
 
 
 def option_groups() -> list[tuple[str, str, list[dataclasses.Field[Any]]]]:

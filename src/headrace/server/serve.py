@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Awaitable, Callable
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
@@ -30,16 +31,21 @@ from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
 from headrace.server.state import ServerState
 
+OnReady = Callable[["Server"], Awaitable[None]]
 
-def serve(config: EngineConfig, options: ServerOptions, *, print_line: PrintLine) -> int:
-    """Serve until a signal. Bad settings are refused before the model is loaded."""
+
+def serve(
+    config: EngineConfig, options: ServerOptions, *, print_line: PrintLine, on_ready: OnReady | None = None
+) -> int:
+    """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
+    is ready, before connections are accepted."""
     keys = Keys(options, print_line=print_line)
     check_tls(options)
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
-        return run_on_uvloop(_run(engine, config, options, keys, listener, print_line))
+        return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready))
 
 
 async def _run(
@@ -49,6 +55,7 @@ async def _run(
     keys: Keys,
     listener: socket.socket,
     print_line: PrintLine,
+    on_ready: OnReady | None,
 ) -> int:
     try:
         server = Server(
@@ -60,6 +67,8 @@ async def _run(
             print_line=print_line,
         )
         server.print_settings()
+        if on_ready is not None:
+            await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
         return await server.lifecycle.run(listener)

@@ -11,6 +11,7 @@ from headrace.bench.compare import FIGURES, flat_figures
 from headrace.bench.levels import figures_of, levels_of, load_amount, load_label
 from headrace.bench.statistics import mean_interval, ratio_of_rounds
 from headrace.bench.sweep.configs import SweepConfig
+from headrace.bench.values import found
 from headrace.errors import ConfigError, nearest
 
 Status = Literal["ok", "failed", "not run"]
@@ -58,6 +59,7 @@ class SweepRow:
     num_reused: int = 0
     start_s: float | None = None
     launch_command: str | None = None
+    in_force: Mapping[str, Any] = field(default_factory=dict)  # every setting that the engine reports, with its source
     not_reported: Sequence[str] = ()
     warnings: Sequence[str] = ()
     failure: Failure | None = None
@@ -134,8 +136,8 @@ def ranked(
 
 
 def _row(config: SweepConfig, rounds: Sequence[Measured], failure: Failure | None, rank_by: str) -> SweepRow:
-    found = [round_figures(each.record, rank_by) for each in rounds]
-    values = [figures[rank_by] for figures, _ in found if rank_by in figures]
+    measured = [round_figures(each.record, rank_by) for each in rounds]
+    values = [figures[rank_by] for figures, _ in measured if rank_by in figures]
     interval = mean_interval(values)
     last = rounds[-1] if rounds else None
     warnings = dict.fromkeys(str(text) for each in rounds for text in _warnings(each.record))
@@ -146,11 +148,12 @@ def _row(config: SweepConfig, rounds: Sequence[Measured], failure: Failure | Non
         status="failed" if failure else "ok" if rounds else "not run",
         value=sum(values) / len(values) if values else None,
         interval=(interval.low, interval.high) if interval else None,
-        level=next((level for _, level in found if level), None),
-        rounds=[figures for figures, _ in found],
+        level=next((level for _, level in measured if level), None),
+        rounds=[figures for figures, _ in measured],
         num_reused=sum(each.is_reused for each in rounds),
         start_s=median(starts) if (starts := [each.start_s for each in rounds if each.start_s is not None]) else None,
         launch_command=last.launch_command if last else None,
+        in_force=found(last.record, "engine", "settings") or {} if last else {},
         not_reported=last.not_reported if last else (),
         warnings=list(warnings),
         failure=failure,

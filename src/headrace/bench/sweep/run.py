@@ -308,6 +308,8 @@ class _Running:
             "engine": {"name": self.sweep.engine.name, "versions": found(record, "engine", "versions") or {}},
             "model": record.get("model") or {},
             "workload": self.sweep.workload.facts,
+            "load": record.get("load"),
+            "slo": self.sweep.identity.get("slo"),
             "machine": self.machine,
             "versions": package_versions(),
             "commit": current_commit(),

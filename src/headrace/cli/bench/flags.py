@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL, EngineConfig
@@ -107,6 +108,15 @@ def add_output_flags(parser: CommandParser) -> None:
     )
     group.add_argument("--quiet", action="store_true", help="no progress")
     group.add_argument("--commit", help=argparse.SUPPRESS)  # where the code lies outside of a checkout
+
+
+def add_checkpoint_flag(parser: CommandParser, default: str = "none") -> None:
+    parser.add_argument(
+        "--checkpoint",
+        type=writable,
+        metavar="FILE",
+        help=f"write the result as a checkpoint, for 'headrace checkpoint verify' (default: {default})",
+    )
 
 
 def add_report_flags(parser: CommandParser) -> argparse._ArgumentGroup:

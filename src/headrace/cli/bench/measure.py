@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.bench.flags import (
+    add_checkpoint_flag,
     add_engine_choice,
     add_load_flags,
     add_output_flags,
@@ -18,7 +19,7 @@ from headrace.cli.bench.flags import (
     settings_of,
     workload_of,
 )
-from headrace.cli.bench.output import ProgressLine, check_output, finish, say
+from headrace.cli.bench.output import ProgressLine, check_output, finish, say, write_checkpoint_of
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL
@@ -94,6 +95,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="offline: timed rounds (%(default)s)")
     parser.add_argument("--no-warm-up", action="store_true", help="online: measure from the first request on")
     add_output_flags(parser)
+    add_checkpoint_flag(parser)
     return parser
 
 
@@ -121,6 +123,8 @@ def _offline(given: argparse.Namespace, running: RunningEngine, workload: Worklo
 
     record = measure_offline(running, workload, num_rounds=given.rounds, commit=given.commit, on_round=on_round)
     finish(given, record)
+    if given.checkpoint is not None:
+        write_checkpoint_of(record, given.checkpoint)
     return FAILED if "failure" in record else 0
 
 
@@ -160,6 +164,8 @@ def _online(
         on_progress=on_progress,
     )
     finish(given, measured.record, measured.rows)
+    if given.checkpoint is not None and not measured.was_interrupted:
+        write_checkpoint_of(measured.record, given.checkpoint)
     if measured.was_interrupted:
         return STOPPED
     return FAILED if "failure" in measured.record else 0

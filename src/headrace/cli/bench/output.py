@@ -38,6 +38,20 @@ def finish(given: argparse.Namespace, record: dict[str, Any], rows: Sequence[Seq
     say(f"record: {path}")
 
 
+def write_checkpoint_of(record: dict[str, Any], path: Path) -> None:
+    """Write the checkpoint of a record. A record without figures has none, which is said."""
+    from headrace.checkpoint.create import from_records, with_hub_digest
+    from headrace.checkpoint.document import CheckpointError, write_checkpoint
+
+    try:
+        checkpoint = write_checkpoint(with_hub_digest(from_records([record])), path)
+    except CheckpointError as error:
+        say(f"no checkpoint was written: {error}")
+        return
+    say(f"checkpoint: {path}")
+    say(f"decision: {checkpoint.at('decision', 'text')}")
+
+
 def check_output(given: argparse.Namespace) -> None:
     """Refuse, before anything is measured, a place where nothing can be written."""
     for path in (given.output, given.html, given.markdown):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.bench.flags import (
     RECORDS,
+    add_checkpoint_flag,
     add_engine_choice,
     add_load_flags,
     add_output_flags,
@@ -21,7 +22,7 @@ from headrace.cli.bench.flags import (
     workload_of,
 )
 from headrace.cli.bench.measure import num_requests_of_all, slo_of
-from headrace.cli.bench.output import check_output, finish, say
+from headrace.cli.bench.output import check_output, finish, say, write_checkpoint_of
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
 from headrace.config import EMBEDDED_MODEL, EngineConfig
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from headrace.bench.sweep import Sweep, read_configs, run_sweep
     from headrace.bench.sweep.journal import SUFFIX
+    from headrace.checkpoint.document import SUFFIX as SUFFIX_OF_CHECKPOINT
 
     try:
         check_output(given)
@@ -95,6 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     result = run_sweep(sweep, output.with_suffix(SUFFIX), _quiet if given.quiet else say)
     finish(given, result.as_record())
     _write_settings(result.as_record(), output)
+    if result.best is not None:
+        write_checkpoint_of(result.as_record(), given.checkpoint or output.with_suffix(SUFFIX_OF_CHECKPOINT))
     if result.stopped is not None:
         say(f"stopped early: {result.stopped}. The same command continues")
         return RESUMABLE
@@ -123,6 +127,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--rank-by", metavar="FIGURE", help="default: output_tokens_per_s, or goodput with --slo")
     parser.add_argument("--retry-failed", action="store_true", help="try configs that failed before again")
     add_output_flags(parser)
+    add_checkpoint_flag(parser, default="beside the record")
     return parser
 
 

@@ -5,6 +5,7 @@ vLLM has the same path, with its own fields, in its development mode.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -19,20 +20,28 @@ from headrace.server.services import Services
 from headrace.version import __version__
 
 # Shown as set or not set: keys, and names of files.
-_HIDDEN = ("api_key", "admin_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "tokenizer")
+KEYS = ("api_key", "admin_key", "api_key_file", "ssl_certfile", "ssl_keyfile")
+_HIDDEN = (*KEYS, "tokenizer")
 
 
 async def show(services: Services, exchange: Exchange) -> None:
-    engine = services.engine
-    found = settings_in_force(engine.settings, services.config)
-    found["model"] = SettingInForce(services.model_name, found["model"].source)  # not its directory
-    found |= _of_server(services)
     body = {
         "version": __version__,
-        "model": {"name": services.model_name, **shape_of(engine.spec)},
-        "settings": {name: _shown(name, setting) for name, setting in found.items()},
+        "model": {"name": services.model_name, **shape_of(services.engine.spec)},
+        "settings": shown_settings(services, hidden=_HIDDEN),
     }
     await exchange.reply(200, msgspec.json.encode(body))
+
+
+def shown_settings(services: Services, *, hidden: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Every setting of engine and server. Those of `hidden` are shown as set or not set."""
+    found = settings_in_force(services.engine.settings, services.config)
+    found["model"] = SettingInForce(services.model_name, found["model"].source)  # not its directory
+    found |= _of_server(services)
+    return {
+        name: asdict(setting) | ({"value": "set"} if name in hidden and setting.value is not None else {})
+        for name, setting in found.items()
+    }
 
 
 def _of_server(services: Services) -> dict[str, SettingInForce]:
@@ -49,8 +58,3 @@ def _of_server(services: Services) -> dict[str, SettingInForce]:
         if getattr(options, name) is None:
             found[name] = SettingInForce(limit, "automatic", reason)
     return found
-
-
-def _shown(name: str, setting: SettingInForce) -> dict[str, Any]:
-    shown = asdict(setting)
-    return shown | {"value": "set"} if name in _HIDDEN and setting.value is not None else shown
