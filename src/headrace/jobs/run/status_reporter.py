@@ -90,5 +90,5 @@ class StatusReporter:
             failures=context.recovery.log.counts,
             is_on_gpu=engine.settings.device == "cuda",
             gpu_price=context.job.gpu_price,
-            seconds_by_limit={**self._meter.seconds_by_limit},
+            seconds_by_limit=self._meter.seconds_by_limit,
         )

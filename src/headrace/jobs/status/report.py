@@ -15,6 +15,7 @@ from headrace.hardware.describe import current_commit, machine_facts, package_ve
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
+from headrace.jobs.status.bottleneck import Limit
 from headrace.jobs.store.failure_log import FailureCounts
 from headrace.jobs.store.status_file import Saved
 from headrace.models.digests import digest_of_local_model
@@ -128,7 +129,7 @@ class JobReport:
     was_cancelled: bool = False
     was_expired: bool = False  # by the deadline: unfinished lines became error lines
     failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
-    seconds_by_limit: Mapping[str, float] = field(default_factory=dict)  # how long each bottleneck was the one
+    seconds_by_limit: Mapping[Limit, float] = field(default_factory=dict)  # how long each bottleneck was the one
 
     @property
     def gpu_hours(self) -> float | None:
