@@ -27,6 +27,7 @@ def test_a_run_is_recorded_in_its_steady_state(tiny_directory: Path, tmp_path: P
     assert names == {report.record.trace, report.record.trace.replace(".trace.json.gz", ".profile.json")}
 
 
+@pytest.mark.slow
 def test_a_mixed_workload_has_prefills_in_its_window(tiny_directory: Path, tmp_path: Path) -> None:
     options = RecordingOptions(directory=str(tmp_path), steps=40, num_windows=1)
     report = record_run(config(tiny_directory), workload_of("prefill", 40, 4), options)
