@@ -250,6 +250,12 @@ def test_many_prompt_tokens_are_no_prefill_limit_where_decode_takes_the_time() -
     assert found(live(**chat, **ON_H200), "prefill") is None
 
 
+@pytest.mark.parametrize(("ttft_p95_s", "is_bound"), [(0.2, True), (8.0, False)])
+def test_a_lag_of_the_client_counts_only_beside_short_latencies(ttft_p95_s: float, is_bound: bool) -> None:
+    seen = online(client=ClientCost(loop_lag_p99_ms=26.0), ttft_p95_s=ttft_p95_s)
+    assert (found(seen, "client") is not None) == is_bound
+
+
 def test_a_small_batch_is_not_blamed_on_the_load_if_the_client_is_slow() -> None:
     slow = online(client=ClientCost(cpu_share=0.97), output_tokens=500.0)
     assert problems(slow) == ["client"]

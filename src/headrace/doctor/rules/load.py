@@ -6,6 +6,7 @@ from headrace.bench.load.cost import MAX_CPU_SHARE, MAX_LAG_P99_MS, MAX_SEND_LAT
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding, Rule
 
+MAX_LAG_SHARE = 0.05  # of the time to first token (p95): a smaller lag of the client hides nothing
 MAX_UNANSWERED_SHARE = 0.01  # the guides' alert (C2)
 MAX_LOOP_LAG_P95_S = 0.1  # as the alert in docs/metrics.md
 MIN_LIMITED_SHARE = 0.3  # of a job's time under one bottleneck
@@ -23,11 +24,16 @@ def _client_numbers(evidence: Evidence) -> list[tuple[str, str]]:
     found = []
     if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
         found.append(("busiest client process", f"{client.cpu_share:.0%} of a core"))
-    if client.loop_lag_p99_ms is not None and client.loop_lag_p99_ms > MAX_LAG_P99_MS:
+    if client.loop_lag_p99_ms is not None and client.loop_lag_p99_ms > _max_lag_ms(evidence):
         found.append(("client's event loop, p99", f"{client.loop_lag_p99_ms:.0f} ms late"))
     if client.send_late_p99_ms is not None and client.send_late_p99_ms > MAX_SEND_LATE_P99_MS:
         found.append(("requests sent after they were due, p99", f"{client.send_late_p99_ms:.0f} ms"))
     return found
+
+
+def _max_lag_ms(evidence: Evidence) -> float:
+    """A lag that is small beside the latencies hides nothing of the server."""
+    return max(MAX_LAG_P99_MS, MAX_LAG_SHARE * 1e3 * (evidence.ttft_p95_s or 0.0))
 
 
 def client_bound(evidence: Evidence) -> Finding | None:
@@ -229,7 +235,8 @@ RULES = (
         id="client",
         title="client-bound",
         guide="D4",
-        threshold=f"client over {MAX_CPU_SHARE:.0%} of a core, or {MAX_LAG_P99_MS:.0f} ms late (p99)",
+        threshold=f"client over {MAX_CPU_SHARE:.0%} of a core, or late by {MAX_LAG_P99_MS:.0f} ms and "
+        f"{MAX_LAG_SHARE:.0%} of the TTFT",
         check=client_bound,
         needs=("client",),
         sources=("online",),
