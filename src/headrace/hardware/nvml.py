@@ -280,7 +280,7 @@ def parse_smi(line: str, at: float) -> GpuSample | None:
 
 
 def is_visible(index: int, uuid: str) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES, a list of indices or of beginnings of UUIDs, allows a GPU."""
+    """Whether CUDA_VISIBLE_DEVICES, a list of indices or of UUID prefixes, allows a GPU."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
         return True
