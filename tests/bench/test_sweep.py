@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from headrace.bench.engines.base import Engine, EngineFailure, OfflineRun, RunningEngine, SettingInForce
+from headrace.bench.load.null_server import Behaviour, null_server
 from headrace.bench.record import read_records, write_record
 from headrace.bench.sweep import Sweep, SweepConfig, SweepResult, parse_configs, run_sweep, settings_file
 from headrace.bench.sweep.check import check_answer, not_in_force, not_reported
@@ -568,38 +569,16 @@ def test_a_setting_that_is_not_reported_is_neither_right_nor_wrong() -> None:
 
 
 def test_the_first_request_is_sent_to_an_engine_with_an_address() -> None:
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
-
-    bodies: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            code = 200 if len(bodies) == 1 else 503
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(b'{"choices": []}')
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        engine = FakeRunning(FakeEngine(), {})
-        engine.address = f"http://127.0.0.1:{server.server_port}"
+    engine = FakeRunning(FakeEngine(), {})
+    with null_server() as server:
+        engine.address = server.address
         check_answer(engine, WORKLOAD)
-        assert bodies[0]["model"] == "tiny" and bodies[0]["max_tokens"] == 4
-        with pytest.raises(EngineFailure, match="answered the first request with 503"):
-            check_answer(engine, WORKLOAD)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     with pytest.raises(EngineFailure, match="did not answer the first request"):
         check_answer(engine, WORKLOAD)
+    with null_server(Behaviour(refused_share=1.0)) as server:
+        engine.address = server.address
+        with pytest.raises(EngineFailure, match="its first request was refused"):
+            check_answer(engine, WORKLOAD)
 
 
 def test_a_settings_file_keeps_false_and_zero() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.bench.engines.base import EngineFailure, RunningEngine, SettingInForce
+from headrace.bench.load import ClosedLoop, LoadError, run_load
 from headrace.bench.workloads import Workload
 
 TIMEOUT_S = 300.0
@@ -28,25 +27,20 @@ def check_answer(engine: RunningEngine, workload: Workload) -> None:
                 "crash", f"{engine.name} started, but its first answer has no tokens", engine.log_tail()
             )
         return
-    path, body = workload.body(0, engine.model_name, stream=False)
-    request = urllib.request.Request(
-        engine.address.rstrip("/") + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    load = ClosedLoop(concurrency=1, num_requests=1)
     try:
-        with direct.open(request, timeout=TIMEOUT_S) as response:
-            json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        said = error.read(2000).decode(errors="replace")
-        raise EngineFailure(
-            "crash",
-            f"{engine.name} started, but answered the first request with {error.code}: {said}",
-            engine.log_tail(),
-        ) from error
-    except (OSError, ValueError) as error:
+        result = run_load(engine.address, first, load, model_name=engine.model_name, timeout_s=TIMEOUT_S)
+    except LoadError as error:
         raise EngineFailure(
             "crash", f"{engine.name} started, but did not answer the first request: {error}", engine.log_tail()
         ) from error
+    outcome = result.outcomes[0]
+    if not outcome.is_ok:
+        raise EngineFailure(
+            "crash",
+            f"{engine.name} started, but its first request was {outcome.status}: {outcome.error}",
+            engine.log_tail(),
+        )
 
 
 def not_in_force(asked: Mapping[str, Any], in_force: Mapping[str, SettingInForce]) -> list[str]:
