@@ -34,8 +34,9 @@ def test_an_interval_is_drawn_around_the_end_of_its_bar() -> None:
 
 
 def test_a_chart_of_failures_only_can_be_drawn() -> None:
-    ET.fromstring(bar_chart([Bar("a", None, "failed")], Axis("x"), title="t"))
-    ET.fromstring(bar_chart([], Axis("x"), title="t"))
+    failed = bar_chart([Bar("a", None, "failed")], Axis("x"), title="t")
+    assert ">failed<" in failed and widths(failed) == []
+    assert ET.fromstring(bar_chart([], Axis("x"), title="t")).tag.endswith("svg")
 
 
 def test_parts_of_a_stack_add_up() -> None:
