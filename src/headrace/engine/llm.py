@@ -34,9 +34,10 @@ from headrace.engine.prompts import (
     template_options,
 )
 from headrace.engine.readouts import embedding_request, score_request
+from headrace.engine.reconfigure import reconfigure
 from headrace.engine.settings import Settings
-from headrace.engine.start import start_engine
-from headrace.errors import EngineDeadError, ModelError, RequestError
+from headrace.engine.start import Engine, start_engine
+from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
 from headrace.sched.scheduler import MODEL_GAVE_NAN
@@ -90,15 +91,11 @@ class LLM:
     def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
         self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
-        self._reader = PromptReader(
-            self._engine.tokenizer,
-            self._engine.spec.vocab_size,
-            self._engine.grammars,
-            max_model_len=self._engine.settings.max_model_len,
-        )
+        self._reader = _reader_of(self._engine)
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the running call
         self._is_busy = Lock()
+        self._is_reconfiguring = False
 
     @property
     def settings(self) -> Settings:
@@ -248,6 +245,27 @@ class LLM:
         """Empty the prefix cache. For measurements."""
         self._engine.client.forget_prefixes()
 
+    def reconfigure(self, **settings: Unpack[EngineOptions]) -> None:
+        """Change the settings without loading the weights again, while no call runs.
+
+        The result is that of a new `LLM` of the same model with these settings: what is not given has its default, not
+        its earlier value. Only settings of the model (tokenizer, revision, load_format, dtype, quantization, device)
+        stay as loaded, and refuse another value. The KV cache is allocated anew, so cached prefixes are lost, and
+        `stats` starts at zero. If the new settings fail, the old ones stay in force and the error is raised.
+        """
+        if not self._is_busy.acquire(blocking=False):
+            raise ConfigError("settings can be changed only while no call runs; wait for the others to end")
+        try:
+            self._refuse_if_dead()
+            self._is_reconfiguring = True
+            self._engine, error = reconfigure(self._engine, settings, self._events.put)
+            self._reader = _reader_of(self._engine)
+        finally:
+            self._is_reconfiguring = False
+            self._is_busy.release()
+        if error is not None:
+            raise error
+
     def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -335,7 +353,8 @@ class LLM:
         `inputs` come in the order of `order` (indices of prompts); outputs are in the order of the prompts.
         """
         tracked: dict[str, Pending[Output_co]] = {}
-        self._refuse_if_dead()  # first: in a forked process nobody releases the lock
+        if not self._is_reconfiguring:
+            self._refuse_if_dead()  # first: in a forked process nobody releases the lock
         with self._is_busy, collecting_less_often(), GenerateProgress(len(order), enabled=use_tqdm) as progress:
             self._engine.client.limit_running(num_running)
             try:
@@ -416,6 +435,12 @@ class LLM:
         if self._engine.client.failure is None:
             for request_id in tracked:
                 self._engine.client.abort(request_id)
+
+
+def _reader_of(engine: Engine) -> PromptReader:
+    return PromptReader(
+        engine.tokenizer, engine.spec.vocab_size, engine.grammars, max_model_len=engine.settings.max_model_len
+    )
 
 
 def _answered(outputs: list[RequestOutput]) -> list[RequestOutput]:

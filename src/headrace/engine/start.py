@@ -1,4 +1,11 @@
-"""Starts an engine from a config: checkpoint, settings, then weights and tokenizer in parallel."""
+"""Starts an engine from a config: checkpoint, settings, then weights and tokenizer in parallel.
+
+    Checkpoint ─▶ LoadedModel ─▶ LoadedCore ─▶ Engine
+                  weights,       scheduler,    a thread and a front
+                  tokenizer      runner, KV cache
+
+A core with other settings can be started on the same loaded model (`reconfigure.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,14 @@ from headrace.engine.profiler import EngineProfiler
 from headrace.engine.resolve import GIB, resolve
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
-from headrace.hardware import read_facts, read_gpu, release_unused, return_large_buffers
+from headrace.hardware import (
+    MachineFacts,
+    read_facts,
+    read_gpu,
+    release_unused,
+    resident_bytes,
+    return_large_buffers,
+)
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
@@ -43,6 +57,8 @@ class Engine:
     model_name: str
     start_seconds: float
     grammars: Grammars | None = None
+    config: EngineConfig | None = None  # that the settings were resolved from
+    model: LoadedModel | None = None  # None: it is in another process
 
     @property
     def stats(self) -> EngineStats:
@@ -58,35 +74,57 @@ GPU_SWITCH_SECONDS = 0.0005  # how long another thread may hold the GIL while th
 GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow step of the host costs nothing
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights, tokenizer and grammars. Cores with different settings can use them, one after the other."""
+
+    config: EngineConfig  # that it was loaded with
+    settings: Settings  # the same, resolved: device, dtype and quantization of the weights
+    spec: ModelSpec
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    grammars: Grammars
+    rss_before: int  # bytes of memory that this process had before the weights were loaded
+
+
 class LoadedCore(NamedTuple):
-    """A core that is ready to run, with the settings that its runner was built with, its tokenizer, its grammars and
-    its profiler."""
+    """A core that is ready to run, with the settings that its runner was built with, its model and its profiler."""
 
     core: EngineCore
     settings: Settings
-    tokenizer: Tokenizer | None = None
-    grammars: Grammars | None = None
+    model: LoadedModel | None = None
     profiler: EngineProfiler | None = None
+
+
+class _StartedRunner(NamedTuple):
+    runner: Runner
+    settings: Settings
 
 
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
     """Load the model and start the engine's thread. `deliver` gets all events; see `EngineClient`."""
     started = perf_counter()
     return_large_buffers()
-    checkpoint = open_model(config)
-    loaded = _load(config, checkpoint, report)
-    spec = checkpoint.spec
-    del checkpoint  # its files are closed
-    release_unused()
+    loaded = _load(config, open_model(config), report)
+    release_unused()  # the checkpoint's files are closed too
+    return engine_of(loaded, config, deliver, started=started)
+
+
+def engine_of(loaded: LoadedCore, config: EngineConfig, deliver: Deliver, *, started: float) -> Engine:
+    """Start the thread of a loaded core. `started` is when its start began, by `perf_counter`."""
+    model = loaded.model
+    assert model is not None
     return Engine(
         client=EngineClient(loaded.core, deliver, loaded.profiler),
         settings=loaded.settings,
-        spec=spec,
-        tokenizer=loaded.tokenizer,
-        grammars=loaded.grammars,
-        eos_token_ids=spec.eos_token_ids,
+        spec=model.spec,
+        tokenizer=model.tokenizer,
+        grammars=model.grammars,
+        eos_token_ids=model.spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,
+        config=config,
+        model=model,
     )
 
 
@@ -138,35 +176,85 @@ def open_model(config: EngineConfig) -> Checkpoint:
 
 
 def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> LoadedCore:
-    spec, facts = checkpoint.spec, read_facts()
-    if config.device != "cpu":
-        facts = replace(facts, gpu=read_gpu())
-    settings = resolve(config, spec, facts)
+    spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
+    estimate = resolve(config, spec, facts)
     with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
         loading = executor.submit(tokenizer_of, config, checkpoint)
         report("loading the weights")
-        decoder = _load_decoder(checkpoint, settings)
+        decoder = _load_decoder(checkpoint, estimate)
         report("starting the runner")
-        step_bytes = 0
-        if facts.gpu is not None and settings.device == "cuda":
-            step_bytes = _measure_step(decoder, settings)
-            step_memory = step_bytes + _graph_bytes(step_bytes, spec, settings)
-            settings = resolve(config, spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
-        runner = _start_runner(decoder, settings, step_bytes)
+        started = _measure_and_start(decoder, config, estimate, facts)
         tokenizer = loading.result()
+    model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before)
+    return _core_of(model, config, started)
+
+
+def facts_without(model: LoadedModel) -> MachineFacts:
+    """The machine as a fresh start would find it: what this process has allocated since the load counts as free."""
+    facts = _read_facts(model.config)
+    free = facts.free_memory + max(0, resident_bytes() - model.rss_before)
+    facts = replace(facts, free_memory=min(free, facts.total_memory))
+    if facts.gpu is None:
+        return facts
+    import torch
+
+    free = facts.gpu.free_memory + torch.cuda.memory_reserved()
+    return replace(facts, gpu=replace(facts.gpu, free_memory=min(free, facts.gpu.total_memory)))
+
+
+def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
+    """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
+    estimate = resolve(config, model.spec, facts)
+    return _core_of(model, config, _measure_and_start(_decoder_of(model, estimate), config, estimate, facts))
+
+
+def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -> LoadedCore:
+    """Start a core with the settings of an earlier one, whatever memory is free now."""
+    decoder = _decoder_of(model, settings)
+    step_bytes = _measure_step(decoder, settings) if settings.device == "cuda" else 0
+    return _core_of(model, config, _StartedRunner(_start_runner(decoder, settings, step_bytes), settings))
+
+
+def _read_facts(config: EngineConfig) -> MachineFacts:
+    facts = read_facts()
+    return facts if config.device == "cpu" else replace(facts, gpu=read_gpu())
+
+
+def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
+    """The model's decoder for a context of this length. The weights are shared."""
+    from headrace.models.weights.load import with_max_len
+    from headrace.runner.cpu_threads import use_threads
+
+    use_threads(settings.num_threads)
+    return with_max_len(model.decoder, settings.max_model_len)
+
+
+def _measure_and_start(
+    decoder: Decoder, config: EngineConfig, estimate: Settings, facts: MachineFacts
+) -> _StartedRunner:
+    """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache."""
+    settings, step_bytes = estimate, 0
+    if facts.gpu is not None and settings.device == "cuda":
+        step_bytes = _measure_step(decoder, settings)
+        step_memory = step_bytes + _graph_bytes(step_bytes, decoder.spec, settings)
+        settings = resolve(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
+    return _StartedRunner(_start_runner(decoder, settings, step_bytes), settings)
+
+
+def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) -> LoadedCore:
+    spec, settings = model.spec, started.settings
     if settings.device == "cuda":
         sys.setswitchinterval(min(sys.getswitchinterval(), GPU_SWITCH_SECONDS))
-    grammars = _grammars(tokenizer, spec)
     core = EngineCore(
         Scheduler(settings.limits),
-        runner,
+        started.runner,
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
         seed=config.seed,
         depth=GPU_DEPTH if settings.device == "cuda" else 1,
-        grammars=grammars,
+        grammars=model.grammars,
     )
-    return LoadedCore(core, settings, tokenizer, grammars, EngineProfiler(core, spec, settings, config.model))
+    return LoadedCore(core, settings, model, EngineProfiler(core, spec, settings, config.model))
 
 
 def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:

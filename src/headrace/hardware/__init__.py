@@ -9,6 +9,14 @@ Only `facts.read_gpu` imports torch.
 from __future__ import annotations
 
 from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu
-from headrace.hardware.memory import release_unused, return_large_buffers
+from headrace.hardware.memory import release_unused, resident_bytes, return_large_buffers
 
-__all__ = ["GpuFacts", "MachineFacts", "read_facts", "read_gpu", "release_unused", "return_large_buffers"]
+__all__ = [
+    "GpuFacts",
+    "MachineFacts",
+    "read_facts",
+    "read_gpu",
+    "release_unused",
+    "resident_bytes",
+    "return_large_buffers",
+]

@@ -74,7 +74,10 @@ class CpuRunner:
         ops.record_ranges(ranges)
 
     def close(self) -> None:
-        self._stream.shutdown()
+        """End after the submitted steps and free the KV cache, even if something still refers to this runner."""
+        if vars(self):
+            self._stream.shutdown()
+            vars(self).clear()
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, masks: Masks | None) -> StepResult:

@@ -118,6 +118,37 @@ def test_a_worker_that_is_killed_is_a_failure_of_its_run(tiny_directory: Path) -
 
 
 @pytest.mark.processes
+def test_a_worker_takes_other_settings_without_a_restart(tiny_directory: Path) -> None:
+    with HeadraceEngine(str(tiny_directory)).start(SETTINGS, serves=False) as running:
+        pids, fresh = running.pids(), running.settings_in_force()
+        other = {**SETTINGS, "max_num_seqs": 2, "enable_prefix_caching": False}
+        assert running.reconfigure(other)
+        found = running.settings_in_force()
+        assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (2, "given")
+        assert (found["enable_prefix_caching"].value, found["model"].value) == (False, str(tiny_directory))
+        assert "--max-num-seqs 2 --no-enable-prefix-caching" in str(running.launch_command())
+        for _ in range(2):
+            assert running.run_offline(build(SPEC)).counters["prefix_hit_tokens"] == 0
+        assert running.reconfigure({**SETTINGS, "model": str(tiny_directory)})
+        assert running.settings_in_force() == fresh
+        assert running.pids() == pids
+
+        with pytest.raises(EngineFailure, match="block_size must be") as error:
+            running.reconfigure({**SETTINGS, "block_size": 0})
+        assert error.value.kind == "bad_setting"
+        assert not running.reconfigure({**SETTINGS, "model": "smollm2"})
+        assert not running.reconfigure({**SETTINGS, "load_format": "random"})
+        assert running.settings_in_force() == fresh
+        assert running.run_offline(build(SPEC)).output_lens == [9] * 6
+
+
+@pytest.mark.processes
+def test_a_server_needs_a_restart(server: RunningEngine) -> None:
+    assert not server.reconfigure({**SETTINGS, "max_num_seqs": 2})
+    assert server.settings_in_force()["max_num_seqs"].value == 4
+
+
+@pytest.mark.processes
 def test_a_server_tells_its_settings_and_counters(server: RunningEngine) -> None:
     assert server.address is not None and server.address.startswith("http://127.0.0.1:")
     assert server.model_name == "tiny"

@@ -73,6 +73,14 @@ class RunningEngine(ABC):
     def run_offline(self, workload: Workload) -> OfflineRun:
         raise EngineFailure("unsupported", f"{self.name} serves over HTTP here and does not run in process")
 
+    def reconfigure(self, settings: Mapping[str, Any]) -> bool:
+        """Apply other settings without a restart. False: they need one, and nothing has changed.
+
+        The engine is then as if it had been started with these settings alone. Raises EngineFailure for settings that
+        `start` would refuse; those before stay in force.
+        """
+        return False
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes, so that rounds are equal. False if the engine cannot."""
         return False

@@ -63,7 +63,7 @@ class HeadraceEngine(Engine):
                 path = str(stack.enter_context(shape_directory(model)))
                 own = {"load_format": "random", "max_model_len": MAX_MODEL_LEN}
             start = self._serve if serves else self._start_worker
-            running = start(_Launch(model, path, given, own))
+            running = start(_Launch(model, path, given, own, default_model=self._model))
             running.cleanup = stack.pop_all()
             return running
 
@@ -80,7 +80,7 @@ class HeadraceEngine(Engine):
         except BaseException:
             worker.stop()
             raise
-        running = _HeadraceWorker(launch, worker, told, self._run_timeout_s)
+        running = _HeadraceWorker(launch, worker, told, self._run_timeout_s, self._start_timeout_s)
         running.start_s = perf_counter() - started
         return running
 
@@ -112,11 +112,23 @@ class HeadraceEngine(Engine):
 class _Launch:
     """What an engine is started with."""
 
-    def __init__(self, model: str, path: str, given: dict[str, Any], own: dict[str, Any]) -> None:
+    def __init__(
+        self, model: str, path: str, given: dict[str, Any], own: dict[str, Any], *, default_model: str
+    ) -> None:
         self.model = model  # as the user names it
         self.path = path  # as the engine finds it
         self.given = given
         self.all = {**own, **given}
+        self._own = own
+        self._default_model = default_model
+
+    def changed(self, settings: Mapping[str, Any]) -> _Launch | None:
+        """The same model with other settings; None: they ask for another model."""
+        given = dict(settings)
+        model = str(given.pop("model", self._default_model))
+        if model != self.model:
+            return None
+        return _Launch(model, self.path, given, self._own, default_model=self._default_model)
 
     def flags(self, model: str) -> list[str]:
         return ["--model", model, *as_flags(self.all)]
@@ -152,17 +164,35 @@ class _Running(RunningEngine):
 class _HeadraceWorker(_Running):
     """`LLM` in a worker."""
 
-    def __init__(self, launch: _Launch, worker: Worker, told: Mapping[str, Any], run_timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        launch: _Launch,
+        worker: Worker,
+        told: Mapping[str, Any],
+        run_timeout_s: float | None,
+        start_timeout_s: float,
+    ) -> None:
         super().__init__(launch, told["model"])
         self._worker = worker
         self._settings = launch.named(told["settings"])
         self._run_timeout_s = run_timeout_s
+        self._start_timeout_s = start_timeout_s
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
         return dict(self._settings)
 
     def run_offline(self, workload: Workload) -> OfflineRun:
         return self._worker.run_offline(workload, timeout_s=self._run_timeout_s)
+
+    def reconfigure(self, settings: Mapping[str, Any]) -> bool:
+        launch = self._launch.changed(settings)
+        if launch is None:
+            return False
+        told = self._worker.call("reconfigure", model=launch.path, settings=launch.all, timeout_s=self._start_timeout_s)
+        if told["settings"] is None:
+            return False
+        self._launch, self._settings = launch, launch.named(told["settings"])
+        return True
 
     def counters(self) -> dict[str, float]:
         return self._worker.call("counters")

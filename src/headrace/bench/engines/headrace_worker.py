@@ -21,17 +21,30 @@ class HeadraceWorker:
     _llm: LLM
 
     def start(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
-        from headrace.config import EngineConfig
-        from headrace.engine.in_force import settings_in_force, shape_of
+        from headrace.engine.in_force import shape_of
         from headrace.engine.llm import LLM
 
         self._llm = llm = LLM(model, **settings)
+        return {"settings": self._in_force(model, settings), "model": shape_of(llm.spec)}
+
+    def reconfigure(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings in force then; None: they need other weights, and nothing has changed."""
+        from headrace.engine.reconfigure import OtherWeightsError, defaults_of_the_model
+
+        options: Any = defaults_of_the_model() | settings
+        try:
+            self._llm.reconfigure(**options)
+        except OtherWeightsError:
+            return {"settings": None}
+        return {"settings": self._in_force(model, settings)}
+
+    def _in_force(self, model: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        from headrace.config import EngineConfig
+        from headrace.engine.in_force import settings_in_force
+
         config = EngineConfig(model=model, **settings)
-        in_force = settings_in_force(llm.settings, config, ["model", *settings])
-        return {
-            "settings": {name: asdict(setting) for name, setting in in_force.items()},
-            "model": shape_of(llm.spec),
-        }
+        found = settings_in_force(self._llm.settings, config, ["model", *settings])
+        return {name: asdict(setting) for name, setting in found.items()}
 
     def run(self, path: str) -> dict[str, Any]:
         from headrace.types import RequestOutput, SamplingParams

@@ -5,7 +5,7 @@ worker's stdout and stderr are its log. Commands and replies are lines of JSON; 
 
     ▶ {"do": "start", "model": ..., "settings": {...}}      ◀ {"ok": {...}} or {"error": {"type", "message"}}
     ▶ {"do": "run", "path": workload}                       ◀ {"ok": {"seconds", "output_lens", ...}}
-    ▶ {"do": "counters"}, {"do": "reset_prefix_cache"}
+    ▶ {"do": "counters"}, {"do": "reset_prefix_cache"}, {"do": "reconfigure", "model": ..., "settings": {...}}
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ copied it."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import mmap
 import re
@@ -21,7 +22,7 @@ from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmb
 from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
 from headrace.models.rope import cos_sin_table, head_order, query_scales
-from headrace.models.spec import ModelSpec, Shape
+from headrace.models.spec import ModelSpec, RopeSpec, Shape
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import WeightSource, check_tensors
 
@@ -49,10 +50,7 @@ def load_decoder(
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
-    tables = {
-        rope: cos_sin_table(rope, head_dim=spec.head_dim, rotary_dim=spec.rotary_dim, max_len=max_len, device=device)
-        for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
-    }
+    tables = _cos_sin_tables(spec, max_len, device)
     norm = reader.norm("model.norm")
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     return Decoder(
@@ -70,6 +68,35 @@ def load_decoder(
         max_len=max_len,
         num_bytes=reader.num_bytes,
     )
+
+
+def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
+    """The same weights with rotary tables of another length, as if they had been loaded with this `max_len`."""
+    spec, device = decoder.spec, decoder.device
+    max_len = min(max_len, spec.max_model_len)
+    if max_len == decoder.max_len:
+        return decoder
+    tables = _cos_sin_tables(spec, max_len, device)
+    scales = query_scales(spec.query_growth, max_len=max_len, device=device)
+
+    def resized(index: int, layer: Layer) -> Layer:
+        attention = replace(
+            layer.attention,
+            cos_sin=tables[spec.rope_of(index)],
+            query_scales=scales if index in spec.ropeless_layers else None,
+            window=spec.window_of(index, max_len),
+        )
+        return replace(layer, attention=attention)
+
+    return replace(decoder, layers=tuple(itertools.starmap(resized, enumerate(decoder.layers))), max_len=max_len)
+
+
+def _cos_sin_tables(spec: ModelSpec, max_len: int, device: torch.device) -> dict[RopeSpec, Tensor]:
+    """One table for each kind of rope that the layers have."""
+    return {
+        rope: cos_sin_table(rope, head_dim=spec.head_dim, rotary_dim=spec.rotary_dim, max_len=max_len, device=device)
+        for rope in {spec.rope_of(index) for index in range(spec.num_layers)}
+    }
 
 
 def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:

@@ -163,7 +163,11 @@ class GpuRunner:
         wrap_methods(self, _RANGES, ranges)
 
     def close(self) -> None:
-        torch.cuda.synchronize(self._device)
+        """End after the submitted steps and free graphs, KV cache and slots, even if something still refers to this
+        runner."""
+        if vars(self):
+            torch.cuda.synchronize(self._device)
+            vars(self).clear()
 
     # ---- changes before a step
 

@@ -39,6 +39,14 @@ def reserve(num_bytes: int, device: torch.device) -> None:
     torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
+def release(device: torch.device) -> None:
+    """Return the memory of a closed runner to the driver. PyTorch also keeps a GEMM workspace for each stream; without
+    it, the next step that is measured needs as much as the first."""
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
 def one_prompt_step(decoder: Decoder, num_tokens: int) -> tuple[StepLayout, list[ops.LayerCache]]:
     """A step of one prompt, whose layers share one small cache, with room to gather the longest contexts."""
     spec, device = decoder.spec, decoder.device
