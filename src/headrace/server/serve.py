@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.in_force import memory_share
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
 from headrace.monitor.metrics import ServerMetrics
@@ -94,7 +95,8 @@ class Server:
         self._options = options
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
-        self.metrics = ServerMetrics(model_name, settings)
+        config = config or EngineConfig()
+        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config))
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
@@ -109,7 +111,7 @@ class Server:
             state=self.state,
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
-            config=config or EngineConfig(),
+            config=config,
         )
         self.lifecycle = Lifecycle(
             Gate(

@@ -258,8 +258,8 @@ def _of_counters(counters: Record) -> dict[str, float | None]:
     facts: dict[str, float | None] = {field: _number(counters.get(name)) for field, name in names.items()}
     steps = facts["num_steps"]
     for part in ("host", "wait"):
-        each = _number(counters.get(f"{part}_ms_per_step"))
-        facts[f"{part}_seconds"] = None if each is None or steps is None else each * steps / 1e3
+        each, seconds = _number(counters.get(f"{part}_ms_per_step")), _number(counters.get(f"{part}_seconds"))
+        facts[f"{part}_seconds"] = each * steps / 1e3 if each is not None and steps else seconds
     if steps and facts["output_tokens"] is not None and facts["prompt_tokens"] is not None:
         computed = facts["output_tokens"] + facts["prompt_tokens"] - (facts["prefix_hit_tokens"] or 0.0)
         facts["tokens_per_step"] = computed / steps
