@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from headrace.config import EngineConfig
+from headrace.doctor.readers.shapes import shape_of_sizes
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.in_force import memory_share
+from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
 from headrace.monitor.metrics import ServerMetrics
+from headrace.plan.gpus import Gpu
+from headrace.sched import SchedulerStats
+from headrace.server.bottleneck import BottleneckWatch, own_gpu
 from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
 from headrace.server.endpoints import ROUTES
 from headrace.server.endpoints.deadline import allowed_seconds
@@ -65,6 +71,7 @@ async def _run(
             keys,
             model_name=options.served_model_name or config.model,
             config=config,
+            gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
             print_line=print_line,
         )
         server.print_settings()
@@ -89,7 +96,10 @@ class Server:
         model_name: str,
         print_line: PrintLine,
         config: EngineConfig | None = None,
+        gpu: Gpu | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`gpu` and `clock` are for the watch of bottlenecks."""
         settings = engine.settings
         self._engine = engine
         self._options = options
@@ -113,6 +123,16 @@ class Server:
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
             config=config,
         )
+        self.bottleneck = BottleneckWatch(
+            self.metrics,
+            self._observed,
+            model=shape_of_sizes({"name": model_name, **shape_of(engine.spec)}),
+            gpu=gpu,
+            print_line=print_line,
+            clock=clock,
+        )
+        self.services.bottleneck = self.bottleneck
+        self._diagnosing: asyncio.Task[None] | None = None
         self.lifecycle = Lifecycle(
             Gate(
                 App(self.services, ROUTES),
@@ -128,10 +148,21 @@ class Server:
             reload_keys=keys.reload,
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
-            on_lag=self.metrics.loop_lag,
+            on_lag=self._on_lag,
             print_line=print_line,
         )
         self.services.control = self.lifecycle
+
+    def _observed(self) -> SchedulerStats | None:
+        stats = self.services.observe_engine()
+        return None if stats is None else stats.scheduler
+
+    def _on_lag(self, lag_s: float) -> None:
+        """Called once a second."""
+        self.metrics.loop_lag(lag_s)
+        if self._diagnosing is None or self._diagnosing.done():
+            # A task of its own: a rule that fails is logged and does not end the watch of the engine.
+            self._diagnosing = asyncio.create_task(self.bottleneck.tick())
 
     def print_settings(self) -> None:
         """Print each automatic value with its reason."""

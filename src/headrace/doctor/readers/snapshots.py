@@ -1,4 +1,4 @@
-"""Evidence of a server from two snapshots of its series. Both a scrape of /metrics and a server's own store give one."""
+"""Evidence of a server from two snapshots of its series: two scrapes of /metrics, or a server's own store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from headrace.bench.engines.metrics import Sample, common_names
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative, Histogram, growth
 from headrace.errors import HeadraceError
+from headrace.plan.gpus import Gpu
 from headrace.plan.shape import ModelShape
 
 # Series by preference: ours have finer buckets than the aliases of the same server.
@@ -103,6 +104,7 @@ def evidence_of_snapshots(
     origin: str,
     settings: Mapping[str, Any],
     model: ModelShape | None = None,
+    gpu: Gpu | None = None,
 ) -> Evidence:
     """What happened between two snapshots of one server. Lifetime counters are never used alone."""
     engine = new.engine
@@ -135,6 +137,7 @@ def evidence_of_snapshots(
         wait_seconds=_growth_where(old, new, _ENGINE_TIME, "part", "wait"),
         settings=settings,
         model=model,
+        gpu=gpu,
         is_on_cpu=settings["device"] == "cpu" if "device" in settings else None,
     )
 
