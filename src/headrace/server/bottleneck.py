@@ -3,8 +3,8 @@
     tick, once a second ─▶ gauges
           every 10 s    ─▶ a snapshot of the counters ─▶ doctor over the last 30 s ─▶ the document, and maybe a line
 
-It runs on the event loop, in slices of one rule at most; benchmarks/bottleneck_cost.py measures them. A request only gets the finished document. Figures are differences of two snapshots,
-never lifetime counters.
+It runs on the event loop, in slices of one rule at most; benchmarks/bottleneck_cost.py measures them. A request only
+gets the finished document. Figures are differences of two snapshots, never lifetime counters.
 """
 
 from __future__ import annotations
