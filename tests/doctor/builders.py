@@ -75,7 +75,7 @@ def offline(**changes: Any) -> Evidence:
 
 def planned(text: str, **options: Any) -> Evidence:
     flags = ("--max-num-seqs", "--model", "--max-num-batched-tokens", "--gpu-memory-utilization")
-    return read_command([text], headrace_flags=flags, **options)
+    return read_command([text], headrace_flags=lambda action: flags, **options)
 
 
 COUNTERS = {

@@ -23,8 +23,8 @@ TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 class HeadraceServer:
     """Counts as a server does. A scrape shows everything since its start."""
 
-    def __init__(self) -> None:
-        self._metrics = ServerMetrics("m", SETTINGS)
+    def __init__(self, memory_share: float | None = 0.92) -> None:
+        self._metrics = ServerMetrics("m", SETTINGS, memory_share=memory_share)
         self._gaps, self._steps = Histogram(TOKEN_GAP_BOUNDS), Histogram(BATCH_TOKENS_BOUNDS)
         self._counts: dict[str, int] = {}
         self._host = self._wait = 0.0

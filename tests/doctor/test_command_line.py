@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.cli.serve import build_parser
+from headrace.cli.run import build_parser as run_parser
+from headrace.cli.serve import build_parser as serve_parser
 from headrace.doctor.diagnosis import Diagnosis, diagnose
 from headrace.doctor.readers.command_line import parse_command, read_command
 from headrace.errors import ConfigError
 from headrace.plan.gpus import find_gpu
 
-HEADRACE_FLAGS = build_parser().flags
+FLAGS = {"serve": serve_parser().flags, "run": run_parser().flags}
 
 
 def judged(text: str, **options: Any) -> Diagnosis:
-    return diagnose(read_command([text], headrace_flags=HEADRACE_FLAGS, **options))
+    return diagnose(read_command([text], headrace_flags=FLAGS.__getitem__, **options))
 
 
 def mistakes(text: str, **options: Any) -> list[str]:
@@ -68,7 +70,7 @@ def test_programs_are_recognised(text: str) -> None:
 
 
 def test_another_program_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'vllm serve \.\.\.' and"):
+    with pytest.raises(ConfigError, match=r"'vllm serve \.\.\.', 'headrace serve"):
         read_command(["ollama run llama3"])
 
 
@@ -85,8 +87,76 @@ def test_keys_in_the_environment_of_a_container_are_hidden_too() -> None:
     assert "HF_TOKEN=***" in document and "sesame" not in document
 
 
-def test_settings_in_a_file_are_said_to_be_unread() -> None:
-    assert read_command(["vllm serve qwen3-8b --config c.yaml"]).remarks == ("settings in c.yaml are not read",)
+def test_a_file_that_does_not_exist_is_said() -> None:
+    (remark,) = read_command(["vllm serve qwen3-8b --config nowhere.yaml"]).remarks
+    assert remark == "nowhere.yaml does not exist here, so the settings in it are not known"
+
+
+VLLM_FILE = """\
+model: qwen3-8b
+max-num-seqs: 64
+max_num_batched_tokens: 0
+enable-prefix-caching: false
+no-enable-chunked-prefill: true
+api-key: sesame
+speculative-config: {method: ngram}
+max-num-batch-tokens: 100
+"""
+HEADRACE_FILE = """\
+model = "qwen3-8b"
+max-num-seqs = 64
+max_num_batched_tokens = 0
+enable_prefix_caching = false
+enable-chunked-prefill = false
+api-key = "sesame"
+max-num-batch-tokens = 100
+"""
+
+
+@pytest.mark.parametrize(("program", "text"), [("vllm", VLLM_FILE), ("headrace", HEADRACE_FILE)])
+def test_settings_in_a_file_are_read_and_the_command_overrides_them(program: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text(text)
+    seen = read_command(
+        [f"{program} serve --config {path} --max-num-seqs 8"], headrace_flags=FLAGS.__getitem__, gpu=find_gpu("H100")
+    )
+    assert (seen.settings["max_num_seqs"], seen.settings["max_num_batched_tokens"]) == (8, 0)
+    assert seen.settings["enable_prefix_caching"] is seen.settings["enable_chunked_prefill"] is False
+    assert {"max_num_batched_tokens", "enable_prefix_caching"} <= seen.given
+    assert seen.model is not None and seen.model.num_params > 8e9
+    diagnosis = diagnose(seen)
+    found = [finding.rule for finding in diagnosis.findings if finding.severity == "mistake"]
+    assert found == ["unknown-flag", "impossible-value"]
+    (unknown,) = diagnosis.findings[0].numbers
+    assert unknown[0] == f"max-num-batch-tokens in {path}"
+    assert "sesame" not in str(diagnosis.as_json())
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "message"),
+    [("vllm", "a: [", "is not YAML"), ("headrace", "a = ", "is not TOML"), ("vllm", "- a", "no keys and values")],
+)
+def test_a_file_that_cannot_be_read_is_an_error(program: str, text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_command([f"{program} serve --config {path}"])
+
+
+def test_a_batch_job_is_read_with_its_own_flags() -> None:
+    good = "headrace run prompts.jsonl -o answers.jsonl --overwrite --model qwen3-8b --keep-order --max-num-seqs 64"
+    seen = judged(good)
+    assert (seen.outcome, seen.evidence.settings["max_num_seqs"]) == ("nothing wrong", 64)
+    assert seen.evidence.model is not None and seen.evidence.model.num_params > 8e9  # not prompts.jsonl
+    assert mistakes(f"{good} --port 8000") == ["unknown-flag"]
+    assert mistakes("headrace serve qwen3-8b --keep-order") == ["unknown-flag"]
+    assert mistakes(f"{good} --max-num-batched-tokens 0") == ["impossible-value"]
+
+
+def test_a_large_budget_is_no_problem_for_a_batch_job() -> None:
+    budget = "--model qwen3-8b --max-model-len 2048 --max-num-batched-tokens 8192"
+    assert judged(f"headrace run prompts.jsonl -o answers.jsonl {budget}").findings == ()
+    assert [finding.rule for finding in judged(f"headrace serve {budget}").findings] == ["large-budget"]
 
 
 def test_an_unknown_model_is_said() -> None:

@@ -83,6 +83,17 @@ def test_the_aliases_on_our_page_are_not_counted_twice() -> None:
     assert (seen.output_tokens, seen.num_refused) == (500, 3)
 
 
+@pytest.mark.parametrize(("share", "rules"), [(0.98, ["memory-high"]), (0.9, []), (None, [])])
+def test_the_memory_share_of_headrace_is_judged(share: float | None, rules: list[str]) -> None:
+    server = HeadraceServer(memory_share=share)
+    before = server.scrape()
+    server.work(num_generated_tokens=5_000, num_prompt_tokens=5_000)
+    diagnosis = diagnose(evidence_of_pages(before, server.scrape(), seconds=1.0, origin="x"))
+    found = [finding.rule for finding in diagnosis.findings if finding.rule.startswith("memory")]
+    assert found == rules
+    assert not {"memory-low", "memory-high", "host"} & {each.rule for each in diagnosis.not_judged}
+
+
 def test_a_server_that_restarts_between_the_scrapes_is_not_judged() -> None:
     old = vllm_page({"generation_tokens": 1000, "prompt_tokens": 10}, {})
     with pytest.raises(ScrapeError, match="restarted"):

@@ -78,6 +78,12 @@ def test_an_online_record_is_read_at_its_highest_load() -> None:
     assert rules == ["client", "refusals"]
 
 
+def test_seconds_of_host_and_wait_in_an_online_record_are_used() -> None:
+    """A server exports seconds; an engine in bench's own process, milliseconds per step."""
+    served = level(4, outcomes(), counters={"num_steps": 100, "host_seconds": 3.0, "wait_seconds": 1.0})
+    assert evidence_of_record(online_record([served]), origin="r.json").host_share == 0.75
+
+
 def test_a_sweep_is_read_at_its_best_config_and_names_failures() -> None:
     configs = [
         {"name": "a", "rank": 1, "status": "ok", "settings": {"gpu_memory_utilization": 0.97}},

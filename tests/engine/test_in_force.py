@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.in_force import settings_in_force, shape_of
+from headrace.engine.in_force import memory_share, settings_in_force, shape_of
 from headrace.engine.resolve import resolve
 from headrace.engine.settings import Settings
 from headrace.hardware import GpuFacts, MachineFacts
@@ -82,3 +82,16 @@ def test_the_number_of_blocks_is_given_or_automatic() -> None:
 def test_the_shape_of_a_model_has_its_size() -> None:
     shape = shape_of(SPEC)
     assert (shape["num_params"], shape["vocab_size"], shape["num_experts"]) == (SPEC.num_params, 512, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        (EngineConfig(), 0.92),
+        (EngineConfig(gpu_memory_utilization=0.7), 0.7),
+        (EngineConfig(gpu_memory_utilization=0.7, num_gpu_blocks_override=500), None),
+    ],
+)
+def test_the_memory_share_is_the_one_that_decided_the_cache(config: EngineConfig, share: float | None) -> None:
+    settings = resolve(config, SPEC, MachineFacts("a CPU", 4, 16 << 30, 8 << 30, GPU))
+    assert memory_share(settings, config) == share

@@ -158,7 +158,7 @@ def test_labels_cannot_grow_without_bound() -> None:
 
 
 def test_settings_and_version_are_labels() -> None:
-    page = page_of(ServerMetrics("m", SETTINGS))
+    page = page_of(ServerMetrics("m", SETTINGS, memory_share=0.9))
     (cache,) = page.labels("vllm:cache_config_info")
     assert cache == {
         "block_size": "16",
@@ -167,6 +167,7 @@ def test_settings_and_version_are_labels() -> None:
         "enable_prefix_caching": "False",
         "kv_cache_size_tokens": "19744",
         "kv_cache_max_concurrency": "4.82",
+        "gpu_memory_utilization": "0.9",
         "engine": "0",
     }
     (config,) = page.labels("headrace:config_info")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -121,17 +122,24 @@ def _is_command(text: str) -> bool:
 
 
 def _of_command(given: argparse.Namespace, command: list[str]) -> Evidence:
-    from headrace.cli.serve import build_parser as serve_parser
     from headrace.doctor.readers.command_line import read_command
 
     return read_command(
         command,
-        headrace_flags=serve_parser().flags,
+        headrace_flags=_flags_of,
         gpu=_gpu(given),
         model=_model(given),
         prompt_len=given.input_len,
         output_len=given.output_len,
     )
+
+
+def _flags_of(action: str) -> list[str]:
+    """The flags of `headrace serve` or `headrace run`."""
+    from headrace.cli.main import COMMANDS
+
+    parser: CommandParser = importlib.import_module(COMMANDS[action].module).build_parser()
+    return parser.flags
 
 
 def _of_server(given: argparse.Namespace, command: Evidence | None) -> Evidence:

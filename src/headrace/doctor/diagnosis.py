@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -70,6 +70,17 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnosis:
+    steps = diagnosing(evidence, rules)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            diagnosis: Diagnosis = end.value
+            return diagnosis
+
+
+def diagnosing(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Generator[None, None, Diagnosis]:
+    """The same, but yields after each rule: an event loop can do other work between them."""
     if rules is None:
         from headrace.doctor.rules import RULES
 
@@ -88,6 +99,7 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Diagnos
         finding = rule.check(evidence)
         if finding is not None:
             found.append(replace(finding, rule=rule.id, guide=rule.guide, threshold=rule.threshold, limit=rule.limit))
+        yield
     reason = _too_little(evidence, judged)
     if reason and not any(finding.severity in ("mistake", "problem") for finding in found):
         return Diagnosis(evidence, "not enough evidence", None, (), len(judged), tuple(not_judged), reason)

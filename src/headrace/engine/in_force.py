@@ -54,6 +54,12 @@ def _memory_share(settings: Settings, config: EngineConfig) -> SettingInForce:
     return SettingInForce(CPU_MEMORY_SHARE, "automatic", "of the free memory")
 
 
+def memory_share(settings: Settings, config: EngineConfig) -> float | None:
+    """The gpu_memory_utilization that decided the size of the KV cache; None where that size is set."""
+    found = _memory_share(settings, config).value
+    return found if found is None or config.gpu_memory_utilization is None else config.gpu_memory_utilization
+
+
 def _derived(settings: Settings) -> dict[str, SettingInForce]:
     """Values that are no fields of the config."""
     sized = next((choice.reason for choice in settings.choices if choice.name == "num_blocks"), "")

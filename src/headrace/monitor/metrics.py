@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from time import monotonic
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -17,7 +18,8 @@ from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
 from headrace.monitor import table
 from headrace.monitor.engine_counts import EngineCounts
-from headrace.monitor.store import OTHER, Store
+from headrace.monitor.series import Series
+from headrace.monitor.store import OTHER, Store, Values
 from headrace.monitor.times import RequestTimes
 from headrace.version import __version__
 
@@ -38,8 +40,10 @@ class ServerMetrics:
         settings: Settings | None = None,
         registry: CollectorRegistry | None = None,
         *,
+        memory_share: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`memory_share`: the gpu_memory_utilization in force; None: it does not decide the size of the cache."""
         max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
         self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
         self._engine = EngineCounts(self._store, clock)
@@ -53,8 +57,9 @@ class ServerMetrics:
             ProcessCollector(registry=self._registry)
         self._start_at_zero()
         self._store.set(table.BUILD_INFO, 1.0, __version__)
+        self.settings = {} if settings is None else _shown_settings(settings, memory_share)
         if settings is not None:
-            self._tell_settings(settings)
+            self._tell_settings()
 
     # ---- counting
 
@@ -122,6 +127,14 @@ class ServerMetrics:
         with self._observing:
             self._engine.take(stats)
 
+    def copy(self) -> Values:
+        """All values at this moment, by series name."""
+        return self._store.copy()
+
+    def bounds(self, series: Series) -> tuple[float, ...]:
+        """The upper bounds of a histogram's buckets."""
+        return self._store.bounds(series)
+
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The page and its content type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
         if not _asks_for_openmetrics(accept or ""):
@@ -141,10 +154,9 @@ class ServerMetrics:
         self._store.add(table.RECEIVED, 0.0)
         self._store.add(table.RESTARTS, 0.0)
 
-    def _tell_settings(self, settings: Settings) -> None:
-        for series in (table.CACHE_INFO, table.CONFIG_INFO):
-            labels = [str(getattr(settings, _FIELD_OF.get(label, label))) for label in series.labels]
-            self._store.set(series, 1.0, *labels)
+    def _tell_settings(self) -> None:
+        for series in _INFO:
+            self._store.set(series, 1.0, *(str(self.settings[label]) for label in series.labels))
 
 
 def _asks_for_openmetrics(accept: str) -> bool:
@@ -152,6 +164,14 @@ def _asks_for_openmetrics(accept: str) -> bool:
 
 
 _FIELD_OF = {"num_gpu_blocks": "num_blocks", "cache_dtype": "kv_dtype"}
+_INFO = (table.CACHE_INFO, table.CONFIG_INFO)
+
+
+def _shown_settings(settings: Settings, memory_share: float | None) -> dict[str, Any]:
+    """The settings in the labels of the info series."""
+    names = [label for series in _INFO for label in series.labels if label != "gpu_memory_utilization"]
+    found = {name: getattr(settings, _FIELD_OF.get(name, name)) for name in names}
+    return found | {"gpu_memory_utilization": memory_share}
 
 
 def _since(before: float, after: float) -> float:

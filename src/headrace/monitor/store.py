@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
 
@@ -14,6 +15,15 @@ from headrace.histogram import Histogram, HistogramCounts
 from headrace.monitor.series import Alias, Series, token_bounds
 
 Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A copy of all values at one moment, by series name. Histograms count by the bounds of their series."""
+
+    numbers: Mapping[str, Mapping[Labels, float]]
+    counts: Mapping[str, HistogramCounts]
+
 
 OTHER = "other"
 MAX_LABEL_VALUES = 200  # per series; further label values come from user input and are counted as `other`
@@ -61,19 +71,27 @@ class Store(Collector):
             for one in series:
                 self._values[one.name].clear()
 
-    def collect(self) -> Iterator[Metric]:
+    def copy(self) -> Values:
         with self._lock:
-            values = {name: dict(of_series) for name, of_series in self._values.items()}
+            numbers = {name: dict(of_series) for name, of_series in self._values.items()}
             counts = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
+        return Values(numbers, counts)
+
+    def bounds(self, series: Series) -> tuple[float, ...]:
+        """The upper bounds of a histogram's buckets, without the last, which is infinite."""
+        return self._histograms[series.name].bounds
+
+    def collect(self) -> Iterator[Metric]:
+        values = self.copy()
         for series in self._series:
             for alias in (series.as_alias, *series.aliases):
                 metric = Metric(alias.name, _help(series, alias), series.kind)
                 base = {label: self._base_labels[label] for label in alias.base_labels}
                 if series.kind == "histogram":
-                    bounds = self._histograms[series.name].bounds
-                    _show_counts(metric, base, bounds, counts[series.name], alias.bounds or bounds)
+                    bounds = self.bounds(series)
+                    _show_counts(metric, base, bounds, values.counts[series.name], alias.bounds or bounds)
                 else:
-                    _show_values(metric, base, series, alias, values[series.name])
+                    _show_values(metric, base, series, alias, values.numbers[series.name])
                 yield metric
 
 

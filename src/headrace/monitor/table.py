@@ -294,7 +294,7 @@ CACHE_INFO = Series(
     "Always 1; the labels hold the KV cache settings.",
     labels=(
         *("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
-        *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
+        *("kv_cache_size_tokens", "kv_cache_max_concurrency", "gpu_memory_utilization"),
     ),
     aliases=(Alias("vllm:cache_config_info", base_labels=("engine",)),),
 )

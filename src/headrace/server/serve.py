@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from headrace.config import EngineConfig
+from headrace.doctor.readers.shapes import shape_of_sizes
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
 from headrace.monitor.metrics import ServerMetrics
+from headrace.plan.gpus import Gpu
+from headrace.sched import SchedulerStats
+from headrace.server.bottleneck import BottleneckWatch, own_gpu
 from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
 from headrace.server.endpoints import ROUTES
 from headrace.server.endpoints.deadline import allowed_seconds
@@ -64,6 +71,7 @@ async def _run(
             keys,
             model_name=options.served_model_name or config.model,
             config=config,
+            gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
             print_line=print_line,
         )
         server.print_settings()
@@ -88,13 +96,17 @@ class Server:
         model_name: str,
         print_line: PrintLine,
         config: EngineConfig | None = None,
+        gpu: Gpu | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`gpu` and `clock` are for the watch of bottlenecks."""
         settings = engine.settings
         self._engine = engine
         self._options = options
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
-        self.metrics = ServerMetrics(model_name, settings)
+        config = config or EngineConfig()
+        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config))
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
@@ -109,8 +121,18 @@ class Server:
             state=self.state,
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
-            config=config or EngineConfig(),
+            config=config,
         )
+        self.bottleneck = BottleneckWatch(
+            self.metrics,
+            self._observed,
+            model=shape_of_sizes({"name": model_name, **shape_of(engine.spec)}),
+            gpu=gpu,
+            print_line=print_line,
+            clock=clock,
+        )
+        self.services.bottleneck = self.bottleneck
+        self._diagnosing: asyncio.Task[None] | None = None
         self.lifecycle = Lifecycle(
             Gate(
                 App(self.services, ROUTES),
@@ -126,10 +148,21 @@ class Server:
             reload_keys=keys.reload,
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
-            on_lag=self.metrics.loop_lag,
+            on_lag=self._on_lag,
             print_line=print_line,
         )
         self.services.control = self.lifecycle
+
+    def _observed(self) -> SchedulerStats | None:
+        stats = self.services.observe_engine()
+        return None if stats is None else stats.scheduler
+
+    def _on_lag(self, lag_s: float) -> None:
+        """Called once a second."""
+        self.metrics.loop_lag(lag_s)
+        if self._diagnosing is None or self._diagnosing.done():
+            # A task of its own: a rule that fails is logged and does not end the watch of the engine.
+            self._diagnosing = asyncio.create_task(self.bottleneck.tick())
 
     def print_settings(self) -> None:
         """Print each automatic value with its reason."""

@@ -62,6 +62,13 @@ class BatchDispatcher(Protocol):
     ) -> AbstractAsyncContextManager[None]: ...
 
 
+class Bottleneck(Protocol):
+    """What limits this server."""
+
+    @property
+    def document(self) -> bytes: ...
+
+
 class Control(Protocol):
     """Operations of the /admin routes."""
 
@@ -86,3 +93,14 @@ class Services:
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests being handled
     num_restarts: int = 0  # of the engine
+    bottleneck: Bottleneck | None = None
+
+    def observe_engine(self) -> EngineStats | None:
+        """Take the engine's counters into the metrics. Returns them; None if no engine responds."""
+        while self.num_restarts < self.engine.num_restarts:
+            self.num_restarts += 1
+            self.metrics.restarted()
+        self.metrics.oldest_wait(self.queue.oldest_wait_s)
+        stats = self.engine.stats if self.engine.phase == "ready" else None
+        self.metrics.observe(stats)
+        return stats

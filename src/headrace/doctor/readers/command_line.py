@@ -1,16 +1,19 @@
-"""Evidence of a planned command line: `vllm serve MODEL --flag ...` or `headrace serve ...`, not run."""
+"""Evidence of a planned command line, which is not run: `vllm serve`, `headrace serve` or `headrace run`, with its file
+of settings."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers import vllm_flags
+from headrace.doctor.readers.config_file import read_config_file
 from headrace.engine.resolve import GPU_BATCHED_TOKENS, GPU_MEMORY_SHARE
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.gpus import Gpu
@@ -24,11 +27,18 @@ ALIASES = {
     **vllm_flags.SHORT,
 }
 _SWITCH_PREFIXES = ("--enable-", "--disable-", "--no-")
-_SWITCHES = frozenset({"--enforce-eager", "--trust-remote-code", "--async-scheduling", "--skip-tokenizer-init"})
+_SWITCHES = frozenset(
+    {
+        *("--enforce-eager", "--trust-remote-code", "--async-scheduling", "--skip-tokenizer-init"),
+        *("--check", "--overwrite", "--keep-order", "--retry-errors", "--quiet", "--chat"),  # of headrace run
+    }
+)
 _SECRET = frozenset({"--api-key", "--admin-key", "--hf-token"})  # their values are shown nowhere
 _SECRET_VARIABLE = re.compile(r"\w*(TOKEN|KEY|SECRET|PASSWORD)\w*")  # of docker run -e NAME=value
 HIDDEN = "***"
+FlagsOf = Callable[[str], Collection[str]]  # the flags of `headrace serve` or `headrace run`, by the action
 _IMAGE = "vllm/vllm-openai"  # of docker run; its arguments are those of vllm serve
+COMMANDS = (("vllm", "serve"), ("headrace", "serve"), ("headrace", "run"))
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -53,12 +63,14 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     program: str  # "vllm" or "headrace"
+    action: str  # "serve" or "run"
     words: tuple[str, ...]
     flags: tuple[Flag, ...]
     positional: tuple[str, ...] = ()
     comments: tuple[str, ...] = ()  # what the line says of itself after '#'
     environment: tuple[str, ...] = ()  # NAME=value in front of it
     known_flags: frozenset[str] = field(default=frozenset())  # of the program; empty: not known
+    file_flags: tuple[Flag, ...] = ()  # keys of the file of --config, which the command's flags override
 
     @property
     def text(self) -> str:
@@ -73,6 +85,11 @@ class CommandLine:
                 shown.append(f"{flag}={HIDDEN}" if has_value and is_secret else word)
         return " ".join(word if word == HIDDEN or word.endswith(f"={HIDDEN}") else shlex.quote(word) for word in shown)
 
+    @property
+    def all_flags(self) -> tuple[Flag, ...]:
+        """In the order in which they count: the last of a name does."""
+        return (*self.file_flags, *self.flags)
+
     def values(self, name: str) -> list[str | bool]:
         return [flag.value for flag in self.flags if flag.name == name]
 
@@ -80,17 +97,17 @@ class CommandLine:
 def read_command(
     words: Sequence[str],
     *,
-    headrace_flags: Collection[str] = (),
+    headrace_flags: FlagsOf = lambda action: (),
     gpu: Gpu | None = None,
     model: ModelShape | None = None,
     prompt_len: float | None = None,
     output_len: float | None = None,
 ) -> Evidence:
-    """The settings of a command, with the defaults of its program. `headrace_flags`: those of `headrace serve`."""
-    command = parse_command(words, headrace_flags=headrace_flags)
+    """The settings of a command and its file, with the defaults of its program. `headrace_flags`: the flags of
+    `headrace serve` or `headrace run`."""
+    command, remarks = _with_file(parse_command(words, headrace_flags=headrace_flags))
     given = _given(command)
     settings = {**_defaults(command, gpu), **given}
-    remarks = [f"settings in {given['config']} are not read"] if "config" in given else []
     if model is None:
         name = _model_of(command)
         try:
@@ -113,14 +130,27 @@ def read_command(
     )
 
 
-def parse_command(words: Sequence[str], *, headrace_flags: Collection[str] = ()) -> CommandLine:
+def _with_file(command: CommandLine) -> tuple[CommandLine, list[str]]:
+    """The command with the settings of its file, and what to say about the file."""
+    paths = [value for value in command.values("--config") if isinstance(value, str)]
+    if not paths:
+        return command, []
+    path = paths[-1]
+    values = read_config_file(Path(path).expanduser(), command.program)
+    if values is None:
+        return command, [f"{path} does not exist here, so the settings in it are not known"]
+    flags = [replace(_flag(f"--{key}={value}", []), written=f"{key} in {path}") for key, value in values.items()]
+    return replace(command, file_flags=tuple(flags)), []
+
+
+def parse_command(words: Sequence[str], *, headrace_flags: FlagsOf = lambda action: ()) -> CommandLine:
     """Split a command line into flags. One word is a quoted line. Comments and line ends with backslashes are read."""
     parts, comments = _split(words)
     environment = []
     while parts and "=" in parts[0] and not parts[0].startswith("-"):
         environment.append(parts.pop(0))
-    program, rest = _program(parts)
-    known = vllm_flags.VLLM_FLAGS if program == "vllm" else frozenset(headrace_flags)
+    program, action, rest = _program(parts)
+    known = vllm_flags.VLLM_FLAGS if program == "vllm" else frozenset(headrace_flags(action))
     flags: list[Flag] = []
     positional: list[str] = []
     while rest:
@@ -130,7 +160,7 @@ def parse_command(words: Sequence[str], *, headrace_flags: Collection[str] = ())
             continue
         flags.append(_flag(word, rest))
     return CommandLine(
-        program, tuple(parts), tuple(flags), tuple(positional), tuple(comments), tuple(environment), known
+        program, action, tuple(parts), tuple(flags), tuple(positional), tuple(comments), tuple(environment), known
     )
 
 
@@ -155,20 +185,22 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return parts, comments
 
 
-def _program(parts: Sequence[str]) -> tuple[str, list[str]]:
+def _program(parts: Sequence[str]) -> tuple[str, str, list[str]]:
+    """The program, its action and the words after them."""
     names = [part.rpartition("/")[2] for part in parts[:3]]
-    if names[:2] in (["vllm", "serve"], ["headrace", "serve"]):
-        return names[0], list(parts[2:])
+    if tuple(names[:2]) in COMMANDS:
+        return names[0], names[1], list(parts[2:])
     image = next((place for place, part in enumerate(parts) if part.startswith(_IMAGE)), None)
     if image is not None:
-        return "vllm", list(parts[image + 1 :])
+        return "vllm", "serve", list(parts[image + 1 :])
     if len(parts) > 2 and names[0].startswith("python") and parts[1] == "-m":
         if parts[2] in _MODULES:
-            return "vllm", list(parts[3:])
+            return "vllm", "serve", list(parts[3:])
         if parts[2] in ("vllm", "headrace"):
             return _program([parts[2], *parts[3:]])
     shown = shlex.join(parts[:3]) or "nothing"
-    raise ConfigError(f"doctor reads 'vllm serve ...' and 'headrace serve ...', and this is {shown!r}")
+    known = ", ".join(f"'{program} {action} ...'" for program, action in COMMANDS)
+    raise ConfigError(f"doctor reads {known}, and this is {shown!r}")
 
 
 def _flag(word: str, rest: list[str]) -> Flag:
@@ -179,7 +211,8 @@ def _flag(word: str, rest: list[str]) -> Flag:
     is_off = name.startswith("--no-")
     name = "--" + name.removeprefix("--no-") if is_off else name
     if has_value:
-        return Flag(written, name, _switch(text) if _is_switch(name) else text)
+        value = _switch(text) if is_off or _is_switch(name) else text
+        return Flag(written, name, not value if is_off and isinstance(value, bool) else value)
     if is_off:
         return Flag(written, name, False)
     if _is_switch(name):
@@ -207,12 +240,14 @@ def _is_number(text: str) -> bool:
 
 def _model_of(command: CommandLine) -> str:
     named = [str(value) for value in command.values("--model")]
-    return (named or list(command.positional) or [EMBEDDED_MODEL])[0]
+    positional = list(command.positional) if command.action == "serve" else []  # of a run, it is the input
+    in_file = [str(flag.value) for flag in command.file_flags if flag.name == "--model"]
+    return (named or positional or in_file or [EMBEDDED_MODEL])[0]
 
 
 def _given(command: CommandLine) -> dict[str, Any]:
     """Settings as given; of one that is given twice, the last, as argparse does."""
-    return {flag.setting: HIDDEN if flag.name in _SECRET else _typed(flag.value) for flag in command.flags}
+    return {flag.setting: HIDDEN if flag.name in _SECRET else _typed(flag.value) for flag in command.all_flags}
 
 
 def _typed(value: str | bool) -> Any:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headrace.bench.engines.metrics import Sample
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """A histogram since the start of a server, as Prometheus shows it: cumulative counts by upper bound."""
+
+    counts: Mapping[float, float]
+    total: float  # sum of all observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +46,13 @@ class Histogram:
         return self.bounds[-2] if len(self.bounds) > 1 else None
 
 
-def growth(names: Iterable[str], before: Sequence[Sample], after: Sequence[Sample]) -> Histogram | None:
-    """The observations between two scrapes, of all engines of a server; of the first of these series that it has."""
-    for name in names:
-        new = _cumulative(name, after)
-        if new:
-            old = _cumulative(name, before)
-            bounds = tuple(sorted(new))
-            grown = [max(0.0, new[bound] - old.get(bound, 0.0)) for bound in bounds]
-            counts = [grown[0], *(max(0.0, b - a) for a, b in pairwise(grown))]
-            total = _sum(f"{name}_sum", after) - _sum(f"{name}_sum", before)
-            return Histogram(bounds, tuple(counts), total)
-    return None
-
-
-def _cumulative(name: str, samples: Sequence[Sample]) -> dict[float, float]:
-    """Cumulative counts by upper bound."""
-    counts: dict[float, float] = {}
-    for sample in samples:
-        if sample.name == f"{name}_bucket" and "le" in sample.labels:
-            bound = float(sample.labels["le"])
-            counts[bound] = counts.get(bound, 0.0) + sample.value
-    return counts
-
-
-def _sum(name: str, samples: Sequence[Sample]) -> float:
-    return sum(sample.value for sample in samples if sample.name == name)
+def growth(names: Iterable[str], before: Mapping[str, Cumulative], after: Mapping[str, Cumulative]) -> Histogram | None:
+    """The observations between two snapshots; of the first of these series that the server has."""
+    found = next((name for name in names if name in after and after[name].counts), None)
+    if found is None:
+        return None
+    new, old = after[found], before.get(found, Cumulative({}, 0.0))
+    bounds = tuple(sorted(new.counts))
+    grown = [max(0.0, new.counts[bound] - old.counts.get(bound, 0.0)) for bound in bounds]
+    counts = [grown[0], *(max(0.0, b - a) for a, b in pairwise(grown))]
+    return Histogram(bounds, tuple(counts), new.total - old.total)

@@ -12,10 +12,8 @@ from headrace.bench.levels import load_amount, load_label
 from headrace.bench.record import SCHEMA, RecordError
 from headrace.bench.values import found, is_number
 from headrace.doctor.evidence import ClientCost, Evidence
-from headrace.errors import HeadraceError
+from headrace.doctor.readers.shapes import shape_of_sizes
 from headrace.plan.gpus import Gpu, match_gpu
-from headrace.plan.shape import ModelShape
-from headrace.plan.source import find_shape, shape_of_config
 
 Record = Mapping[str, Any]
 
@@ -182,7 +180,7 @@ def _of_status(status: Record, origin: str) -> Evidence:
         prompt_tokens=_number(status.get("prompt_tokens")),
         output_tokens=_number(status.get("completion_tokens")),
         limited_by_seconds=None if limit is None else {str(limit): 1.0},
-        model=_shape({"name": status.get("model")}),
+        model=shape_of_sizes({"name": status.get("model")}),
         remarks=tuple(remark),
     )
 
@@ -220,28 +218,7 @@ def _hardware(record: Record, model: Record) -> dict[str, Any]:
     gpu: Gpu | None = None
     if isinstance(gpus, list) and gpus and not is_on_cpu:
         gpu = match_gpu(str(found(gpus[0], "name")))
-    return {"is_on_cpu": is_on_cpu, "gpu": gpu, "model": _shape(model)}
-
-
-def _shape(model: Record) -> ModelShape | None:
-    """By the sizes in the record, or by name; None if neither is known."""
-    keys = {
-        "num_hidden_layers": "num_layers",
-        "hidden_size": "hidden_size",
-        "intermediate_size": "intermediate_size",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_dim",
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "max_model_len",
-    }
-    try:
-        if all(isinstance(model.get(name), int) for name in keys.values()) and not model.get("num_experts"):
-            config = {key: model[name] for key, name in keys.items()} | {"architectures": ["LlamaForCausalLM"]}
-            return shape_of_config(str(model.get("name")), config)
-        return find_shape(str(model["name"]))
-    except (HeadraceError, KeyError, ValueError):
-        return None
+    return {"is_on_cpu": is_on_cpu, "gpu": gpu, "model": shape_of_sizes(model)}
 
 
 def _of_counters(counters: Record) -> dict[str, float | None]:
@@ -258,8 +235,8 @@ def _of_counters(counters: Record) -> dict[str, float | None]:
     facts: dict[str, float | None] = {field: _number(counters.get(name)) for field, name in names.items()}
     steps = facts["num_steps"]
     for part in ("host", "wait"):
-        each = _number(counters.get(f"{part}_ms_per_step"))
-        facts[f"{part}_seconds"] = None if each is None or steps is None else each * steps / 1e3
+        each, seconds = _number(counters.get(f"{part}_ms_per_step")), _number(counters.get(f"{part}_seconds"))
+        facts[f"{part}_seconds"] = each * steps / 1e3 if each is not None and steps else seconds
     if steps and facts["output_tokens"] is not None and facts["prompt_tokens"] is not None:
         computed = facts["output_tokens"] + facts["prompt_tokens"] - (facts["prefix_hit_tokens"] or 0.0)
         facts["tokens_per_step"] = computed / steps

@@ -28,7 +28,7 @@ def unknown_flags(evidence: Evidence) -> Finding | None:
     command = evidence.command
     if command is None:
         return None
-    found = [(flag, _explained(flag, command)) for flag in command.flags if not _is_known(flag, command)]
+    found = [(flag, _explained(flag, command)) for flag in command.all_flags if not _is_known(flag, command)]
     if not found:
         return None
     is_refused = any(not why.startswith("ignored") for _, why in found)
@@ -37,8 +37,8 @@ def unknown_flags(evidence: Evidence) -> Finding | None:
         severity="mistake" if is_refused else "note",
         title=f"flags that {program} does not have",
         numbers=tuple((flag.written, why) for flag, why in found),
-        why="The server refuses to start with a flag that it does not know. Guides name flags of older versions and of "
-        "other engines."
+        why="The program refuses to start with a flag that it does not know. Guides name flags of older versions and "
+        "of other engines."
         if is_refused
         else "They change nothing.",
         advice=tuple(
@@ -184,6 +184,8 @@ def large_budget(evidence: Evidence) -> Finding | None:
     """A token budget as A7 asks for it."""
     budget = evidence.number("max_num_batched_tokens")
     longest = evidence.number("max_model_len") or (evidence.model.max_model_len if evidence.model else None)
+    if evidence.command is not None and evidence.command.action == "run":
+        return None  # nobody waits for a token of a batch job
     if budget is None or longest is None or "max_num_batched_tokens" not in evidence.given:
         return None
     if longest < 1 or budget < LARGE_BUDGET * longest:
@@ -213,7 +215,7 @@ RULES = (
         id="unknown-flag",
         title="a flag that does not exist",
         guide="A11",
-        threshold=f"not a flag of headrace serve, or of vLLM {VLLM_VERSION}",
+        threshold=f"not a flag of headrace serve or run, or of vLLM {VLLM_VERSION}",
         check=unknown_flags,
         needs=("command",),
         sources=("command",),

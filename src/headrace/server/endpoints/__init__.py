@@ -113,6 +113,12 @@ ROUTES: tuple[Route, ...] = (
         summary="Metrics for Prometheus",
         content_type="text/plain",
     ),
+    Route(
+        path="/bottleneck",
+        method="GET",
+        handler=status.bottleneck,
+        summary="What limits the server, with its numbers, and what to change",
+    ),
     Route(path="/openapi.json", method="GET", handler=show_openapi, summary="This document"),
     Route(
         path="/start_profile",

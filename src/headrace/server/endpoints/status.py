@@ -1,4 +1,4 @@
-"""The state of the server: /health, /ready, /version, /load and /metrics."""
+"""The state of the server: /health, /ready, /version, /load, /metrics and /bottleneck."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ async def load(services: Services, exchange: Exchange) -> None:
 
 
 async def metrics(services: Services, exchange: Exchange) -> None:
-    engine = services.engine
-    while services.num_restarts < engine.num_restarts:
-        services.num_restarts += 1
-        services.metrics.restarted()
-    services.metrics.oldest_wait(services.queue.oldest_wait_s)
-    services.metrics.observe(engine.stats if engine.phase == "ready" else None)
+    services.observe_engine()
     accept = (exchange.header(b"accept") or b"").decode("latin-1")
     body, content_type = await asyncio.to_thread(services.metrics.render, accept)
     await exchange.reply(200, body, content_type=content_type)
+
+
+async def bottleneck(services: Services, exchange: Exchange) -> None:
+    """The last diagnosis. It is computed by a timer, not by the request."""
+    if services.bottleneck is None:
+        raise ApiError(503, "this server does not watch its bottleneck", type="server_error", code="not_ready")
+    await exchange.reply(200, services.bottleneck.document)

@@ -1,0 +1,210 @@
+"""Doctor's diagnosis of this server, from its own counters, for GET /bottleneck and the log.
+
+    tick, once a second ─▶ gauges
+          every 10 s    ─▶ a snapshot of the counters ─▶ doctor over the last 30 s ─▶ the document, and maybe a line
+
+It runs on the event loop, in slices of one rule at most; benchmarks/bottleneck_cost.py measures them. A request only
+gets the finished document. Figures are differences of two snapshots, never lifetime counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from time import monotonic
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.bench.engines.metrics import Sample
+from headrace.doctor.diagnosis import MIN_TOKENS, Diagnosis, diagnosing
+from headrace.doctor.evidence import Evidence
+from headrace.doctor.readers.histograms import Cumulative
+from headrace.doctor.readers.snapshots import ScrapeError, Snapshot, evidence_of_snapshots
+from headrace.doctor.rules import RULES
+from headrace.hardware.describe import gpu_facts
+from headrace.hardware.nvml import is_visible
+from headrace.monitor import table
+from headrace.monitor.metrics import ServerMetrics
+from headrace.plan.gpus import Gpu, match_gpu
+from headrace.plan.shape import ModelShape
+from headrace.sched import SchedulerStats
+
+SNAPSHOT_S = 10.0  # between two snapshots; the shortest interval that is judged
+WINDOW_S = 30.0  # the longest interval that is judged
+LINE_S = 60.0  # at least between two lines in the log
+REPEAT_S = 600.0  # a line that says the same comes again after this time
+ORIGIN = "this server"
+
+_NUMBERS = tuple(series for series in table.SERIES if series.kind != "histogram")
+_HISTOGRAMS = (
+    *(table.TOKEN_GAP_SECONDS, table.FIRST_TOKEN_SECONDS, table.QUEUE_SECONDS, table.PROMPT_LENGTHS),
+    *(table.ANSWER_LENGTHS, table.BATCH_TOKENS, table.LOOP_LAG),
+)
+
+
+class _Gauges(NamedTuple):
+    at: float
+    num_running: int
+    num_waiting: int
+    kv_use: float
+
+
+class BottleneckWatch:
+    """Owns the snapshots and the last diagnosis. Called on the event loop only.
+
+    `observe` brings the engine's counters into `metrics` and returns its scheduler's state; None: no engine responds.
+    """
+
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        observe: Callable[[], SchedulerStats | None],
+        *,
+        model: ModelShape | None = None,
+        gpu: Gpu | None = None,
+        print_line: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._observe = observe
+        self._model, self._gpu = model, gpu
+        self._clock = clock
+        self._log = BottleneckLog(print_line)
+        self._bounds = {series: (*metrics.bounds(series), float("inf")) for series in _HISTOGRAMS}
+        self._snapshots: deque[tuple[float, Snapshot]] = deque()
+        self._gauges: deque[_Gauges] = deque()
+        self._ticking = asyncio.Lock()
+        self._publish(self._unknown(f"the server has run for less than {SNAPSHOT_S:g} seconds"))
+
+    @property
+    def document(self) -> bytes:
+        """The last diagnosis as JSON, in the form of `headrace doctor --json`."""
+        return self._document
+
+    async def tick(self) -> None:
+        async with self._ticking:
+            for _ in self.slices():
+                await asyncio.sleep(0)
+
+    def slices(self) -> Iterator[None]:
+        """The work of one tick, in slices."""
+        now = self._clock()
+        state = self._observe()
+        if state is not None:
+            self._gauges.append(_Gauges(now, state.num_running, state.num_waiting, state.kv_use))
+        if self._snapshots and now < self._snapshots[-1][0] + SNAPSHOT_S:
+            return
+        yield
+        self._snapshots.append((now, self._snapshot()))
+        if len(self._snapshots) > 1:
+            yield
+            diagnosis = yield from self._diagnosis(now)
+            yield
+            self._publish(diagnosis)
+            self._log.take(diagnosis, now)
+
+    def _diagnosis(self, now: float) -> Generator[None, None, Diagnosis]:
+        while len(self._snapshots) > 2 and self._snapshots[0][0] < now - WINDOW_S:
+            self._snapshots.popleft()
+        since, before = self._snapshots[0]
+        while self._gauges and self._gauges[0].at < since:
+            self._gauges.popleft()
+        try:
+            evidence = evidence_of_snapshots(
+                before,
+                self._snapshots[-1][1],
+                seconds=max(1e-9, now - since),
+                origin=ORIGIN,
+                settings=self._metrics.settings,
+                model=self._model,
+                gpu=self._gpu,
+            )
+        except ScrapeError:
+            while len(self._snapshots) > 1:  # those before the restart
+                self._snapshots.popleft()
+            return self._unknown(f"the engine was restarted in the last {now - since:.0f} seconds")
+        yield
+        return (yield from diagnosing(self._with_gauges(evidence), RULES))
+
+    def _with_gauges(self, evidence: Evidence) -> Evidence:
+        """One value a second says more than the two of the snapshots."""
+        seen = self._gauges
+        if not seen:
+            return evidence
+        return replace(
+            evidence,
+            num_running=sum(each.num_running for each in seen) / len(seen),
+            num_waiting=sum(each.num_waiting for each in seen) / len(seen),
+            kv_use=max(each.kv_use for each in seen),
+        )
+
+    def _unknown(self, reason: str) -> Diagnosis:
+        evidence = Evidence(source="live", origin=ORIGIN, engine="headrace", settings=self._metrics.settings)
+        return Diagnosis(evidence, "not enough evidence", None, (), 0, (), reason)
+
+    def _publish(self, diagnosis: Diagnosis) -> None:
+        self._document = msgspec.json.encode(diagnosis.as_json())
+
+    def _snapshot(self) -> Snapshot:
+        values = self._metrics.copy()
+        samples: dict[str, list[Sample]] = {}
+        for series in _NUMBERS:
+            name = f"{series.name}_total" if series.kind == "counter" else series.name
+            found = values.numbers[series.name]
+            if found:
+                samples[name] = [
+                    Sample(name, dict(zip(series.labels, labels, strict=True)), value)
+                    for labels, value in found.items()
+                ]
+        histograms: Mapping[str, Cumulative] = {
+            series.name: Cumulative(
+                dict(zip(self._bounds[series], accumulate(values.counts[series.name].counts), strict=True)),
+                values.counts[series.name].total,
+            )
+            for series in _HISTOGRAMS
+        }
+        return Snapshot(samples, histograms)
+
+
+def own_gpu() -> Gpu | None:
+    """The first GPU that this process may use, if plan knows its rates. Asks the driver: not for the event loop."""
+    visible = (facts for index, facts in enumerate(gpu_facts()) if is_visible(index, facts["uuid"]))
+    first = next(visible, None)
+    return None if first is None else match_gpu(first["name"])
+
+
+class BottleneckLog:
+    """Prints the headline of a diagnosis: at most once a minute, again only if it changed or after ten minutes."""
+
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
+        self._printed_at: float | None = None
+        self._last: tuple[str | None, ...] = ()
+
+    def take(self, diagnosis: Diagnosis, now: float) -> None:
+        if _is_idle(diagnosis.evidence) or (diagnosis.limit is None and not diagnosis.problems):
+            return
+        said = _said(diagnosis)
+        if self._printed_at is not None:
+            waited = now - self._printed_at
+            if waited < LINE_S or (said == self._last and waited < REPEAT_S):
+                return
+        self._printed_at, self._last = now, said
+        headline = diagnosis.headline
+        self._print_line(f"bottleneck: {headline[0].lower()}{headline[1:]}")
+
+
+def _is_idle(evidence: Evidence) -> bool:
+    """Too few tokens to judge, and not because running sequences are stuck."""
+    num_tokens = (evidence.output_tokens or 0.0) + (evidence.prompt_tokens or 0.0)
+    return num_tokens < MIN_TOKENS and (evidence.num_running or 0.0) < 1
+
+
+def _said(diagnosis: Diagnosis) -> tuple[str | None, ...]:
+    """What a line says, without numbers, which differ each time."""
+    limit = None if diagnosis.limit is None else diagnosis.limit.rule
+    return limit, next((finding.rule for finding in diagnosis.problems), None)
