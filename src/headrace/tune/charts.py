@@ -11,14 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from headrace.bench.levels import load_label
-from headrace.bench.report.bars import Bar, bar_chart
+from headrace.bench.report.bars import MAX_LABEL, Bar, bar_chart
 from headrace.bench.report.document import Chart
 from headrace.bench.report.grid import Box, Tone, grid_chart
 from headrace.bench.report.scales import Axis
-from headrace.bench.report.svg import shortened
-from headrace.bench.report.xy import Limit, Point, Series, pareto, xy_chart
+from headrace.bench.report.xy import MAX_NAME, Limit, Point, Series, pareto, xy_chart
 from headrace.bench.slo import Slo
-from headrace.bench.values import found, interval, is_number, number, plain, times
+from headrace.bench.statistics import Interval
+from headrace.bench.values import NOT_AVAILABLE, found, interval, is_number, number, plain, times
 from headrace.errors import ConfigError
 from headrace.tune.ratios import (
     Row,
@@ -38,7 +38,8 @@ from headrace.tune.ratios import (
 Record = Mapping[str, Any]
 CHOSEN, DEFAULT, FRONTIER = 0, 1, 2  # places of their colours
 OTHER_FINALISTS = (4, 3, 2)
-MAX_NAME = 26
+AGAIN = "default, measured again"
+DROPPED = ("max_num_", "enable_")  # of setting names, where there is little room
 MAX_EFFECTS = 24
 MAX_GRID = 8  # values of a knob
 LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
@@ -53,16 +54,16 @@ def finalist_charts(record: Record) -> list[Chart]:
     if default is None:
         return []
     bars = []
-    if is_number(noise.get("ratio")):
-        low, high = noise.get("low"), noise.get("high")
-        bars.append(Bar("default, measured again", noise["ratio"], _ratio_text(noise), low, high, place=DEFAULT))
-    for place, row in enumerate(row for row in finalists_of(record) if not row.get("is_default")):
+    if all(is_number(noise.get(key)) for key in ("ratio", "low", "high")):
+        again = Interval(noise["ratio"], noise["low"], noise["high"])
+        bars.append(Bar(AGAIN, again.value, ratio_text(again), again.low, again.high, place=DEFAULT))
+    for number_of, row in enumerate(row for row in finalists_of(record) if not row.get("is_default")):
         ratio = confirmed_ratio(row, default)
         if ratio is not None:
-            shown = f"{times(ratio.value)} [{ratio.low:.2f}, {ratio.high:.2f}]"
-            colour = CHOSEN if row is chosen_of(record) else OTHER_FINALISTS[place % len(OTHER_FINALISTS)]
-            bars.append(Bar(str(row["name"]), ratio.value, shown, ratio.low, ratio.high, place=colour))
-    if not any(bar.label != "default, measured again" for bar in bars):
+            place = CHOSEN if row is chosen_of(record) else OTHER_FINALISTS[number_of % len(OTHER_FINALISTS)]
+            name = short_name(str(row["name"]), MAX_LABEL)
+            bars.append(Bar(name, ratio.value, ratio_text(ratio), ratio.low, ratio.high, place=place))
+    if not any(bar.label != AGAIN for bar in bars):
         return []
     title = "Finalists against the default"
     axis = Axis("ratio to the default of the same round", starts_at_zero=False)
@@ -142,11 +143,7 @@ def failure_charts(record: Record) -> list[Chart]:
     boxes = {}
     for column, first in enumerate(columns):
         for line, second in enumerate(lines):
-            here = [
-                row
-                for row in rows
-                if value_in(row, x) == first and (y is None or value_in(row, y) == second)
-            ]
+            here = [row for row in rows if value_in(row, x) == first and (y is None or value_in(row, y) == second)]
             if here:
                 boxes[column, line] = _box(here)
     title = "What failed, and what it ruled out"
@@ -240,7 +237,7 @@ def latency_charts(record: Record) -> list[Chart]:
         for row, name, place in rows:
             points = [] if row is None else [p for p in (_percentile(row, latency, pct) for pct in PERCENTILES) if p]
             if points:
-                series.append(Series(name, points, place=place))
+                series.append(Series(name, points, place=place, is_labelled_below=place == CHOSEN))
         if series:
             title = f"{label[0].upper()}{label[1:]}"
             x = Axis("percentile", starts_at_zero=False, ticks=tuple(map(float, PERCENTILES)))
@@ -256,10 +253,20 @@ def latency_values(row: Row, latency: str, percent: int) -> list[float]:
     return [float(value) for value in values if is_number(value)]
 
 
-def _ratio_text(facts: Mapping[str, Any]) -> str:
-    low, high = facts.get("low"), facts.get("high")
-    edges = f" [{low:.2f}, {high:.2f}]" if is_number(low) and is_number(high) else ""
-    return f"{times(facts['ratio'])}{edges}"
+def short_name(name: str, max_chars: int) -> str:
+    """A config's name for a chart. Cut in the middle: names of combined settings differ at their ends."""
+    if len(name) > max_chars:
+        for prefix in DROPPED:
+            name = name.replace(prefix, "")
+    if len(name) <= max_chars:
+        return name
+    half = (max_chars - 1) // 2
+    return f"{name[: max_chars - 1 - half].rstrip()}…{name[-half:].lstrip()}"
+
+
+def ratio_text(ratio: Interval | None) -> str:
+    """`1.37x [1.33, 1.41]`."""
+    return NOT_AVAILABLE if ratio is None else f"{times(ratio.value)} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _stands_out(row: Row, chosen: Row | None) -> bool:
@@ -276,7 +283,7 @@ def _race_line(row: Row, ratios: Mapping[int, float], *, place: int | None = Non
         )
         for rung, ratio in ratios.items()
     ]
-    return Series(name, points, place=place, is_quiet=is_quiet)
+    return Series(short_name(name, 2 * MAX_NAME), points, place=place, is_quiet=is_quiet)
 
 
 def _distinct(rows: Sequence[Row], knob: Mapping[str, Any]) -> list[Any]:
@@ -296,7 +303,7 @@ def _box(rows: Sequence[Row]) -> Box:
     else:
         words = "  ".join(f"{mark} {count}" for _, mark, count in shown)
     is_full = any(found(row, "failure", "kind") == "oom" for row in rows)
-    tone = "bad" if is_full else next((tone for status, tone in _TONES if status in by_status), "plain")
+    tone: Tone = "bad" if is_full else next((tone for status, tone in _TONES if status in by_status), "plain")
     title = "; ".join(f"{row['name']}: {row.get('status')}{_why(row)}" for row in rows)
     return Box(words, tone, title)
 
@@ -347,12 +354,15 @@ def _trade_off_series(record: Record, points: Mapping[str, Sequence[Point]], *, 
     ]
     everything = [(p.x, p.y) for each in points.values() for p in each]
     places = [everything[place] for place in pareto(everything, y_is_cost=y_is_cost)]
-    series = [*quiet, Series("best trade-offs", [Point(*place) for place in places], is_dashed=True, place=5)]
+    series = [
+        *quiet,
+        Series("best trade-offs", [Point(*place) for place in places], is_dashed=True, place=5, is_marked=False),
+    ]
     if own is not None and own in points:
         label = "default (chosen)" if own == chosen else "default"
         series.append(Series(label, points[own], place=DEFAULT, is_labelled_below=True))
     if chosen in points and chosen != own:
-        series.append(Series(f"chosen: {shortened(str(chosen), MAX_NAME)}", points[str(chosen)], place=CHOSEN))
+        series.append(Series(f"chosen: {short_name(str(chosen), MAX_NAME)}", points[str(chosen)], place=CHOSEN))
     return series
 
 
@@ -385,6 +395,6 @@ def _percentile(row: Row, latency: str, percent: int) -> Point | None:
     values = latency_values(row, latency, percent)
     if not values:
         return None
-    edges = (min(values), max(values)) if len(values) > 1 else (None, None)
+    low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
     title = f"{row['name']}, p{percent}: {number(fmean(values), 'ms')} ({interval(min(values), max(values))})"
-    return Point(float(percent), fmean(values), *edges, label=number(fmean(values)), title=title)
+    return Point(float(percent), fmean(values), low, high, label=number(fmean(values)), title=title)

@@ -139,8 +139,16 @@ def predictions_of(record: Mapping[str, Any]) -> list[Prediction]:
         values, value = values_of(row), found(row, "predicted", "value")
         if values and is_number(value) and fmean(values) > 0:
             low, high = (found(row, "predicted", key) for key in ("low", "high"))
-            known = (float(low), float(high)) if is_number(low) and is_number(high) else (None, None)
-            pairs.append(Prediction(str(row["name"]), float(value), *known, fmean(values)))
+            has_range = is_number(low) and is_number(high)
+            pairs.append(
+                Prediction(
+                    str(row["name"]),
+                    float(value),
+                    float(low) if has_range else None,
+                    float(high) if has_range else None,
+                    fmean(values),
+                )
+            )
     return pairs
 
 

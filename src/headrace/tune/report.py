@@ -32,6 +32,7 @@ from headrace.tune.charts import (
     latency_values,
     prediction_charts,
     race_charts,
+    ratio_text,
     trade_off_charts,
 )
 from headrace.tune.ratios import (
@@ -149,8 +150,9 @@ def _confirmation(record: Record, missing: list[tuple[str, str]]) -> Section | N
         missing.append(("finalists against the default", _alone(record) or "no round of the confirmation was finished"))
         return None
     label, unit = _figure(record)
-    has_load = any(_loads(row) for row in rows)
-    columns = [label, "95 % interval", "ratio to the default", "95 % interval", "difference"]
+    loads = list(dict.fromkeys(load for row in rows if (load := _loads(row))))
+    has_load = len(loads) > 1
+    columns = [label, "95 % interval", "ratio to the default [95 %]", "difference"]
     own = _own_settings(rows)
     cells = [
         [str(row["name"]), *own.get(str(row["name"]), []), *_finalist(record, row, default, unit, has_load=has_load)]
@@ -158,7 +160,10 @@ def _confirmation(record: Record, missing: list[tuple[str, str]]) -> Section | N
     ]
     names = ["config", *(["settings"] if own else [])]
     table = Table([*names, *columns, *(["load"] if has_load else []), "rounds"], cells, num_text_columns=len(names))
-    return Section("Finalists against the default", [*finalist_charts(record), table, Note(_noise(record))])
+    parts: list[Part] = [*finalist_charts(record), table, Note(_noise(record))]
+    if len(loads) == 1:
+        parts.append(Note(f"Load of all rounds: {loads[0]}."))
+    return Section("Finalists against the default", parts)
 
 
 def _finalist(record: Record, row: Row, default: Row, unit: str, *, has_load: bool) -> list[str | Cell]:
@@ -177,8 +182,7 @@ def _finalist(record: Record, row: Row, default: Row, unit: str, *, has_load: bo
     return [
         number(fmean(values), unit),
         NOT_AVAILABLE if value is None else interval(value.low, value.high),
-        "1" if row is default else NOT_AVAILABLE if ratio is None else times(ratio.value),
-        "" if row is default else NOT_AVAILABLE if ratio is None else f"{times(ratio.low)} to {times(ratio.high)}",
+        "1" if row is default else ratio_text(ratio),
         difference,
         *([_loads(row)] if has_load else []),
         str(len(values)),
@@ -196,15 +200,15 @@ def _noise(record: Record) -> str:
         return "Noise floor: not available, because the default was not measured twice in enough rounds."
     edges = f" [{noise['low']:.3f}, {noise['high']:.3f}]" if is_number(noise.get("low")) else ""
     return (
-        f"Noise floor: the default was measured twice in each of {noise.get('num_rounds')} rounds; the ratio of the two "
-        f"is {noise['ratio']:.3f}{edges}. A gain below {percent(noise['floor'])} cannot be told from noise: then the default "
-        f"is kept.{_drift(noise)}"
+        f"Noise floor: the default was measured twice in each of {noise.get('num_rounds')} rounds; the ratio of the "
+        f"two is {noise['ratio']:.3f}{edges}. A gain below {percent(noise['floor'])} cannot be told from noise: then "
+        f"the default is kept.{_drift(noise)}"
     )
 
 
 def _drift(noise: Mapping[str, Any]) -> str:
-    edges = noise.get("low"), noise.get("high")
-    if not all(map(is_number, edges)) or edges[0] <= 1 <= edges[1]:
+    low, high = noise.get("low"), noise.get("high")
+    if low is None or high is None or low <= 1 <= high:
         return ""
     return " The interval does not hold 1: something changes within a round, so small gains are doubtful."
 
@@ -261,11 +265,7 @@ def _effects(record: Record, missing: list[tuple[str, str]]) -> Section | None:
         [
             effect.knob,
             plain(effect.value),
-            "default"
-            if effect.is_default
-            else "this knob alone"
-            if effect.is_alone
-            else "with other changes, median",
+            "default" if effect.is_default else "this knob alone" if effect.is_alone else "with other changes, median",
             "restart" if knobs[effect.knob].get("needs_restart") else "live",
             times(effect.ratio),
             "" if effect.num_configs < 2 else f"{times(effect.low)} to {times(effect.high)}",

@@ -89,6 +89,8 @@ details[open] > summary { margin-bottom: 10px }
 details .table, details .facts, details .code { border: 0; padding-left: 0; padding-right: 0; margin-bottom: 4px }
 p { margin: 0 0 12px; max-width: 90ch; overflow-wrap: anywhere }
 footer { margin-top: 40px; font-size: 13px }
+@media (max-width: 620px) { main { padding: 20px 14px 40px } figure { overflow-x: auto } figure svg { min-width: 540px }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)) } .tile b { font-size: 19px } }
 @media print { body { background: #fff } main { max-width: none } figure, .tile, tr { break-inside: avoid } }
 """
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 # Each has a contrast of at least 3 to the background of both colour schemes. Neighbours also differ in lightness.
 COLOURS = ("#0d9488", "#d97706", "#3b82f6", "#db2777", "#8b5cf6", "#7c8aa0")
-CHAR_WIDTH = 0.6  # of the font size: mean width of a character of the fonts below
+WIDE = frozenset("mwMW@%")  # half as wide again
+CHAR_WIDTH = 0.58  # of the font size: mean width of a character of the fonts below
 
 CHART_CSS = """
 .chart text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif; fill: #1f2937 }
@@ -135,7 +136,8 @@ def marker(x: float, y: float, place: int, *, size: float = 4.0, title: str = ""
 
 
 def text_width(content: str, font_size: float) -> float:
-    return len(content) * font_size * CHAR_WIDTH
+    num_wide = sum(letter in WIDE for letter in content)
+    return (len(content) + num_wide / 2) * font_size * CHAR_WIDTH
 
 
 def shortened(content: str, max_chars: int) -> str:
