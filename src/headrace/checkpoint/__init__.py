@@ -1,9 +1,9 @@
 """Operator checkpoints: a decision about settings as one file, with all that is needed to check it again.
 
     document.py   the file: schema, digest of the content, text that diffs well
-    create.py     from a record of a benchmark or a sweep, a job's summary, a server's self-check
+    create.py     from a record of a benchmark, a sweep or a tune, a job's summary, a server's self-check
     self_check.py a few requests, answered by a server's engine at its start
-    decision.py   what a sweep shows: the best config against the runner-up and the default
+    decision.py   what a sweep or a tune shows: the best config against the default and others
     judge.py      tolerances from the recorded noise, and whether figures still hold
     rerun.py      the same workload, engine, settings and load again
     verify.py     rerun, compare, name what else differs

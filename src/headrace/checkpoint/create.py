@@ -1,4 +1,4 @@
-"""Makes checkpoints: from records of benchmarks and sweeps, a job's summary, or a server's self-check.
+"""Makes checkpoints: from records of benchmarks, sweeps and tunes, a job's summary, or a server's self-check.
 
 What is private or changes by the minute is left out: keys in commands, the ids of GPUs, the load average.
 """
@@ -18,7 +18,7 @@ from headrace.bench.compare import flat_figures
 from headrace.bench.levels import figures_of, levels_of, load_label
 from headrace.bench.sweep.result import round_figures
 from headrace.bench.values import found, is_number
-from headrace.checkpoint.decision import NOT_COMPARED, decision, decision_of_sweep
+from headrace.checkpoint.decision import NOT_COMPARED, decision, decision_of_sweep, decision_of_tune
 from headrace.checkpoint.document import CheckpointError
 from headrace.checkpoint.judge import BY_NAME, values_of
 
@@ -41,9 +41,14 @@ def from_records(records: Sequence[Record], *, text: str | None = None) -> dict[
         if len(records) > 1:
             raise CheckpointError(f"a checkpoint is made of one sweep, and there are {len(records)}")
         return from_sweep(records[0], text=text)
+    if kinds == {"tune"}:
+        if len(records) > 1:
+            raise CheckpointError(f"a checkpoint is made of one tune, and there are {len(records)}")
+        return from_tune(records[0], text=text)
     if not kinds <= {"offline", "online"} or len(kinds) > 1:
         raise CheckpointError(
-            f"a checkpoint is made of records of kind offline, online or sweep; these are {', '.join(sorted(kinds))}"
+            "a checkpoint is made of records of kind offline, online, sweep or tune; "
+            f"these are {', '.join(sorted(kinds))}"
         )
     identities = {_identity(record) for record in records}
     if len(identities) > 1:
@@ -89,6 +94,38 @@ def from_sweep(record: Record, *, text: str | None = None) -> dict[str, Any]:
         "load": load,
         "slo": record.get("slo"),
         "warnings": list(best.get("warnings") or []) + ([str(record["stopped"])] if record.get("stopped") else []),
+    }
+
+
+def from_tune(record: Record, *, text: str | None = None) -> dict[str, Any]:
+    """The facts of a checkpoint of what a tune chose. Its rounds are those of the confirmation; without any, those of
+    the race that had most requests."""
+    name = found(record, "decision", "chosen")
+    chosen = next((row for row in record.get("configs") or [] if row.get("name") == name), None)
+    trials = [] if chosen is None else _trials_to_verify(chosen)
+    if chosen is None or not trials:
+        reason = record.get("stopped") or "no config was measured"
+        raise CheckpointError(f"this tune decided nothing: {reason}")
+    is_batch = record.get("goal") == "batch"
+    loads = merged([[_load_of_trial(record, trial, is_batch=is_batch)] for trial in trials])
+    given = {**(record.get("common_settings") or {}), **chosen["settings"]}
+    settings = {name: dict(setting) for name, setting in (record.get("settings_in_force") or {}).items()}
+    settings |= {
+        name: {"value": value, "source": "given", "reason": ""} for name, value in given.items() if value is not None
+    }
+    warnings = [str(warning) for warning in record.get("warnings") or []]
+    if trials[0].get("phase") != "confirm":
+        warnings.append("the choice was not confirmed: its rounds are those of the race")
+    if record.get("stopped"):
+        warnings.append(f"the search ended early: {record['stopped']}")
+    return {
+        **_common(record, "tune"),
+        "decision": decision_of_tune(record, chosen, text),
+        "verification": verification("offline" if is_batch else "online", loads),
+        "engine": _engine(record, record.get("launch_command"), settings),
+        "load": _load_to_repeat(record, trials, is_batch=is_batch),
+        "slo": record.get("slo"),
+        "warnings": list(dict.fromkeys(warnings)),
     }
 
 
@@ -279,6 +316,38 @@ def _load(label: str, rounds: Sequence[Mapping[str, Any]], *, slo: str | None = 
                 "interval": None if interval is None else [interval.low, interval.high],
             }
     return {"load": label, **({"slo": slo} if slo else {}), "figures": figures, "rounds": kept}
+
+
+def _trials_to_verify(row: Record) -> list[Record]:
+    measured = [trial for trial in row.get("trials") or [] if is_number(trial.get("value"))]
+    confirmed = [trial for trial in measured if trial.get("phase") == "confirm"]
+    kept = confirmed or [trial for trial in measured if trial.get("phase") == "race"]
+    most = max((int(trial.get("num_requests") or 0) for trial in kept), default=0)
+    return [trial for trial in kept if int(trial.get("num_requests") or 0) == most]  # rounds of the same requests
+
+
+def _load_of_trial(record: Record, trial: Record, *, is_batch: bool) -> dict[str, Any]:
+    figures = {str(record["figure"]): trial["value"], **(trial.get("figures") or {})}
+    label = ALL_AT_ONCE if is_batch else load_label(trial.get("load"))
+    return _load(label, [figures], slo=trial.get("slo"))
+
+
+def _load_to_repeat(record: Record, trials: Sequence[Record], *, is_batch: bool) -> dict[str, Any]:
+    """How requests were sent: of a batch, how many of the workload's first ones, if not all."""
+    num_requests = trials[0].get("num_requests")
+    if is_batch:
+        is_part = num_requests is not None and num_requests != found(record, "workload", "num_requests")
+        return OFFLINE | ({"num_requests": num_requests} if is_part else {})
+    levels: list[dict[str, Any]] = []
+    for trial in trials:
+        if not isinstance(trial.get("load"), Mapping):
+            raise CheckpointError("this record of a tune does not say how requests were sent; run it again")
+        load = dict(trial["load"])
+        if load.get("num_requests") is None and load.get("seconds") is None and num_requests is not None:
+            load["num_requests"] = num_requests
+        if load not in levels:
+            levels.append(load)
+    return {"levels": levels, "warms_up": True}
 
 
 def _level_figures(level: Mapping[str, Any]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.bench.compare import Figure
 from headrace.bench.statistics import ratio_of_rounds
+from headrace.bench.values import is_number
 from headrace.checkpoint.judge import BY_NAME, values_of
 
 Row = Mapping[str, Any]
@@ -35,6 +36,56 @@ def decision_of_sweep(record: Mapping[str, Any], best: Row, text: str | None) ->
     if failed:
         reason += f". Failed: {', '.join(failed)}"
     return decision(reason, text, chosen=best["name"], alternatives=compared, failed=failed)
+
+
+def decision_of_tune(record: Mapping[str, Any], chosen: Row, text: str | None) -> dict[str, Any]:
+    """The chosen config against the default and the other finalists, over the rounds of the confirmation."""
+    made, figure = record["decision"], BY_NAME[record["figure"]]
+    others = [row for row in record["configs"] if row is not chosen and (row["is_default"] or row["is_finalist"])]
+    others.sort(key=lambda row: not row["is_default"])
+    compared = [_against_tuned(record, chosen, row) for row in others if row["status"] == "ok"]
+    failed = [row["name"] for row in record["configs"] if row["status"] == "failed"]
+    num_measured = sum(bool(row.get("trials")) for row in record["configs"])
+    reason = f"{made['text']}. {chosen['name']!r} is the choice of {num_measured} measured configs by {figure.label}"
+    noise = record.get("noise")
+    reason += f"; noise floor {100 * noise['floor']:.1f} %" if noise else "; the noise floor was not measured"
+    if failed:
+        reason += f". Failed: {', '.join(failed)}"
+    return decision(
+        reason,
+        text or made["text"],
+        chosen=chosen["name"],
+        verdict=made["verdict"],
+        alternatives=compared,
+        failed=failed,
+        noise=noise,
+    )
+
+
+def rounds_of(row: Row, phase: str = "confirm") -> dict[int, float]:
+    """The values of a tune's config by round."""
+    trials = [trial for trial in row.get("trials") or [] if trial.get("phase") == phase]
+    return {trial["round"]: float(trial["value"]) for trial in trials if is_number(trial.get("value"))}
+
+
+def _against_tuned(record: Mapping[str, Any], chosen: Row, other: Row) -> dict[str, Any]:
+    made = record["decision"]
+    if other["name"] == made["against"] and is_number(made.get("low")) and is_number(made.get("high")):
+        ratio, interval = made["ratio"], [made["low"], made["high"]]
+    else:
+        sides = rounds_of(other), rounds_of(chosen)
+        common = [number for number in sides[0] if number in sides[1]]
+        known = ratio_of_rounds(*([side[number] for number in common] for side in sides), is_paired=True)
+        ratio = None if known is None else known.value
+        interval = None if known is None else [known.low, known.high]
+    return {
+        "name": other["name"],
+        "role": "default" if other["is_default"] else "finalist",
+        "figure": record["figure"],
+        "ratio": ratio,
+        "interval": interval,
+        "is_shown": interval is not None and not interval[0] <= 1.0 <= interval[1],
+    }
 
 
 def _against(best: Row, other: Row, role: str, figure: Figure, *, is_paired: bool) -> dict[str, Any]:

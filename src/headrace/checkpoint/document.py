@@ -1,6 +1,6 @@
 """The file of a checkpoint: one JSON object with a fixed order of keys, one fact per line, and a digest of its content.
 
-    schema, digest, kind, created_at              what this file is; kind: offline, online, sweep, job or serve
+    schema, digest, kind, created_at              what this file is; kind: offline, online, sweep, tune, job, serve
     decision                                      text, reason, alternatives with their ratios and intervals
     verification                                  figures of each round under each load, and which of them are judged
     engine                                        name, versions, launch command, every setting in force with its source

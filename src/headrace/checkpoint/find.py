@@ -25,8 +25,8 @@ def find_checkpoint(
     workload_kind: WorkloadKind,
     engine: str = "headrace",
 ) -> FoundCheckpoint | None:
-    """The newest checkpoint of this engine, model, kind of machine and kind of workload. One of a sweep, which compared
-    settings, is preferred to one that only recorded what ran. `machine` is as in `machine_facts`; other files of the
+    """The newest checkpoint of this engine, model, kind of machine and kind of workload. One of a tune is preferred to
+    one of a sweep, and both to one that only recorded what ran. `machine` is as in `machine_facts`; other files of the
     directory, and checkpoints that cannot be read, are passed over."""
     matches = [
         found
@@ -49,6 +49,12 @@ def _checkpoints(directory: Path) -> list[FoundCheckpoint]:
     return found
 
 
-def _preference(found: FoundCheckpoint) -> tuple[bool, str, str]:
-    has_alternatives = bool(found.checkpoint.at("decision", "alternatives"))
-    return has_alternatives, str(found.checkpoint.facts.get("created_at")), found.path.name
+def _preference(found: FoundCheckpoint) -> tuple[int, str, str]:
+    return _rank(found.checkpoint), str(found.checkpoint.facts.get("created_at")), found.path.name
+
+
+def _rank(checkpoint: Checkpoint) -> int:
+    """How much was compared. A tune that was stopped before its confirmation has compared little."""
+    if checkpoint.kind == "tune":
+        return 1 if checkpoint.at("decision", "verdict") == "not confirmed" else 3
+    return 2 if checkpoint.at("decision", "alternatives") else 0

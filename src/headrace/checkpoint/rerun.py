@@ -64,7 +64,7 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
         if serves:
             records = _online(checkpoint, running, workload, num_rounds, options, say)
         else:
-            records = [_offline(running, workload, num_rounds, say)]
+            records = [_offline(checkpoint, running, workload, num_rounds, say)]
     found = merged([loads_of(record, rank_by) for record in records])
     if rank_by is not None:  # each round has the load with the best figure, which need not be the recorded one
         label = checkpoint.facts["verification"]["loads"][0]["load"]
@@ -189,13 +189,19 @@ def _counter_of(checkpoint: Checkpoint, options: Options) -> Callable[[str], int
     return lambda text: len(tokenizer.encode(text))
 
 
-def _offline(running: RunningEngine, workload: Workload, num_rounds: int, say: Say) -> dict[str, Any]:
+def _offline(
+    checkpoint: Checkpoint, running: RunningEngine, workload: Workload, num_rounds: int, say: Say
+) -> dict[str, Any]:
     from headrace.bench.offline import measure_offline
+
+    num_requests = checkpoint.at("load", "num_requests")  # a tune measures the first requests of a long workload
+    asked = workload if num_requests is None else workload.first(num_requests)
 
     def on_round(number: int, figures: dict[str, Any]) -> None:
         say(f"round {number} of {num_rounds}: {figures['output_tokens_per_s']:,.1f} output tokens/s")
 
-    return measure_offline(running, workload, num_rounds=num_rounds, on_round=on_round)
+    record = measure_offline(running, asked, num_rounds=num_rounds, on_round=on_round)
+    return record | {"load": checkpoint.facts.get("load"), "workload": workload.facts}
 
 
 def _online(

@@ -22,7 +22,7 @@ A checkpoint is one file with a decision about settings and all that is needed t
 digest, hardware, command, every setting in force, workload hash and figures.
 
 subcommands:
-  create RECORD -o FILE    from a record of 'headrace bench' or 'headrace bench sweep'
+  create RECORD -o FILE    from a record of 'headrace bench', 'headrace bench sweep' or 'headrace tune'
   show FILE                what it says
   diff A B                 facts and settings that differ, and figures
   verify FILE              measure again, and say whether it still holds
@@ -60,8 +60,8 @@ def create(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="headrace checkpoint create",
         usage="headrace checkpoint create RECORD -o FILE [--decision TEXT]",
-        description="Make a checkpoint of a record that 'headrace bench' or 'headrace bench sweep' wrote. Several "
-        "records in one .jsonl file are rounds of the same measurement.",
+        description="Make a checkpoint of a record that 'headrace bench', 'headrace bench sweep' or 'headrace tune' "
+        "wrote. Several records of a benchmark in one .jsonl file are rounds of the same measurement.",
     )
     parser.add_argument("record", type=Path, metavar="RECORD", help="a .json or .jsonl file of records")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the checkpoint")

@@ -125,3 +125,18 @@ def test_labels_go_below_their_points_if_asked() -> None:
 
     points = [Point(1, 5, label="here"), Point(2, 9)]
     assert height(Series("a", points)) < height(Series("a", points, is_labelled_below=True))
+
+
+def test_a_quiet_series_is_drawn_and_not_named() -> None:
+    series = [Series("loud", [Point(1, 1), Point(2, 2)]), Series("other", [Point(1, 2)], is_quiet=True)]
+    chart = xy_chart(series, x=Axis("x"), y=Axis("y"), title="t")
+    assert ">loud</text>" in chart and ">other</text>" not in chart
+    assert chart.count("quiet-mark") == 1
+
+
+def test_a_series_without_markers_has_none_in_the_legend_either() -> None:
+    def chart(*, is_marked: bool) -> str:
+        line = Series("line", [Point(1, 1), Point(2, 2)], is_marked=is_marked)
+        return xy_chart([line, Series("p", [Point(1, 2)])], x=Axis("x"), y=Axis("y"), title="t")
+
+    assert chart(is_marked=True).count('class="mark"') - chart(is_marked=False).count('class="mark"') == 3

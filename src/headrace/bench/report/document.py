@@ -84,6 +84,22 @@ class Report:
     warnings: Sequence[str] = ()
     tiles: Sequence[tuple[str, str]] = ()  # a few large figures: name, value
     sections: Sequence[Section] = field(default_factory=tuple)
+    is_headline_first: bool = False  # the headline is the heading, and the title stands under it
+
+    @property
+    def heading(self) -> str:
+        return self.headline if self.is_headline_first and self.headline else self.title
+
+    @property
+    def under_heading(self) -> list[str]:
+        """Lines under the heading."""
+        lines = [self.title, self.subtitle] if self.heading != self.title else [self.subtitle]
+        return [line for line in lines if line]
+
+    @property
+    def later_headline(self) -> str:
+        """The headline after the warnings, unless it is the heading."""
+        return "" if self.is_headline_first else self.headline
 
 
 def text_of(cell: str | Cell) -> str:

@@ -12,15 +12,15 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
 def markdown(report: Report) -> str:
-    lines = [f"# {_text(report.title)}", ""]
-    if report.subtitle:
-        lines += [_text(report.subtitle), ""]
+    lines = [f"# {_text(report.heading)}", ""]
+    for line in report.under_heading:
+        lines += [_text(line), ""]
     lines += [f"> **Warning:** {_text(warning)}\n>" for warning in report.warnings]
     if report.warnings:
         lines[-1] = lines[-1].removesuffix("\n>")
         lines.append("")
-    if report.headline:
-        lines += [f"**{_text(report.headline)}**", ""]
+    if report.later_headline:
+        lines += [f"**{_text(report.later_headline)}**", ""]
     for section in report.sections:
         lines += [f"## {_text(section.title)}", "", *_parts(section.parts)]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -56,6 +56,7 @@ h2 { font-size: 19px; margin: 34px 0 12px }
 .tile span { color: var(--quiet); font-size: 13.5px }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 540px), 1fr)); gap: 14px;
   margin: 0 0 14px }
+.charts > figure:only-child { grid-column: 1 / -1; max-width: 760px }
 figure { margin: 0; padding: 12px 14px 10px; min-width: 0 }
 figure h3 { font-size: 15px; margin: 0 0 6px }
 figure svg { display: block; width: 100%; height: auto; max-width: 720px }
@@ -88,6 +89,8 @@ details[open] > summary { margin-bottom: 10px }
 details .table, details .facts, details .code { border: 0; padding-left: 0; padding-right: 0; margin-bottom: 4px }
 p { margin: 0 0 12px; max-width: 90ch; overflow-wrap: anywhere }
 footer { margin-top: 40px; font-size: 13px }
+@media (max-width: 620px) { main { padding: 20px 14px 40px } figure { overflow-x: auto } figure svg { min-width: 540px }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)) } .tile b { font-size: 19px } }
 @media print { body { background: #fff } main { max-width: none } figure, .tile, tr { break-inside: avoid } }
 """
 
@@ -106,10 +109,10 @@ def page(report: Report) -> str:
     """The whole page. Only `Chart.svg` is taken as it is: the chart functions escape what they draw."""
     body = "\n".join(
         [
-            f"<h1>{_text(report.title)}</h1>",
-            f'<p class="subtitle">{_text(report.subtitle)}</p>' if report.subtitle else "",
+            f"<h1>{_text(report.heading)}</h1>",
+            *(f'<p class="subtitle">{_text(line)}</p>' for line in report.under_heading),
             _warnings(report),
-            f'<p class="headline">{_text(report.headline)}</p>' if report.headline else "",
+            f'<p class="headline">{_text(report.later_headline)}</p>' if report.later_headline else "",
             _tiles(report),
             *map(_section, report.sections),
             f"<footer>Written by headrace {_text(__version__)}.</footer>",

@@ -1,4 +1,5 @@
-"""SVG elements as text, and the style that all charts share. Charts are drawn by xy.py, bars.py and panels.py.
+"""SVG elements as text, and the style that all charts share. Charts are drawn by xy.py, bars.py, grid.py and
+panels.py.
 
 A chart is an `<svg class="chart">`. In a page, the page's style sheet holds CHART_CSS once; as a file of its own,
 `standalone` puts it into the SVG. Colours follow the reader's colour scheme. Everything that comes from a record is
@@ -13,7 +14,8 @@ from itertools import pairwise
 
 # Each has a contrast of at least 3 to the background of both colour schemes. Neighbours also differ in lightness.
 COLOURS = ("#0d9488", "#d97706", "#3b82f6", "#db2777", "#8b5cf6", "#7c8aa0")
-CHAR_WIDTH = 0.56  # of the font size: mean width of a character of the fonts below
+WIDE = frozenset("mwMW@%")  # half as wide again
+CHAR_WIDTH = 0.58  # of the font size: mean width of a character of the fonts below
 
 CHART_CSS = """
 .chart text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif; fill: #1f2937 }
@@ -26,7 +28,7 @@ CHART_CSS = """
 .chart .own { font-weight: 700 }
 .chart .tick { font-size: 12px; fill: #5b6472 }
 .chart .axis { font-size: 12.5px; fill: #374151 }
-.chart .name { font-size: 12.5px }
+.chart .name { font-size: 12.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 3px }
 .chart .point { font-size: 11.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 3px }
 .chart .grid { stroke: #e5e7eb }
 .chart .base { stroke: #9ca3af }
@@ -35,12 +37,18 @@ CHART_CSS = """
 .chart .limit-label { font-size: 12px; fill: #b91c1c }
 .chart .whisker { stroke: #1f2937; stroke-width: 1.5; fill: none }
 .chart .mark { stroke: #ffffff; stroke-width: 1.5 }
+.chart .quiet-line { stroke: #9ca3af; stroke-width: 1.2; fill: none }
+.chart .quiet-mark { fill: #9ca3af }
+.chart .cell-good { fill: #d5f0ea; stroke: #0f766e }
+.chart .cell-bad { fill: #fbdcdc; stroke: #b91c1c }
+.chart .cell-unsure { fill: #fdf0cf; stroke: #b7791f }
+.chart .cell-plain { fill: none; stroke: #d1d5db; stroke-dasharray: 3 3 }
 @media (prefers-color-scheme: dark) {
   .chart text { fill: #e5e7eb }
   .chart .card { fill: #1b2029; stroke: #3b4352 }
   .chart .quiet, .chart .tick { fill: #a3acba }
   .chart .axis { fill: #c3cad5 }
-  .chart .point { stroke: #1b2029 }
+  .chart .point, .chart .name { stroke: #1b2029 }
   .chart .grid { stroke: #333a47 }
   .chart .base { stroke: #6b7280 }
   .chart .span { fill: #9ca3af; fill-opacity: 0.16 }
@@ -48,6 +56,12 @@ CHART_CSS = """
   .chart .limit-label { fill: #fca5a5 }
   .chart .whisker { stroke: #e5e7eb }
   .chart .mark { stroke: #1b2029 }
+  .chart .quiet-line { stroke: #6b7280 }
+  .chart .quiet-mark { fill: #7c8594 }
+  .chart .cell-good { fill: #12403b; stroke: #5eead4 }
+  .chart .cell-bad { fill: #4c1d1d; stroke: #fca5a5 }
+  .chart .cell-unsure { fill: #443411; stroke: #fcd34d }
+  .chart .cell-plain { stroke: #4b5563 }
 }
 """
 
@@ -122,7 +136,8 @@ def marker(x: float, y: float, place: int, *, size: float = 4.0, title: str = ""
 
 
 def text_width(content: str, font_size: float) -> float:
-    return len(content) * font_size * CHAR_WIDTH
+    num_wide = sum(letter in WIDE for letter in content)
+    return (len(content) + num_wide / 2) * font_size * CHAR_WIDTH
 
 
 def shortened(content: str, max_chars: int) -> str:

@@ -25,12 +25,11 @@ def renderables(report: Report) -> list[RenderableType]:
     """The report as parts that rich prints. Text is never read as rich's markup."""
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(_plain(report.title), style="bold")]
-    if report.subtitle:
-        parts.append(Text(_plain(report.subtitle), style="dim"))
+    parts: list[RenderableType] = [Text(_plain(report.heading), style="bold")]
+    parts += [Text(_plain(line), style="dim") for line in report.under_heading]
     parts += [Text(f"! {_plain(warning)}", style="yellow") for warning in report.warnings]
-    if report.headline:
-        parts.append(Text(_plain(report.headline), style="bold"))
+    if report.later_headline:
+        parts.append(Text(_plain(report.later_headline), style="bold"))
     for section in report.sections:
         shown = _parts(section.parts)
         if shown:

@@ -43,6 +43,8 @@ class Series:
     is_dashed: bool = False
     place: int | None = None  # of its colour; default: its place in the chart
     is_labelled_below: bool = False  # where labels of points go if there is room: another series is above
+    is_marked: bool = True  # whether its points have markers
+    is_quiet: bool = False  # grey, thin and not in the legend: context for the other series
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def xy_chart(
     if not kept:
         return _empty(title, width, height / 2)
     names_at_ends = names_at_ends and len(kept) > 1
-    legend = [] if names_at_ends or len(kept) < 2 else _legend(kept, width)
+    named = [each for each in kept if not each.is_quiet]
+    legend = [] if names_at_ends or len(kept) < 2 or not named else _legend(named, width)
     top = TOP + (legend[-1].row + 1) * LEGEND_LINE if legend else TOP
     right = max(text_width(shortened(each.name, MAX_NAME), 12.5) for each in kept) + 16 if names_at_ends else RIGHT
     values = [
@@ -141,6 +144,7 @@ class _Entry:
     place: int
     kind: Kind
     is_dashed: bool
+    is_marked: bool
     x: float
     row: int
 
@@ -227,13 +231,17 @@ def _series(series: Series, x_scale: Scale, y_scale: Scale, *, is_alone: bool) -
         path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
         dash = {"stroke-dasharray": "6 4"} if series.is_dashed else {}
         stroke = {"fill": "none", "stroke": colour(series.place), "stroke-width": 2.0, "stroke-linejoin": "round"}
-        yield element("path", {"d": path, **stroke, **dash}, title=series.name)
+        look = {"class": "quiet-line"} if series.is_quiet else stroke
+        yield element("path", {"d": path, **look, **dash}, title=series.name)
     for place, ((a, b), point) in enumerate(zip(points, series.points, strict=True)):
         if series.kind != "band" and point.low is not None and point.high is not None:
             yield whisker(a, y_scale.place(point.low), y_scale.place(point.high))
         is_marked = series.kind == "points" or len(points) <= MAX_MARKED
-        if is_marked or (place == len(points) // 2 and not is_alone):
-            yield marker(a, b, series.place, title=point.title or f"{series.name}: {point.x:.4g}, {point.y:.4g}")
+        title = point.title or f"{series.name}: {point.x:.4g}, {point.y:.4g}"
+        if series.is_quiet:
+            yield element("circle", {"class": "quiet-mark", "cx": a, "cy": b, "r": 3.0}, title=title)
+        elif series.is_marked and (is_marked or (place == len(points) // 2 and not is_alone)):
+            yield marker(a, b, series.place, title=title)
 
 
 def _band(series: Series, x_scale: Scale, y_scale: Scale) -> str:
@@ -283,7 +291,7 @@ def _legend(kept: Sequence[Series], width: float) -> list[_Entry]:
         needed = 34 + text_width(name, 12.5)
         if x + needed > width and x > 10:
             x, row = 10.0, row + 1
-        entries.append(_Entry(name, each.place, each.kind, each.is_dashed, x, row))
+        entries.append(_Entry(name, each.place, each.kind, each.is_dashed, each.is_marked, x, row))
         x += needed + 14
     return entries
 
@@ -293,4 +301,5 @@ def _legend_entry(entry: _Entry) -> str:
     stroke = {"stroke": colour(entry.place), "stroke-width": 2.0}
     dash = {"stroke-dasharray": "6 4"} if entry.is_dashed else {}
     stripe = "" if entry.kind == "points" else element("path", {"d": f"M{entry.x:.1f} {y:.1f}h22", **stroke, **dash})
-    return stripe + marker(entry.x + 11, y, entry.place) + text(entry.x + 29, y + 4.5, entry.name, "name")
+    mark = marker(entry.x + 11, y, entry.place) if entry.is_marked else ""
+    return stripe + mark + text(entry.x + 29, y + 4.5, entry.name, "name")

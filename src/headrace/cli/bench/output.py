@@ -24,7 +24,6 @@ def say(line: str) -> None:
 def finish(given: argparse.Namespace, record: dict[str, Any], rows: Sequence[Sequence[Outcome]] = ()) -> None:
     """Write the record, then print and write its report: a report that fails must not cost the figures."""
     from headrace.bench.record import RecordError, write_record
-    from headrace.bench.report.build import build_report
 
     path = given.output or Path(RECORDS) / f"{record['id']}.json"
     failure: RecordError | None = None
@@ -32,10 +31,21 @@ def finish(given: argparse.Namespace, record: dict[str, Any], rows: Sequence[Seq
         write_record(record, path, rows)
     except RecordError as error:
         failure = error  # the figures are shown before it is raised
-    show(given, build_report(record, path.parent), page=path.with_suffix(".html") if given.output is None else None)
+    show(given, report_of(record, path.parent), page=path.with_suffix(".html") if given.output is None else None)
     if failure is not None:
         raise failure
     say(f"record: {path}")
+
+
+def report_of(record: dict[str, Any], directory: Path | None = None) -> Report:
+    """The report of a record of a benchmark or a tune. `directory` holds the request rows, if they were kept."""
+    if record.get("kind") == "tune":
+        from headrace.tune.report import tune_report
+
+        return tune_report(record)
+    from headrace.bench.report.build import build_report
+
+    return build_report(record, directory)
 
 
 def write_checkpoint_of(record: dict[str, Any], path: Path) -> None:

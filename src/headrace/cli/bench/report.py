@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.cli.bench.flags import add_report_flags
-from headrace.cli.bench.output import show
+from headrace.cli.bench.output import report_of, show
 from headrace.cli.parser import CommandParser
 
 
@@ -14,10 +14,9 @@ def main(arguments: Sequence[str]) -> int:
     given = build_parser().parse_args(arguments)
 
     from headrace.bench.record import read_records
-    from headrace.bench.report.build import build_report
 
     for record in read_records([given.record]):
-        show(given, build_report(record, given.record if given.record.is_dir() else given.record.parent))
+        show(given, report_of(record, given.record if given.record.is_dir() else given.record.parent))
     return 0
 
 
@@ -25,7 +24,8 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace bench report",
         usage="headrace bench report RECORD [--html FILE] [--markdown FILE]",
-        description="Print a record that 'headrace bench' wrote, and write it as a page or as Markdown.",
+        description="Print a record that 'headrace bench' or 'headrace tune' wrote, and write it as a page or as "
+        "Markdown.",
     )
     parser.add_argument("record", type=Path, metavar="RECORD", help="a .json or .jsonl file of records")
     add_report_flags(parser)
