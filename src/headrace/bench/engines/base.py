@@ -77,6 +77,13 @@ class RunningEngine(ABC):
         """Forget cached prefixes, so that rounds are equal. False if the engine cannot."""
         return False
 
+    def reconfigure(self, settings: Mapping[str, Any]) -> bool:
+        """Change to these settings without loading the weights again.
+
+        True: they are in force now. False: nothing was changed, and only a restart can do it.
+        """
+        return False
+
     def is_alive(self) -> bool:
         return True
 
