@@ -26,6 +26,7 @@ COMMANDS = {
     "run": Command("headrace.cli.run", "run a batch job: answer a file of prompts"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
     "bench": Command("headrace.cli.bench.main", "measure this engine, vLLM or any OpenAI-compatible server"),
+    "tune": Command("headrace.cli.tune", "find the settings that are fastest for a workload, and prove it"),
     "checkpoint": Command("headrace.cli.checkpoint", "a decision about settings as a file that can be verified"),
     "status": Command("headrace.cli.status", "show the progress of a job, and its answers so far"),
     "cancel": Command("headrace.cli.cancel", "stop a job permanently"),

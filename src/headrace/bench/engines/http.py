@@ -45,6 +45,11 @@ class ServerClient:
     def post(self, path: str, *, headers: Mapping[str, str] | None = None) -> bytes:
         return self._ask(path, method="POST", headers=headers)
 
+    def post_json(self, path: str, body: Any, *, timeout_s: float | None = None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        return json.loads(self._ask(path, method="POST", headers=headers, timeout_s=timeout_s, data=data))
+
     def maybe_json(self, path: str, *, timeout_s: float | None = None) -> Any:
         """The JSON of a path, or None if the server has none there."""
         try:
@@ -65,11 +70,14 @@ class ServerClient:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        data: bytes = b"",
     ) -> bytes:
         """Raises HttpError for an error status, EngineFailure if there is no answer."""
-        data = b"" if method == "POST" else None
         asked = urllib.request.Request(
-            self.address + path, data=data, method=method, headers={**self._headers, **(headers or {})}
+            self.address + path,
+            data=data if method == "POST" else None,
+            method=method,
+            headers={**self._headers, **(headers or {})},
         )
         try:
             with self._opener.open(asked, timeout=timeout_s or self._timeout_s) as answer:

@@ -1,4 +1,7 @@
-"""The journal of a sweep: one fsynced line for each round that ended, well or not. Only one process writes it."""
+"""The journal of a sweep or a search: one fsynced line for each measurement that ended, well or not.
+
+Only one process writes it. `schema` says whose journal it is: a sweep does not read that of a search.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ class JournalError(RecordError):
 class Journal:
     """`entries` are the lines of earlier runs and of this one. A line that was cut off by a crash is removed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: str = SCHEMA) -> None:
         self.path = path
+        self.schema = schema
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -38,7 +42,7 @@ class Journal:
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write an entry so that it survives a crash of the machine. If that fails, nothing of it remains."""
-        line = json.dumps({"schema": SCHEMA, **entry}).encode() + b"\n"
+        line = json.dumps({"schema": self.schema, **entry}).encode() + b"\n"
         try:
             self._write(line)
             os.fsync(self._file)
@@ -69,7 +73,7 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise JournalError(f"another sweep is writing {self.path}; wait for it, or give another output") from None
+            raise JournalError(f"another process is writing {self.path}; wait for it, or give another output") from None
 
     def _read(self) -> tuple[list[dict[str, Any]], int]:
         """The entries, and where the last whole line ends."""
@@ -81,7 +85,9 @@ class Journal:
                 entry = json.loads(line)
             except ValueError:
                 entry = None
-            if not isinstance(entry, dict) or entry.get("schema") != SCHEMA:
-                raise JournalError(f"{self.path}, line {number}: no entry of a sweep's journal; move the file away")
+            if not isinstance(entry, dict) or entry.get("schema") != self.schema:
+                raise JournalError(
+                    f"{self.path}, line {number}: no entry of such a journal ({self.schema}); move the file away"
+                )
             entries.append(entry)
         return entries, end

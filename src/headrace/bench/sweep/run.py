@@ -198,7 +198,7 @@ class _Running:
         try:
             engine = self.sweep.engine.start(settings, serves=self.sweep.serves)
         except Exception as error:  # noqa: BLE001  a config that fails in any way is a row, and the others still run
-            return _failure("start", error)
+            return failure_of("start", error)
         try:
             failure = self._checked(engine, settings)
             for place in todo if failure is None else ():
@@ -220,17 +220,17 @@ class _Running:
                 return Failure("settings", "not in force", "; ".join(wrong), engine.log_tail())
             self.sweep.check(engine, self.sweep.workload)
         except Exception as error:  # noqa: BLE001
-            return _failure("answer", error, engine)
+            return failure_of("answer", error, engine)
         return None
 
     def _measured(self, engine: RunningEngine) -> dict[str, Any] | Failure:
         try:
             record = self.sweep.measure(engine, self.sweep.workload)
             if not engine.is_alive():
-                return _death(engine)
+                return death_of(engine)
         except Exception as error:  # noqa: BLE001
-            return _failure("measurement", error, engine)
-        if not _has_answers(record):
+            return failure_of("measurement", error, engine)
+        if not has_answers(record):
             return Failure(
                 "measurement", "no answers", "no request was answered" + _first_error(record), engine.log_tail()
             )
@@ -318,7 +318,7 @@ class _Running:
         }
 
 
-def _failure(stage: str, error: Exception, engine: RunningEngine | None = None) -> Failure:
+def failure_of(stage: str, error: Exception, engine: RunningEngine | None = None) -> Failure:
     """Any error of a config, with its class."""
     tail = engine.log_tail() if engine is not None else ""
     if isinstance(error, EngineFailure):
@@ -329,14 +329,14 @@ def _failure(stage: str, error: Exception, engine: RunningEngine | None = None) 
     return Failure(stage, "oom" if is_memory else "error", f"{type(error).__name__}: {error}", tail)
 
 
-def _death(engine: RunningEngine) -> Failure:
+def death_of(engine: RunningEngine) -> Failure:
     reason = engine.failure()
     if reason is None:  # it died, says who measured, but its process is there
         return Failure("measurement", "crash", f"{engine.name} died under load", engine.log_tail())
     return Failure("measurement", reason.kind, f"died under load: {reason}", reason.log_tail)
 
 
-def _has_answers(record: Mapping[str, Any]) -> bool:
+def has_answers(record: Mapping[str, Any]) -> bool:
     """Whether anything was answered; a record that does not count answers is taken at its word."""
     if record.get("rounds"):
         return any(each.get("output_tokens_per_s") != 0 for each in record["rounds"])

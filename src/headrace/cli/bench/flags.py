@@ -150,8 +150,8 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def engine_of(given: argparse.Namespace) -> Engine:
-    """The engine of a command line, not started."""
+def engine_of(given: argparse.Namespace, *, run_timeout_s: float | None = None) -> Engine:
+    """The engine of a command line, not started. `run_timeout_s` limits one run of a workload in process."""
     from headrace.bench.engines.headrace_engine import HeadraceEngine
     from headrace.bench.engines.openai_engine import OpenAIEngine
 
@@ -168,8 +168,10 @@ def engine_of(given: argparse.Namespace) -> Engine:
             raise ConfigError("--engine vllm needs a model: a directory or a hub id")
         from headrace.bench.engines.vllm_engine import VllmEngine
 
-        return VllmEngine(model, python=given.vllm_python, start_timeout_s=given.start_timeout)
-    return HeadraceEngine(model or EMBEDDED_MODEL, start_timeout_s=given.start_timeout)
+        return VllmEngine(
+            model, python=given.vllm_python, start_timeout_s=given.start_timeout, run_timeout_s=run_timeout_s
+        )
+    return HeadraceEngine(model or EMBEDDED_MODEL, start_timeout_s=given.start_timeout, run_timeout_s=run_timeout_s)
 
 
 def api_key_of(given: argparse.Namespace) -> str | None:

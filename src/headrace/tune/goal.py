@@ -1,0 +1,151 @@
+"""What is measured. batch: output tokens/s of all requests at once, the slow end of the run included. serve: goodput at
+the highest load that meets the SLO."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.bench.compare import flat_figures
+from headrace.bench.engines import RunningEngine
+from headrace.bench.levels import figures_of
+from headrace.bench.load import ClosedLoop
+from headrace.bench.offline import round_of, warm_up_of
+from headrace.bench.online import Client, measure_online
+from headrace.bench.slo import Slo
+from headrace.bench.values import found
+from headrace.bench.workloads import Workload
+from headrace.errors import HeadraceError
+
+FIRST_CONCURRENCY, MAX_CONCURRENCY = 8, 1024
+MIN_LEVEL_REQUESTS, REQUESTS_PER_CLIENT = 32, 3
+SHORT_WARM_UP = 16  # requests, of an engine that changed its settings without a restart
+
+
+class SloMissedError(HeadraceError):
+    """No load level meets the SLO."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The value that is to be large, and what else was seen."""
+
+    value: float
+    figures: Mapping[str, float]
+    num_requests: int
+    load: Mapping[str, Any] | None = None
+    levels: Sequence[Mapping[str, Any]] | None = None
+    level: int | None = None  # concurrency at which the value was seen
+
+
+class Goal(ABC):
+    name: str
+    figure: str
+    serves: bool
+    slo: Slo | None
+
+    @abstractmethod
+    def warm_up(self, engine: RunningEngine, workload: Workload, *, is_fresh: bool) -> None:
+        """Let the engine compile what it compiles at first use. `is_fresh`: it was just started."""
+
+    @abstractmethod
+    def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
+        """One measurement. `level` is the load at which other configs were best."""
+
+
+class BatchGoal(Goal):
+    name, figure, serves, slo = "batch", "output_tokens_per_s", False, None
+
+    def warm_up(self, engine: RunningEngine, workload: Workload, *, is_fresh: bool) -> None:
+        few = warm_up_of(workload)
+        engine.run_offline(few if is_fresh else few.first(SHORT_WARM_UP))
+
+    def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
+        engine.reset_prefix_cache()
+        figures = round_of(engine.run_offline(workload), workload)
+        flat = flat_figures({**figures, **figures["counters"]})
+        return Measurement(figures["output_tokens_per_s"], flat, len(workload.requests))
+
+
+class ServeGoal(Goal):
+    """Probes the level at which others were best, doubles or halves it, and bisects once."""
+
+    name, figure, serves = "serve", "goodput_requests_per_s", True
+
+    def __init__(self, slo: Slo, client: Client | None = None, max_concurrency: int = MAX_CONCURRENCY) -> None:
+        self.slo: Slo = slo
+        self.client = client or Client()
+        self.max_concurrency = max_concurrency
+
+    def warm_up(self, engine: RunningEngine, workload: Workload, *, is_fresh: bool) -> None:
+        """The first level of a measurement does it."""
+
+    def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
+        levels: dict[int, dict[str, Any]] = {}
+
+        def is_met(concurrency: int) -> bool:
+            if concurrency not in levels:
+                levels[concurrency] = self._level(engine, workload, concurrency, is_first=not levels)
+            return bool(_verdict(levels[concurrency]) != "missed")
+
+        search_level(is_met, start=level or FIRST_CONCURRENCY, maximum=self.max_concurrency)
+        met = [concurrency for concurrency, each in levels.items() if _verdict(each) != "missed"]
+        if not met:
+            lowest = levels[min(levels)]
+            raise SloMissedError(
+                f"the SLO {self.slo.text!r} is missed with {min(levels)} concurrent: {_missed(lowest)}"
+            )
+        best = max(met, key=lambda concurrency: _goodput(levels[concurrency]))
+        return Measurement(
+            _goodput(levels[best]),
+            flat_figures(figures_of(levels[best])),
+            sum(int(each["summary"]["num_requests"]) for each in levels.values()),
+            load=levels[best]["load"],
+            levels=[
+                {"load": each["load"], "figures": flat_figures(figures_of(each)), "verdict": _verdict(each)}
+                for _, each in sorted(levels.items())
+            ],
+            level=best,
+        )
+
+    def _level(self, engine: RunningEngine, workload: Workload, concurrency: int, *, is_first: bool) -> dict[str, Any]:
+        count = max(MIN_LEVEL_REQUESTS, REQUESTS_PER_CLIENT * concurrency)
+        load = ClosedLoop(concurrency=concurrency, num_requests=count)
+        measured = measure_online(engine, workload, [load], slo=self.slo, client=self.client, warms_up=is_first)
+        if measured.was_interrupted:
+            raise KeyboardInterrupt
+        return dict(measured.record["levels"][0])
+
+
+def search_level(is_met: Callable[[int], bool], *, start: int, maximum: int) -> None:
+    """Visit levels: from `start` upwards while the SLO is met or downwards until it is, then once in the middle."""
+    level = min(start, maximum)
+    if is_met(level):
+        while level < maximum and is_met(min(maximum, 2 * level)):
+            level = min(maximum, 2 * level)
+        low, high = level, min(maximum, 2 * level)
+    else:
+        while level > 1 and not is_met(level // 2):
+            level //= 2
+        low, high = level // 2, level
+    if high - low > 1 and low >= 1:
+        is_met((low + high) // 2)
+
+
+def _verdict(level: Mapping[str, Any]) -> Any:
+    return found(level, "summary", "slo", "verdict")
+
+
+def _goodput(level: Mapping[str, Any]) -> float:
+    return float(level["summary"]["slo"]["goodput_requests_per_s"])
+
+
+def _missed(level: Mapping[str, Any]) -> str:
+    conditions = found(level, "summary", "slo", "conditions") or []
+    return "; ".join(
+        f"{each['condition']}: {each['share']:.1%} of the requests"
+        for each in conditions
+        if each["verdict"] == "missed"
+    )
