@@ -31,7 +31,7 @@ WORKLOAD = build(WorkloadSpec(name="random", num_requests=4, input_len=8, output
 
 class FakeRunning(RunningEngine):
     name = "fake"
-    start_s = 1.5
+    start_s: float | None = 1.5
     model_name = "tiny"
 
     def __init__(self, owner: FakeEngine, settings: Mapping[str, Any]) -> None:
@@ -48,6 +48,14 @@ class FakeRunning(RunningEngine):
     def run_offline(self, workload: Workload) -> OfflineRun:
         self.owner.event("answer")
         return OfflineRun(0.1, [0 if self.owner.is_mute else 4] * len(workload.requests), [8] * len(workload.requests))
+
+    def reconfigure(self, settings: Mapping[str, Any]) -> bool:
+        if not self.owner.can_reconfigure:
+            return False
+        self.owner.event("reconfigure")
+        self.owner.check(settings)
+        self.settings, self.start_s = dict(settings), None
+        return True
 
     def is_alive(self) -> bool:
         return self.settings.get("block_size") != 13
@@ -75,6 +83,7 @@ class FakeEngine(Engine):
         self.start_error: Exception | None = None
         self.is_mute = False
         self.interrupt_at: int | None = None
+        self.can_reconfigure = False
 
     def event(self, name: str) -> None:
         self.events.append(name)
@@ -86,14 +95,18 @@ class FakeEngine(Engine):
         self.event("start")
         if self.start_error is not None:
             raise self.start_error
-        value = settings.get("max_num_seqs", 64)
-        if value is False or value < 1:
-            raise ConfigError(f"max_num_seqs must be an integer of at least 1, got {value!r}")
-        if value > 1000:
-            raise EngineFailure("oom", "needs 90.0 GiB, 80.0 GiB free", "torch.OutOfMemoryError")
+        self.check(settings)
         running = FakeRunning(self, settings)
         self.running.add(running)
         return running
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        value = settings.get("max_num_seqs", 64)
+        if value is False or value < 1:
+            message = f"max_num_seqs must be an integer of at least 1, got {value!r}"
+            raise EngineFailure("bad_setting", message) if self.can_reconfigure else ConfigError(message)
+        if value > 1000:
+            raise EngineFailure("oom", "needs 90.0 GiB, 80.0 GiB free", "torch.OutOfMemoryError")
 
 
 def measure(engine: RunningEngine, workload: Workload) -> dict[str, Any]:
@@ -317,6 +330,63 @@ def test_interleaved_rounds_alternate_and_go_back(tmp_path: Path) -> None:
     assert engine.events.count("start") == 6
 
 
+def test_an_engine_that_can_is_reconfigured_between_interleaved_rounds(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.can_reconfigure = True
+    settings = [{"max_num_seqs": count} for count in (8, 0, 16, 2000)]
+    result = run(tmp_path, *settings, num_rounds=2, is_interleaved=True, engine=engine)
+    assert [(row.settings["max_num_seqs"], row.status) for row in result.rows] == [
+        (16, "ok"),
+        (8, "ok"),
+        (0, "failed"),
+        (2000, "failed"),
+    ]
+    kept = [event for event in engine.events if event != "answer"]
+    # 8; 0 is refused, and the engine goes on; 16; 2,000 fails in a fresh start too; then backwards.
+    first = ["start", "measure", "reconfigure", "reconfigure", "measure", "reconfigure", "stop", "start"]
+    assert kept == [*first, "start", "measure", "reconfigure", "measure", "stop"]
+    assert not engine.running
+    starts = [each["start_s"] for each in (json.loads(line) for line in lines_of(tmp_path)) if "failure" not in each]
+    assert starts == [1.5, None, 1.5, None]
+    assert result.rows[0].start_s == 1.5
+    assert {row.failure.kind for row in result.rows if row.failure} == {"bad_setting", "oom"}
+
+
+def lines_of(path: Path) -> list[str]:
+    return (path / "sweep.journal").read_text().splitlines()
+
+
+def test_an_engine_that_dies_is_started_anew_and_not_reconfigured(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.can_reconfigure = True
+    result = run(tmp_path, {"block_size": 13}, {"block_size": 16}, num_rounds=2, is_interleaved=True, engine=engine)
+    assert [row.status for row in result.rows] == ["ok", "failed"]
+    assert engine.events.count("start") == 2 and not engine.running
+
+
+def test_rounds_one_after_the_other_have_a_start_for_each_config(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.can_reconfigure = True
+    run(tmp_path, {"max_num_seqs": 8}, {"max_num_seqs": 16}, num_rounds=2, engine=engine)
+    assert engine.events.count("start") == 2 and "reconfigure" not in engine.events
+
+
+def test_rows_keep_the_counters_of_their_rounds(tmp_path: Path) -> None:
+    def counted(engine: RunningEngine, workload: Workload) -> dict[str, Any]:
+        record = measure(engine, workload)
+        record["rounds"][0]["counters"] = {"num_steps": 7, "num_preemptions": 2, "host_ms_per_step": 0.5}
+        return record
+
+    (row,) = run(tmp_path, {"max_num_seqs": 8}, num_rounds=2, measure=counted).as_record()["configs"]
+    assert row["counters"] == [{"num_steps": 7.0, "num_preemptions": 2.0, "host_ms_per_step": 0.5}] * 2
+
+
+def test_counters_of_a_curve_are_those_of_the_ranked_level(tmp_path: Path) -> None:
+    low, high = (level(count, outcomes(100 * count), counters={"num_steps": count}) for count in (1, 4))
+    result = run(tmp_path, {"max_num_seqs": 8}, measure=lambda *_: online_record([high, low]), rank_by="requests_per_s")
+    assert result.as_record()["configs"][0]["counters"] == [{"num_steps": 4.0}]
+
+
 def test_settings_that_the_engine_does_not_report_are_named(tmp_path: Path) -> None:
     (row,) = run(tmp_path, {"silent": 3, "max_num_seqs": 8}).rows
     assert row.status == "ok" and list(row.not_reported) == ["silent"]
@@ -397,14 +467,18 @@ def rows_without_reuse(result: SweepResult) -> list[Any]:
     return [(row.name, row.status, row.rank, len(row.rounds), row.failure) for row in result.rows]
 
 
-@pytest.mark.parametrize("is_interleaved", [False, True])
-def test_a_sweep_continues_after_an_interruption_at_every_point(tmp_path: Path, is_interleaved: bool) -> None:
+@pytest.mark.parametrize(("is_interleaved", "can_reconfigure"), [(False, False), (True, False), (True, True)])
+def test_a_sweep_continues_after_an_interruption_at_every_point(
+    tmp_path: Path, is_interleaved: bool, can_reconfigure: bool
+) -> None:
     options: dict[str, Any] = {"num_rounds": 2, "is_interleaved": is_interleaved}
     whole = FakeEngine()
+    whole.can_reconfigure = can_reconfigure
     expected = run(tmp_path / "whole", *SETTINGS, engine=whole, **options)
     for point in range(len(whole.events)):
         path = tmp_path / str(point)
         engine = FakeEngine()
+        engine.can_reconfigure = can_reconfigure
         engine.interrupt_at = point
         first = run(path, *SETTINGS, engine=engine, **options)
         assert first.stopped is not None and "the same command continues" in first.stopped

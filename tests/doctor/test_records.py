@@ -95,6 +95,33 @@ def test_a_sweep_is_read_at_its_best_config_and_names_failures() -> None:
     assert any("config 'b' failed: oom" in remark for remark in diagnosis.evidence.remarks)
 
 
+def test_a_sweep_with_counters_is_judged_like_a_measurement() -> None:
+    counters = {"num_steps": 1000, "num_preemptions": 400, "num_prompt_tokens": 64_000, "num_generated_tokens": 64_000}
+    counters |= {"num_recomputed_tokens": 60_000, "host_ms_per_step": 0.2, "wait_ms_per_step": 9.8}
+    rounds = [{"seconds": seconds, "output_tokens_per_s": 64_000 / seconds} for seconds in (12.0, 9.0, 10.0)]
+    best = {"name": "a", "rank": 1, "status": "ok", "settings": {"max_num_seqs": 256}, "rounds": rounds}
+    best |= {"counters": [{}, {}, counters], "in_force": {"device": {"value": "cpu", "source": "automatic"}}}
+    record = base_record("sweep", configs=[best], machine={"gpus": [{"name": "NVIDIA H200"}]})
+    evidence = evidence_of_record(record, origin="s.json")
+    assert (evidence.seconds, evidence.num_steps, evidence.num_preemptions) == (10.0, 1000.0, 400.0)
+    assert evidence.host_seconds == pytest.approx(0.2) and evidence.wait_seconds == pytest.approx(9.8)
+    assert (evidence.is_on_cpu, evidence.settings["max_num_seqs"]) == (True, 256)
+    assert not any("no counters" in remark for remark in evidence.remarks)
+    assert "cache-preempting" in [finding.rule for finding in diagnose(evidence).problems]
+
+
+def test_a_sweep_without_counters_says_so() -> None:
+    best = {"name": "a", "rank": 1, "status": "ok", "settings": {}, "rounds": [{"output_tokens_per_s": 10.0}]}
+    evidence = evidence_of_record(base_record("sweep", configs=[best]), origin="s.json")
+    assert any("no counters" in remark for remark in evidence.remarks)
+
+
+def test_seconds_of_the_engine_loop_are_taken_as_they_are() -> None:
+    counters = {"num_steps": 10.0, "host_seconds": 1.5, "wait_seconds": 8.5}
+    evidence = evidence_of_record(online_record([level(4, outcomes(), counters=counters)]), origin="s.json")
+    assert (evidence.host_seconds, evidence.wait_seconds) == (1.5, 8.5)
+
+
 def test_a_healthy_job_has_nothing_wrong() -> None:
     diagnosis = diagnose(evidence_of_record(job_summary(), origin="s.json"))
     assert diagnosis.outcome == "nothing wrong"

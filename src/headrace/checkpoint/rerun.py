@@ -60,7 +60,7 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
     num_rounds = options.num_rounds or int(checkpoint.at("verification", "num_rounds") or 1)
     say(f"starting {engine.name}: {num_rounds} round{'s' * (num_rounds > 1)} of workload {workload.name!r}")
     with engine.start(settings_given(checkpoint), serves=serves) as running:
-        say(f"{engine.name} is ready after {running.start_s:.1f} s")
+        say(f"{engine.name} is ready after {running.start_s or 0.0:.1f} s")
         if serves:
             records = _online(checkpoint, running, workload, num_rounds, options, say)
         else:

@@ -123,6 +123,7 @@ def test_a_worker_takes_other_settings_without_a_restart(tiny_directory: Path) -
         pids, fresh = running.pids(), running.settings_in_force()
         other = {**SETTINGS, "max_num_seqs": 2, "enable_prefix_caching": False}
         assert running.reconfigure(other)
+        assert running.start_s is None
         found = running.settings_in_force()
         assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (2, "given")
         assert (found["enable_prefix_caching"].value, found["model"].value) == (False, str(tiny_directory))
@@ -162,6 +163,7 @@ def test_a_server_tells_its_settings_and_counters(server: RunningEngine) -> None
     counters = server.counters()
     assert counters["num_preemptions"] == 0 and counters["num_generated_tokens"] == 0
     assert {"prefix_hit_tokens", "prefix_queried_tokens", "num_prompt_tokens", "num_steps"} <= counters.keys()
+    assert {"host_seconds", "wait_seconds"} <= counters.keys()
     assert server.reset_prefix_cache()
     assert len(server.pids()) >= 2  # the front and its engine
     assert server.model_facts()["vocab_size"] > 90

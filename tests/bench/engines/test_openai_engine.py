@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.engines import EngineFailure
+from headrace.bench.engines import EngineFailure, metrics
 from headrace.bench.engines.http import base_address
 from headrace.bench.engines.openai_engine import OpenAIEngine
 
@@ -83,6 +83,16 @@ def failure_of(address: str, **options: str) -> EngineFailure:
     with pytest.raises(EngineFailure) as error:
         OpenAIEngine(address, **options).start({}, serves=True)
     return error.value
+
+
+def test_headrace_reports_the_time_of_its_engine_loop_by_part() -> None:
+    text = """\
+headrace:engine_seconds_total{engine="0",part="host"} 1.5
+headrace:engine_seconds_total{engine="1",part="host"} 0.5
+headrace:engine_seconds_total{engine="0",part="wait"} 8.0
+headrace:steps_total{engine="0"} 100
+"""
+    assert metrics.counters(text) == {"num_steps": 100.0, "host_seconds": 2.0, "wait_seconds": 8.0}
 
 
 def test_vllm_reports_counters_and_cache_settings() -> None:

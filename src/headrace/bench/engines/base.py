@@ -49,7 +49,7 @@ class RunningEngine(ABC):
     """A started engine. `stop` must be called; a context manager does."""
 
     name: str
-    start_s: float  # from the launch to ready
+    start_s: float | None  # from the launch to ready; None: the settings were changed without a restart
     model_name: str  # under which requests ask for it
     address: str | None = None  # base URL, if it serves HTTP
 

@@ -191,7 +191,7 @@ class _HeadraceWorker(_Running):
         told = self._worker.call("reconfigure", model=launch.path, settings=launch.all, timeout_s=self._start_timeout_s)
         if told["settings"] is None:
             return False
-        self._launch, self._settings = launch, launch.named(told["settings"])
+        self._launch, self._settings, self.start_s = launch, launch.named(told["settings"]), None
         return True
 
     def counters(self) -> dict[str, float]:

@@ -32,6 +32,9 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "num_steps": ("headrace:steps", "vllm:iteration_tokens_total_count"),
     "num_refused": ("headrace:requests_refused", "vllm:admission_rejections"),
 }
+# The time of Headrace's engine loop, by its label: computing on the host, and waiting for the device.
+ENGINE_TIME = "headrace:engine_seconds_total"
+_PARTS = {"host": "host_seconds", "wait": "wait_seconds"}
 INFO = ("headrace:cache_config_info", "vllm:cache_config_info", "headrace:config_info", "sglang:cache_config_info")
 _ENGINE_LABELS = ("engine", "model_name", "engine_index", "engine_type")
 
@@ -61,9 +64,13 @@ def samples(text: str) -> Iterator[Sample]:
 def counters(text: str) -> dict[str, float]:
     """Counters under common names, summed over the engines of a server."""
     sums: dict[str, float] = {}
+    times: dict[str, float] = {}
     for sample in samples(text):
         sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-    return common_names(sums)
+        part = _PARTS.get(sample.labels.get("part", "")) if sample.name == ENGINE_TIME else None
+        if part is not None:
+            times[part] = times.get(part, 0.0) + sample.value
+    return common_names(sums) | times
 
 
 def common_names(sums: Mapping[str, float]) -> dict[str, float]:

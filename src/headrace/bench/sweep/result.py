@@ -11,7 +11,7 @@ from headrace.bench.compare import FIGURES, flat_figures
 from headrace.bench.levels import figures_of, levels_of, load_amount, load_label
 from headrace.bench.statistics import mean_interval, ratio_of_rounds
 from headrace.bench.sweep.configs import SweepConfig
-from headrace.bench.values import found
+from headrace.bench.values import found, is_number
 from headrace.errors import ConfigError, nearest
 
 Status = Literal["ok", "failed", "not run"]
@@ -56,6 +56,7 @@ class SweepRow:
     is_tied: bool = False
     level: str | None = None  # the load under which the value was seen
     rounds: Sequence[Mapping[str, float]] = ()
+    counters: Sequence[Mapping[str, float]] = ()  # of the engine in each round; empty if it has none
     num_reused: int = 0
     start_s: float | None = None
     launch_command: str | None = None
@@ -105,15 +106,26 @@ def round_figures(record: Mapping[str, Any], rank_by: str) -> tuple[dict[str, fl
         rounds = [flat_figures(each) for each in record["rounds"]]
         names = dict.fromkeys(name for each in rounds for name in each)
         return {name: float(median(each[name] for each in rounds if name in each)) for name in names}, None
+    level = _chosen_level(record, rank_by)
+    return ({}, None) if level is None else (flat_figures(figures_of(level)), load_label(level.get("load")))
+
+
+def round_counters(record: Mapping[str, Any], rank_by: str) -> dict[str, float]:
+    """The engine's counters of the same measurement."""
+    rounds = record.get("rounds")
+    chosen = rounds[len(rounds) // 2] if rounds else _chosen_level(record, rank_by)
+    counters = (chosen or {}).get("counters") or {}
+    return {name: float(value) for name, value in counters.items() if is_number(value)}
+
+
+def _chosen_level(record: Mapping[str, Any], rank_by: str) -> Mapping[str, Any] | None:
     levels = [(flat_figures(figures_of(level)), level) for level in levels_of(record)]
     levels = [(figures, level) for figures, level in levels if rank_by in figures]
     if not levels:
-        return {}, None
+        return None
     if RANKABLE[rank_by].is_higher_better:
-        figures, level = max(levels, key=lambda each: each[0][rank_by])
-    else:
-        figures, level = max(levels, key=lambda each: load_amount(each[1].get("load")) or 0.0)
-    return figures, load_label(level.get("load"))
+        return max(levels, key=lambda each: each[0][rank_by])[1]
+    return max(levels, key=lambda each: load_amount(each[1].get("load")) or 0.0)[1]
 
 
 def ranked(
@@ -150,6 +162,7 @@ def _row(config: SweepConfig, rounds: Sequence[Measured], failure: Failure | Non
         interval=(interval.low, interval.high) if interval else None,
         level=next((level for _, level in measured if level), None),
         rounds=[figures for figures, _ in measured],
+        counters=[round_counters(each.record, rank_by) for each in rounds],
         num_reused=sum(each.is_reused for each in rounds),
         start_s=median(starts) if (starts := [each.start_s for each in rounds if each.start_s is not None]) else None,
         launch_command=last.launch_command if last else None,

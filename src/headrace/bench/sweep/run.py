@@ -121,6 +121,7 @@ class _Running:
         self.failures: dict[str, Failure] = {}
         self.seconds_per_round: list[float] = []
         self.num_kept = 0  # rounds that the journal has
+        self._kept: RunningEngine | None = None  # of the last visit, if the next one may take it over
 
     def reuse(self) -> None:
         """Take over what the journal has of these configs, this workload, engine and machine."""
@@ -145,6 +146,12 @@ class _Running:
 
     def run(self) -> str | None:
         """Run what is missing. Returns why it ended early, if it did."""
+        try:
+            return self._run()
+        finally:
+            self._stop_kept()
+
+    def _run(self) -> str | None:
         for place, (config, rounds) in enumerate(self._visits(), 1):
             todo = [each for each in rounds if each not in self.measured[config.hash]]
             if not todo or config.hash in self.failures:
@@ -179,8 +186,9 @@ class _Running:
         )
 
     def _visits(self) -> Iterator[tuple[SweepConfig, list[int]]]:
-        """Configs with the rounds of one start. Interleaved, each round is a start of its own, and every second pass
-        goes backwards (A B B A), so that a slow drift of the machine hits all configs alike."""
+        """Configs with the rounds of one start. Interleaved, each round is a start of its own, or a change of settings
+        where the engine can, and every second pass goes backwards (A B B A), so that a slow drift of the machine hits
+        all configs alike."""
         configs, num_rounds = self.sweep.configs, self.sweep.num_rounds
         if not self.sweep.is_interleaved:
             yield from ((config, list(range(num_rounds))) for config in configs)
@@ -196,9 +204,10 @@ class _Running:
         settings = self.sweep.settings_of(config)
         began = time.monotonic()
         try:
-            engine = self.sweep.engine.start(settings, serves=self.sweep.serves)
+            engine = self._engine_with(settings)
         except Exception as error:  # noqa: BLE001  a config that fails in any way is a row, and the others still run
             return failure_of("start", error)
+        is_good = False
         try:
             failure = self._checked(engine, settings)
             for place in todo if failure is None else ():
@@ -209,9 +218,34 @@ class _Running:
                 self._keep(config, place, engine, outcome)
                 self.seconds_per_round.append(time.monotonic() - began)
                 began = time.monotonic()
+            is_good = failure is None
         finally:
-            self._stop(engine)
+            if is_good and self.sweep.is_interleaved:
+                self._kept = engine
+            else:
+                self._stop(engine)
         return failure
+
+    def _engine_with(self, settings: Mapping[str, Any]) -> RunningEngine:
+        """The engine of the last visit with other settings, if it can change them, or else a new one."""
+        kept = self._kept
+        if kept is not None and kept.is_alive():
+            try:
+                is_changed = kept.reconfigure(settings)
+            except EngineFailure as error:
+                if error.kind == "bad_setting" and kept.is_alive():
+                    raise
+                is_changed = False  # a fresh start shows whether the settings are to blame
+            if is_changed:
+                self._kept = None  # the visit decides whether the next one gets it
+                return kept
+        self._stop_kept()
+        return self.sweep.engine.start(settings, serves=self.sweep.serves)
+
+    def _stop_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._stop(kept)
 
     def _checked(self, engine: RunningEngine, settings: Mapping[str, Any]) -> Failure | None:
         try:

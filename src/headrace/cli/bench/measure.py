@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"starting {engine.name}: {len(workload.requests):,} requests of workload {workload.name!r}")
     with engine.start(settings, serves=bool(loads)) as running:
         if not given.quiet and not given.url:
-            say(f"{engine.name} is ready after {running.start_s:.1f} s")
+            say(f"{engine.name} is ready after {running.start_s or 0.0:.1f} s")
         if loads:
             return _online(given, running, workload, loads, slo)
         return _offline(given, running, workload)

@@ -115,7 +115,7 @@ def _of_online(record: Record, origin: str) -> Evidence:
 
 
 def _of_sweep(record: Record, origin: str) -> Evidence:
-    """The best config. A sweep keeps no counters: the records of its rounds, beside it, say more."""
+    """The best config, in its median round."""
     configs = [each for each in record.get("configs") or [] if isinstance(each, Mapping)]
     best = next((each for each in configs if each.get("rank") == 1), None)
     remarks = [
@@ -123,13 +123,39 @@ def _of_sweep(record: Record, origin: str) -> Evidence:
         for each in configs
         if each.get("status") == "failed"
     ]
-    remarks.append("a sweep keeps no counters of the engine; give doctor a record of one of its configs to know more")
-    facts = _common(record)
+    facts = _common({**record, "engine": {**(record.get("engine") or {}), "settings": found(best, "in_force")}})
     if best is not None:
-        facts["settings"] = {**facts["settings"], **dict(best.get("settings") or {})}
-        facts["given"] = frozenset(best.get("settings") or {})
         remarks.insert(0, f"of {len(configs)} configs, this is the best: {best.get('name')}")
+        asked = dict(best.get("settings") or {})
+        facts["settings"] = {**facts["settings"], **asked}
+        facts["given"] = facts["given"] | frozenset(asked)
+        facts |= _median_round(record, best)
+    if facts.get("num_steps") is None:
+        remarks.append("this sweep has no counters of the engine; give doctor a record of one of its configs")
     return Evidence(source="sweep", origin=origin, remarks=tuple(remarks), **facts)
+
+
+def _median_round(record: Record, row: Record) -> dict[str, Any]:
+    """Figures and counters of a config of a sweep."""
+    rounds = [each for each in row.get("rounds") or [] if isinstance(each, Mapping)]
+    if not rounds:
+        return {}
+    # In the order of their time, where they have one: the rate of a run is not always in its figures.
+    place = sorted(range(len(rounds)), key=lambda each: _number(rounds[each].get("seconds")) or 0.0)[len(rounds) // 2]
+    figures, counters = rounds[place], list(row.get("counters") or [])
+    num_answered = _number(figures.get("num_ok"))
+    num_requests = _number(figures.get("num_requests")) or _number(found(record, "workload", "num_requests"))
+    facts = {
+        **_of_counters(counters[place] if place < len(counters) else {}),
+        **_lengths(figures, num_answered or num_requests),
+        "seconds": _number(figures.get("seconds")),
+        "num_requests": num_requests,
+    }
+    for name, own in (("prompt_tokens", "num_prompt_tokens"), ("output_tokens", "num_output_tokens")):
+        facts[name] = facts.get(name) or _number(figures.get(own))
+    if num_answered is not None:  # over HTTP; the client's count has the requests that the server counts as refused
+        facts |= {"num_answered": num_answered, "num_refused": _number(figures.get("num_refused"))}
+    return facts
 
 
 def _of_job(summary: Record, origin: str) -> Evidence:
@@ -235,8 +261,10 @@ def _of_counters(counters: Record) -> dict[str, float | None]:
     facts: dict[str, float | None] = {field: _number(counters.get(name)) for field, name in names.items()}
     steps = facts["num_steps"]
     for part in ("host", "wait"):
-        each, seconds = _number(counters.get(f"{part}_ms_per_step")), _number(counters.get(f"{part}_seconds"))
-        facts[f"{part}_seconds"] = each * steps / 1e3 if each is not None and steps else seconds
+        total, each = (_number(counters.get(f"{part}_{unit}")) for unit in ("seconds", "ms_per_step"))
+        if total is None and each is not None and steps is not None:
+            total = each * steps / 1e3
+        facts[f"{part}_seconds"] = total
     if steps and facts["output_tokens"] is not None and facts["prompt_tokens"] is not None:
         computed = facts["output_tokens"] + facts["prompt_tokens"] - (facts["prefix_hit_tokens"] or 0.0)
         facts["tokens_per_step"] = computed / steps
