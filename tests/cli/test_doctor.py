@@ -87,10 +87,11 @@ def test_wrong_usage_is_explained(capsys: pytest.CaptureFixture[str], summary: P
     assert "'vllm serve ...'" in usage_error(capsys, "--", "ollama", "run", "llama3")
 
 
-@pytest.mark.parametrize("kind", ["record", "command"])
+@pytest.mark.parametrize("kind", ["record", "command", "run"])
 def test_reading_imports_no_torch(kind: str, summary: Path) -> None:
     command = ["--gpu", "H100", "--", "vllm", "serve", "qwen3-8b", "-tp", "2", "--max-num-seqs", "512"]
-    arguments = ["doctor", *([str(summary)] if kind == "record" else command)]
+    run = ["--", "headrace", "run", "prompts.jsonl", "-o", "answers.jsonl", "--max-num-batched-tokens", "0"]
+    arguments = ["doctor", *{"record": [str(summary)], "command": command, "run": run}[kind]]
     code = (
         f"import sys\nfrom headrace.cli.main import main\nmain({arguments!r})\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"

@@ -23,7 +23,7 @@ from headrace.histogram import Histogram
 from headrace.monitor import RequestTimes, ServerMetrics
 from headrace.sched import SchedulerStats
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, TOKEN_GAP_BOUNDS
-from headrace.server.bottleneck import LINE_S, REPEAT_S, SNAPSHOT_S, WINDOW_S, BottleneckLog, BottleneckWatch
+from headrace.server.bottleneck import LINE_S, REPEAT_S, SNAPSHOT_S, WINDOW_S, BottleneckLog, BottleneckWatch, own_gpu
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
 from headrace.server.options import ServerOptions
@@ -170,6 +170,16 @@ def test_without_an_engine_the_document_stays_readable() -> None:
     server.has_engine = False
     server.tick()
     assert server.tick(SNAPSHOT_S)["outcome"] == "not enough evidence"
+
+
+def test_the_gpu_is_the_first_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [{"name": "NVIDIA A100-SXM4-80GB", "uuid": "GPU-1"}, {"name": "NVIDIA H200", "uuid": "GPU-2"}, {"name": "X"}]
+    monkeypatch.setattr("headrace.server.bottleneck.gpu_facts", lambda: gpus)
+    for visible, name in (("0", "A100"), ("1", "H200"), ("GPU-2", "H200"), ("2", None), ("7", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = own_gpu()
+        assert (found is None) == (name is None)
+        assert found is None or found.name.startswith(name or "")
 
 
 FULL = diagnose(live(num_preemptions=90.0, recomputed_tokens=9_000.0))

@@ -172,9 +172,9 @@ class BottleneckWatch:
 
 def own_gpu() -> Gpu | None:
     """The first GPU that this process may use, if plan knows its rates. Asks the driver: not for the event loop."""
-    visible = (facts for index, facts in enumerate(gpu_facts()) if is_visible(index, facts["uuid"]))
+    visible = (facts for index, facts in enumerate(gpu_facts()) if is_visible(index, facts.get("uuid", "")))
     first = next(visible, None)
-    return None if first is None else match_gpu(first["name"])
+    return None if first is None else match_gpu(first.get("name", ""))
 
 
 class BottleneckLog:
