@@ -127,6 +127,7 @@ def test_a_server_is_measured_again_at_its_load(tmp_path: Path) -> None:
             workload=WORKLOAD.facts,
             slo="ttft:p50<60s",
             engine={"name": "openai", "address": server.address, "versions": {}},
+            model={"name": "null", "digest": None},
             common_settings={},
             settings_in_force={},
         )

@@ -227,14 +227,14 @@ def merged(several: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
     return [_load(label, each, slo=worst.get(label)) for label, each in rounds.items()]
 
 
-def hub_digest(model: str) -> str | None:
+def hub_digest(model: str, revision: str | None = None) -> str | None:
     """The digest of a hub model's files, if they are in the hub's cache."""
     from headrace.models.digests import digest_of_model
 
     with suppress(ImportError, ValueError, OSError):
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(model, "config.json")
+        path = try_to_load_from_cache(model, "config.json", revision=revision)
         if isinstance(path, str):
             return digest_of_model(Path(path).parent)
     return None
@@ -397,5 +397,7 @@ def _identity(record: Record) -> str:
         if setting.get("source") == "given"
     }
     model = [found(record, "model", name) for name in ("name", "digest")]
-    parts = [found(record, "engine", "name"), model, given, found(record, "workload", "hash"), record.get("load")]
+    # Only the first of several rounds of a server warms up.
+    load = {name: value for name, value in (record.get("load") or {}).items() if name != "warms_up"}
+    parts = [found(record, "engine", "name"), model, given, found(record, "workload", "hash"), load]
     return json.dumps(parts, sort_keys=True, default=str)

@@ -71,7 +71,8 @@ def rounds_of(row: Row, phase: str = "confirm") -> dict[int, float]:
 def _against_tuned(record: Mapping[str, Any], chosen: Row, other: Row) -> dict[str, Any]:
     made = record["decision"]
     if other["name"] == made["against"] and is_number(made.get("low")) and is_number(made.get("high")):
-        ratio, interval = made["ratio"], [made["low"], made["high"]]
+        ratio: float | None = made["ratio"]
+        interval: list[float] | None = [made["low"], made["high"]]
     else:
         sides = rounds_of(other), rounds_of(chosen)
         common = [number for number in sides[0] if number in sides[1]]

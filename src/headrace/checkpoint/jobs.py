@@ -26,6 +26,8 @@ DROPPED = {
     "--deadline": True,
     "--gpu-price": True,
     "--quiet": False,
+    "--auto": False,
+    "--checkpoints": True,
     "--overwrite": False,
 }
 

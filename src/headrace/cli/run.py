@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import shlex
@@ -10,11 +11,22 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.auto import (
+    AutoSettings,
+    add_auto_flags,
+    check_auto_flags,
+    directories,
+    find_auto_settings,
+    flags_of,
+    names_checkpoint,
+    shown,
+)
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
+from headrace.config import EngineConfig
 from headrace.errors import ConfigError, ResumableJobError
 
 if TYPE_CHECKING:
@@ -48,8 +60,14 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--rate is for --check")
     if given.checkpoint is not None and given.check:
         parser.error("--checkpoint is for a job that runs, and --check runs none")
+    check_auto_flags(parser, given)
     defaults = sampling_defaults(parser, given)
     config = engine_config(parser, given)
+    auto = _auto_settings(config, given) if given.auto else None
+    if auto is not None:
+        with names_checkpoint(auto):
+            applied = {name: value for name, value in auto.settings.items() if not hasattr(given, name)}
+            config = dataclasses.replace(config, **applied)
 
     from headrace.cli.fetching import fetch_if_missing
     from headrace.jobs.formats.locations import STANDARD_STREAM
@@ -83,13 +101,15 @@ def main(arguments: Sequence[str]) -> int:
         metrics_port=given.metrics_port,
         deadline=given.deadline,
         disk_wait_s=given.disk_wait,
+        auto_settings=None if auto is None else auto.as_json(),
     )
     job.check_paths()
     fetch_if_missing(config.model, quiet=given.quiet)
     if given.check:
         return _check(job, given)
     try:
-        report = run_job(job, quiet=given.quiet)
+        with names_checkpoint(auto):
+            report = run_job(job, quiet=given.quiet)
     except ResumableJobError as error:
         print(f"headrace: error: {error}", file=sys.stderr)
         return RESUMABLE
@@ -97,6 +117,34 @@ def main(arguments: Sequence[str]) -> int:
     if given.checkpoint is not None:
         _write_checkpoint(report, job, given, arguments)
     return report.exit_code
+
+
+def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSettings:
+    """From a checkpoint, or for a job that is resumed, those that it was started with: all of its answers must come
+    from the same settings, whatever checkpoints appeared since."""
+    from headrace.jobs.spec import is_durable, job_directory
+    from headrace.jobs.store.manifest import read_manifest
+
+    fields = [field.name for field in dataclasses.fields(EngineConfig)]
+    say = (lambda line: None) if given.quiet else _print_line
+    if given.output is not None and not given.overwrite and is_durable(given.output):
+        earlier = read_manifest(job_directory(given.output))
+        if earlier is not None and earlier.auto_settings is not None:
+            kept = AutoSettings.from_json(earlier.auto_settings)
+            source = kept.path or "no checkpoint"
+            say(f"auto: the job keeps its settings from {source}: {shown(kept.settings) or 'none'}")
+            return kept
+    is_data = os.path.isfile(given.input) and given.input.endswith((".jsonl", ".json"))
+    return find_auto_settings(
+        config.model,
+        "batch",
+        revision=config.revision,
+        given=[name for name in fields if hasattr(given, name)],
+        known=fields,
+        where=directories(given.checkpoints),
+        print_line=say,
+        tune_arguments=["--data", given.input] if is_data else [],
+    )
 
 
 def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -195,6 +243,7 @@ def build_parser() -> CommandParser:
         max_tokens="longest answer, in tokens (default: messages, to the end of the context; a prompt, 256; "
         "/v1/completions, 16)",
     )
+    add_auto_flags(parser)
     add_engine_flags(parser)
     return parser
 
@@ -284,11 +333,15 @@ def _write_checkpoint(report: JobReport, job: JobSpec, given: argparse.Namespace
     from headrace.checkpoint.jobs import arguments_to_run_again, workload_of_job
 
     can_run_again = os.path.isfile(given.input) and job.redo is None
+    again = arguments_to_run_again(arguments, given.input)
+    if job.auto_settings is not None:  # by name: another checkpoint may be found later
+        settings = job.auto_settings["settings"]
+        again += flags_of({name: value for name, value in settings.items() if not hasattr(given, name)})
     facts = from_job(
         report.as_json(),
         command=shlex.join(["headrace", "run", *arguments]),
         workload=workload_of_job(job, num_requests=report.num_before + report.tally.num_done),
-        arguments=arguments_to_run_again(arguments, given.input) if can_run_again else None,
+        arguments=again if can_run_again else None,
     )
     write_checkpoint(facts, given.checkpoint)
     if not given.quiet:

@@ -7,10 +7,18 @@ import dataclasses
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.cli.auto import (
+    AutoSettings,
+    add_auto_flags,
+    check_auto_flags,
+    directories,
+    find_auto_settings,
+    names_checkpoint,
+)
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
 from headrace.cli.parser import CommandParser
@@ -50,6 +58,12 @@ def main(arguments: Sequence[str]) -> int:
         print(table(), end="")
         return 0
     parsed = read(parser, arguments)
+    given = parser.parse_args(without_other_flags(arguments, lambda line: None, parser.flags))
+    check_auto_flags(parser, given)
+    auto = _auto_settings(parsed, given) if given.auto else None
+    if auto is not None:
+        with names_checkpoint(auto):
+            parsed = _with(parsed, auto.settings)
 
     from headrace.cli.fetching import fetch_if_missing
     from headrace.server.serve import serve
@@ -57,9 +71,11 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("headrace.access").setLevel(logging.INFO)
     fetch_if_missing(parsed.config.model)
-    path = _checkpoint_path(parser, arguments)
-    on_ready = None if path is None else _writes_checkpoint(path, parsed.config, arguments)
-    return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
+    on_ready = None
+    if given.checkpoint is not None:
+        on_ready = _writes_checkpoint(given.checkpoint, parsed.config, arguments)
+    with names_checkpoint(auto):
+        return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
 
 
 def build_parser() -> CommandParser:
@@ -82,6 +98,7 @@ def build_parser() -> CommandParser:
         metavar="FILE",
         help="write settings, versions, hardware and a self-check of four requests as a checkpoint, then serve",
     )
+    add_auto_flags(parser)
     for title, description, fields in option_groups():
         add_field_flags(parser.add_argument_group(title, description), ServerOptions, fields, ALIASES)
     add_engine_flags(parser, ALIASES)
@@ -98,10 +115,30 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
         parser.error(str(error))
 
 
-def _checkpoint_path(parser: CommandParser, arguments: Sequence[str]) -> Path | None:
-    """The place of the checkpoint: no setting of the server, so not a part of what `read` returns."""
-    path: Path | None = parser.parse_args(without_other_flags(arguments, lambda line: None, parser.flags)).checkpoint
-    return path
+def _auto_settings(parsed: Parsed, given: argparse.Namespace) -> AutoSettings:
+    """From a checkpoint, without what flags and the file set."""
+    fields = [field.name for field in _all_fields()]
+    names = {name for name in fields if hasattr(given, name)}
+    if given.config is not None:
+        names |= set(read_settings(given.config, (EngineConfig, ServerOptions), lambda line: None))
+    from headrace.bench.slo import EXAMPLE
+
+    return find_auto_settings(
+        parsed.config.model,
+        "serve",
+        revision=parsed.config.revision,
+        given=names,
+        known=fields,
+        where=directories(given.checkpoints),
+        print_line=_print_line,
+        tune_arguments=["--slo", EXAMPLE],
+    )
+
+
+def _with(parsed: Parsed, settings: Mapping[str, Any]) -> Parsed:
+    owners = [{field.name for field in dataclasses.fields(owner)} for owner in (EngineConfig, ServerOptions)]
+    parts = [{name: value for name, value in settings.items() if name in names} for names in owners]
+    return Parsed(dataclasses.replace(parsed.config, **parts[0]), dataclasses.replace(parsed.options, **parts[1]))
 
 
 def _writes_checkpoint(path: Path, config: EngineConfig, arguments: Sequence[str]) -> OnReady:

@@ -41,6 +41,7 @@ class JobSpec:
     metrics_port: int | None = None  # serve the job's metrics on this port of localhost; 0: any free port
     deadline: str | None = None  # a time, or a duration from the start of the job: see `times`
     disk_wait_s: float = 3600.0  # how long to wait for space on a full disk
+    auto_settings: dict[str, Any] | None = None  # of `config`, taken from a checkpoint: kept when the job is resumed
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:

@@ -179,6 +179,7 @@ class JobDirectory:
                 current=self.current,
                 num_expected=num_expected,
                 deadline=self.deadline,
+                auto_settings=self._job.auto_settings,
             )
         )
         remove_segments(self.path, before_epoch=self._first_epoch)

@@ -60,6 +60,7 @@ class Manifest:
     num_expected: int | None = None
     deadline: DeadlineSet | None = None
     reason: str | None = None  # why it stopped
+    auto_settings: dict[str, Any] | None = None  # what --auto chose at the first run; None: without --auto
 
     @property
     def is_done(self) -> bool:
