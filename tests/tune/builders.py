@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,9 +62,8 @@ class SimulatedEngine(Engine):
         self.started: list[dict[str, Any]] = []
         self.num_alive = 0
         self.num_measured = 0
-        self.num_equivalents = 0.0  # of the whole workload
         self.counts: Counter[str] = Counter()
-        self.on_measured: Callable[[int], None] = lambda number: None
+        self.interrupt_after: int | None = None  # Ctrl-C while the measurement after so many runs
 
     def start(self, settings: Mapping[str, Any], *, serves: bool) -> RunningEngine:
         full = {**DEFAULTS, **settings}
@@ -102,6 +102,8 @@ class SimulatedRunning(RunningEngine):
         engine, full = self._engine, {**DEFAULTS, **self._given}
         lens = [request.output_len for request in workload.requests]
         is_timed = max(lens) > 4  # a warm-up has short answers
+        if is_timed and engine.num_measured == engine.interrupt_after:
+            raise KeyboardInterrupt
         if is_timed and (failure := engine.breaks(full)) is not None:
             engine.clock.now += 60.0 if failure.kind == "timeout" else 1.0
             self._failure = failure
@@ -134,10 +136,9 @@ class SimulatedRunning(RunningEngine):
         self._engine.num_alive -= 1
 
 
+@cache
 def workload(num_requests: int = 400, output_len: int = 64, input_len: int = 256) -> Workload:
-    return build(
-        WorkloadSpec(name="random", num_requests=num_requests, input_len=input_len, output_len=output_len)
-    )
+    return build(WorkloadSpec(name="random", num_requests=num_requests, input_len=input_len, output_len=output_len))
 
 
 def a_tune(engine: SimulatedEngine, **changes: Any) -> Tune:

@@ -35,7 +35,7 @@ def larger_batches(settings: Mapping[str, Any]) -> float:
 
 def smaller_batches(settings: Mapping[str, Any]) -> float:
     """A tight cache: fewer sequences preempt less, down to a peak at half the default."""
-    return 1.25 - 0.25 * (steps(settings, "max_num_seqs") + 1.0) ** 2 / 1.0 if steps(settings, "max_num_seqs") > -3 else 0.3
+    return max(0.3, 1.25 - 0.25 * (steps(settings, "max_num_seqs") + 1.0) ** 2)
 
 
 def long_prompts(settings: Mapping[str, Any]) -> float:

@@ -16,6 +16,7 @@ TRIALS_IN_BUDGET = 60  # a trial takes about this part of the budget
 RUNG_SHARES = (0.5, 1.0, 1.0)  # of that, by rung; confirmation has all of it
 REQUESTS_PER_SEQ = 3  # with fewer, a round mostly shows how the engine fills up and drains
 FIRST_REQUESTS = 256  # of the first trial of the default, which tells how long a request takes
+RESERVED_SHARE = 0.5  # of the budget, at most, for confirmation
 CONFIRM_WIDTH = 4  # trials of a round of confirmation: the default twice, two finalists
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
 
@@ -80,13 +81,21 @@ class Budget:
     def num_configs(self, num_requests: int) -> int:
         """How large the shortlist can be, so that the race and five rounds of confirmation fit."""
         trial_s = max(1e-9, self.trial_s(num_requests))
-        for_race = self.left_s / trial_s - MIN_ROUNDS * CONFIRM_WIDTH
+        for_race = (self.left_s - self._reserve_s(trial_s)) / trial_s
         return max(MIN_CONFIGS, min(MAX_CONFIGS, int((for_race - 3 * NUM_MERGED) / 1.75)))
 
     def has_time_for_race(self, num_requests: int) -> bool:
         """Whether a trial can be made without taking confirmation's time."""
         trial_s = self.trial_s(num_requests)
-        return self.left_s >= trial_s * (1 + MIN_ROUNDS * CONFIRM_WIDTH)
+        return self.left_s >= trial_s + self._reserve_s(trial_s)
+
+    def has_time_to_confirm(self, num_requests: int) -> bool:
+        """Whether two finalists can be measured in as many rounds as are wanted."""
+        return self.has_time_for_round(MIN_ROUNDS * CONFIRM_WIDTH, num_requests)
 
     def has_time_for_round(self, num_trials: int, num_requests: int) -> bool:
         return self.left_s >= self.trial_s(num_requests) * num_trials
+
+    def _reserve_s(self, trial_s: float) -> float:
+        """Time of the confirmation. A budget that is too small for both is shared with the race."""
+        return min(trial_s * MIN_ROUNDS * CONFIRM_WIDTH, RESERVED_SHARE * self.total_s)

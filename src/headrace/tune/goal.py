@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 
 FIRST_CONCURRENCY, MAX_CONCURRENCY = 8, 1024
 MIN_LEVEL_REQUESTS, REQUESTS_PER_CLIENT = 32, 3
-SHORT_WARM_UP = 16  # requests, of an engine that changed its settings without a restart
+MIN_WARM_UP, WARM_UP_SHARE = 16, 4  # requests of a warm-up: at least, and one in so many of the round
 
 
 class SloMissedError(HeadraceError):
@@ -59,8 +59,8 @@ class BatchGoal(Goal):
     name, figure, serves, slo = "batch", "output_tokens_per_s", False, None
 
     def warm_up(self, engine: RunningEngine, workload: Workload, *, is_fresh: bool) -> None:
-        few = warm_up_of(workload)
-        engine.run_offline(few if is_fresh else few.first(SHORT_WARM_UP))
+        count = max(MIN_WARM_UP, len(workload.requests) // WARM_UP_SHARE if is_fresh else 0)
+        engine.run_offline(warm_up_of(workload.first(count)))
 
     def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
         engine.reset_prefix_cache()

@@ -264,16 +264,23 @@ class _Search:
         if not finalists:
             return None
         count = self._num_requests(1.0, [self.default, *finalists], first)
+        if not self.budget.has_time_to_confirm(count):
+            for state in finalists[1:]:
+                state.is_finalist = False
+            finalists = finalists[:1]
         names = ", ".join(state.name for state in finalists)
         self.say(f"confirming against the default, {count} requests a round: {names}")
         while finalists and needs_more(self.rounds, _hashes(finalists)):
             if not self.budget.has_time_for_round(len(finalists) + 2, count):
                 num_done = len(self.rounds)
-                self.finding = judge(self.rounds, _hashes(finalists))
-                return self._budget_used(f"confirmation ended after {num_done} rounds")
+                return self._budget_used(f"confirmation ended after {num_done} round{'s' * (num_done != 1)}")
             self._confirm_round(finalists, count)
             finalists = [state for state in finalists if state.failure is None]
-            self.finding = judge(self.rounds, _hashes(finalists))
+            self.finding = found = judge(self.rounds, _hashes(finalists))
+            if found is not None:
+                ratio, name = found.interval, self.states[found.best].name
+                shown = f"{times(ratio.value)} [{ratio.low:.2f}, {ratio.high:.2f}]"
+                self.say(f"  after {len(self.rounds)} rounds, {name} is {shown} of the default")
         return None
 
     def _confirm_round(self, finalists: Sequence[ConfigState], count: int) -> None:
@@ -290,10 +297,6 @@ class _Search:
         default = self.default.candidate.config.hash
         of_others = {key: value for (key, phase), value in values.items() if key != default}
         self.rounds.append(ConfirmRound(values[default, "confirm"], values[default, "noise"], of_others))
-        if found := judge(self.rounds, _hashes(finalists)):
-            ratio = found.interval
-            name = self.states[found.best].name
-            self.say(f"  round {place + 1}: {name} is {times(ratio.value)} [{ratio.low:.2f}, {ratio.high:.2f}]")
 
     def _finalists(self) -> list[ConfigState]:
         """The best of the race. The second is left out if it lies far behind."""

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.tune.goal import BatchGoal, search_level
+from tests.tune.builders import SimulatedEngine, workload
+from tests.tune.surfaces import flat
+
+
+def visited(limit: int, start: int, maximum: int = 1024) -> tuple[list[int], int]:
+    """Levels in the order of the search, and the highest that is met."""
+    levels: list[int] = []
+
+    def is_met(level: int) -> bool:
+        if level not in levels:
+            levels.append(level)
+        return level <= limit
+
+    search_level(is_met, start=start, maximum=maximum)
+    return levels, max((level for level in levels if level <= limit), default=0)
+
+
+def test_the_level_of_others_is_probed_first_and_doubled() -> None:
+    assert visited(100, start=16) == ([16, 32, 64, 128, 96], 96)
+
+
+def test_a_level_that_is_missed_is_halved() -> None:
+    assert visited(5, start=32) == ([32, 16, 8, 4, 6], 4)
+
+
+def test_one_at_a_time_is_the_lowest_level() -> None:
+    assert visited(0, start=4) == ([4, 2, 1], 0)
+
+
+def test_the_highest_level_is_a_limit() -> None:
+    assert visited(1000, start=16, maximum=48) == ([16, 32, 48], 48)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 20, 300])
+def test_what_is_found_is_at_least_two_thirds_of_the_limit(limit: int) -> None:
+    for start in (1, 8, 64, 512):
+        assert visited(limit, start=start)[1] >= limit * 2 / 3 - 1
+
+
+def test_a_batch_is_measured_whole_with_its_slow_end() -> None:
+    with SimulatedEngine(flat, noise=0.0).start({}, serves=False) as running:
+        found = BatchGoal().measure(running, workload(), None)
+    assert found.value == pytest.approx(10_000.0)
+    assert found.num_requests == 400
+    assert found.figures["output_tokens_per_s"] == found.value
