@@ -192,6 +192,33 @@ def test_a_queue_whose_limit_is_not_known_is_not_judged() -> None:
     assert found(live(engine="vllm", num_waiting=500.0), "queue") is None
 
 
+def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the_cache() -> None:
+    held = {"num_running": 3.0, "num_waiting": 9.0, "kv_use": 0.75, "tokens_per_step": 4.0}
+    tight = {"max_num_seqs": 12, "max_num_batched_tokens": 512}
+    finding = found(live(**held, settings=tight), "cache-full")
+    assert finding is not None and finding.limit == "cache"
+    assert found(live(**{**held, "kv_use": 0.4}, settings=tight), "cache-full") is None
+    assert found(live(**{**held, "tokens_per_step": 300.0}, settings=tight), "cache-full") is None  # full steps
+    assert found(live(**{**held, "num_waiting": 0.5}, settings=tight), "cache-full") is None  # one has just arrived
+    assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
+
+
+def test_a_cache_that_was_made_small_should_be_larger() -> None:
+    finding = found(
+        live(num_preemptions=9.0, recomputed_tokens=9e3, settings={"num_gpu_blocks_override": 24}), "cache-preempting"
+    )
+    assert finding is not None
+    assert ("num_gpu_blocks_override", 48) in [(advice.setting, advice.value) for advice in finding.advice]
+
+
+def test_a_long_queue_of_headrace_is_a_problem_beyond_its_default_limit() -> None:
+    seen = {"num_waiting": 146.0, "settings": {"max_num_seqs": 4}}
+    finding = found(live(**seen), "queue")
+    assert finding is not None and finding.severity == "problem" and finding.advice[0].value == 16
+    assert found(live(**{**seen, "settings": {"max_num_seqs": 64}}), "queue") is None
+    assert found(live(**{**seen, "num_waiting": 90.0}), "queue") is None
+
+
 def test_a_long_queue_without_a_limit_is_a_problem() -> None:
     for waiting, severity in ((100.0, "note"), (101.0, "problem")):
         seen = live(engine="vllm", num_waiting=waiting, settings={"max_num_queued_reqs": None})
