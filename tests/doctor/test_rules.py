@@ -203,6 +203,14 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
 
 
+def test_a_slot_that_has_just_become_free_does_not_hide_a_small_batch() -> None:
+    small = {"num_waiting": 10.0, "kv_use": 0.01, "output_tokens": 100.0, "num_steps": 100.0}
+    assert found(live(**small, num_running=1.5, settings={"max_num_seqs": 2}), "slots-full") is not None
+    assert found(live(**small, num_running=2.0, settings={"max_num_seqs": 4}), "slots-full") is None
+    per_step = {**small, "output_tokens": 390.0}
+    assert found(live(**per_step, num_running=2.0, settings={"max_num_seqs": 4}), "slots-full") is not None
+
+
 def test_a_cache_that_was_made_small_should_be_larger() -> None:
     finding = found(
         live(num_preemptions=9.0, recomputed_tokens=9e3, settings={"num_gpu_blocks_override": 24}), "cache-preempting"
