@@ -74,15 +74,15 @@ def main(arguments: Sequence[str]) -> int:
             configs=configs,
             engine=engine,
             workload=workload,
-            measure=_measure_of(given, loads, slo),
+            measure=measure_of(given, loads, slo),
             serves=bool(loads),
             num_rounds=given.rounds,
             is_interleaved=given.interleave,
             rank_by=given.rank_by or ("goodput_requests_per_s" if slo else "output_tokens_per_s"),
             common={"model": model or EMBEDDED_MODEL, **settings_of(given)},
             identity={
-                "model": _model_identity(model),
-                "version": _engine_version(engine),
+                "model": model_identity(model),
+                "version": engine_version(engine),
                 "loads": [load.as_json() for load in loads],
                 "slo": given.slo,
             },
@@ -140,7 +140,7 @@ def _known_settings(given: argparse.Namespace, engine: Engine) -> list[str]:
     return [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
 
 
-def _measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | None) -> Measure:
+def measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | None) -> Measure:
     """One round of a config."""
     from headrace.bench.offline import ONE_ROUND, measure_offline
     from headrace.bench.online import Client, measure_online
@@ -160,7 +160,7 @@ def _measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | Non
     return online if loads else offline
 
 
-def _engine_version(engine: Engine) -> str:
+def engine_version(engine: Engine) -> str:
     """Rounds of another version are not used again; nor are those of another commit of Headrace."""
     from headrace.bench.engines.vllm_engine import VllmEngine
     from headrace.hardware.describe import current_commit
@@ -171,7 +171,7 @@ def _engine_version(engine: Engine) -> str:
     return f"{__version__} {current_commit()}"
 
 
-def _model_identity(model: str | None) -> str:
+def model_identity(model: str | None) -> str:
     """The digest of a model's files: other weights under the same name are another sweep."""
     from headrace.bench.engines.shapes import SHAPES
     from headrace.models.digests import digest_of_local_model
