@@ -203,6 +203,22 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
 
 
+def test_gaps_beside_a_small_token_budget_are_not_blamed_on_it() -> None:
+    gaps = {"token_gap_p50_s": 0.1, "token_gap_p99_s": 0.9}
+    assert found(live(**gaps, settings={"max_num_batched_tokens": 512}), "stalls") is None
+    assert found(live(**gaps, is_on_cpu=True, settings={"max_num_batched_tokens": 24}), "stalls") is None
+    on_cpu = found(live(**gaps, is_on_cpu=True, settings={"max_num_batched_tokens": 512}), "stalls")
+    assert on_cpu is not None and on_cpu.advice[0].value == 128
+    short = {"longest_prompts": 20.0, "tokens_per_step": 12.0}
+    assert found(live(**gaps, **short, is_on_cpu=True), "stalls") is None  # no prompt is long enough
+    assert (
+        found(online(**gaps, is_on_cpu=True, longest_prompts=None, prompt_len=12.0, tokens_per_step=9.0), "stalls")
+        is None
+    )
+    whole = {"max_num_batched_tokens": 512, "enable_chunked_prefill": False}
+    assert found(live(**gaps, settings=whole), "stalls") is not None
+
+
 def test_a_slot_that_has_just_become_free_does_not_hide_a_small_batch() -> None:
     small = {"num_waiting": 10.0, "kv_use": 0.01, "output_tokens": 100.0, "num_steps": 100.0}
     assert found(live(**small, num_running=1.5, settings={"max_num_seqs": 2}), "slots-full") is not None
