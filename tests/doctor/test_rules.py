@@ -192,6 +192,57 @@ def test_a_queue_whose_limit_is_not_known_is_not_judged() -> None:
     assert found(live(engine="vllm", num_waiting=500.0), "queue") is None
 
 
+def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the_cache() -> None:
+    held = {"num_running": 3.0, "num_waiting": 9.0, "kv_use": 0.75, "tokens_per_step": 4.0}
+    tight = {"max_num_seqs": 12, "max_num_batched_tokens": 512}
+    finding = found(live(**held, settings=tight), "cache-full")
+    assert finding is not None and finding.limit == "cache"
+    assert found(live(**{**held, "kv_use": 0.4}, settings=tight), "cache-full") is None
+    assert found(live(**{**held, "tokens_per_step": 300.0}, settings=tight), "cache-full") is None  # full steps
+    assert found(live(**{**held, "num_waiting": 0.5}, settings=tight), "cache-full") is None  # one has just arrived
+    assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
+
+
+def test_gaps_beside_a_small_token_budget_are_not_blamed_on_it() -> None:
+    gaps = {"token_gap_p50_s": 0.1, "token_gap_p99_s": 0.9}
+    assert found(live(**gaps, settings={"max_num_batched_tokens": 512}), "stalls") is None
+    assert found(live(**gaps, is_on_cpu=True, settings={"max_num_batched_tokens": 24}), "stalls") is None
+    on_cpu = found(live(**gaps, is_on_cpu=True, settings={"max_num_batched_tokens": 512}), "stalls")
+    assert on_cpu is not None and on_cpu.advice[0].value == 128
+    short = {"longest_prompts": 20.0, "tokens_per_step": 12.0}
+    assert found(live(**gaps, **short, is_on_cpu=True), "stalls") is None  # no prompt is long enough
+    assert (
+        found(online(**gaps, is_on_cpu=True, longest_prompts=None, prompt_len=12.0, tokens_per_step=9.0), "stalls")
+        is None
+    )
+    whole = {"max_num_batched_tokens": 512, "enable_chunked_prefill": False}
+    assert found(live(**gaps, settings=whole), "stalls") is not None
+
+
+def test_a_slot_that_has_just_become_free_does_not_hide_a_small_batch() -> None:
+    small = {"num_waiting": 10.0, "kv_use": 0.01, "output_tokens": 100.0, "num_steps": 100.0}
+    assert found(live(**small, num_running=1.5, settings={"max_num_seqs": 2}), "slots-full") is not None
+    assert found(live(**small, num_running=2.0, settings={"max_num_seqs": 4}), "slots-full") is None
+    per_step = {**small, "output_tokens": 390.0}
+    assert found(live(**per_step, num_running=2.0, settings={"max_num_seqs": 4}), "slots-full") is not None
+
+
+def test_a_cache_that_was_made_small_should_be_larger() -> None:
+    finding = found(
+        live(num_preemptions=9.0, recomputed_tokens=9e3, settings={"num_gpu_blocks_override": 24}), "cache-preempting"
+    )
+    assert finding is not None
+    assert ("num_gpu_blocks_override", 48) in [(advice.setting, advice.value) for advice in finding.advice]
+
+
+def test_a_long_queue_of_headrace_is_a_problem_beyond_its_default_limit() -> None:
+    seen = {"num_waiting": 146.0, "settings": {"max_num_seqs": 4}}
+    finding = found(live(**seen), "queue")
+    assert finding is not None and finding.severity == "problem" and finding.advice[0].value == 16
+    assert found(live(**{**seen, "settings": {"max_num_seqs": 64}}), "queue") is None
+    assert found(live(**{**seen, "num_waiting": 90.0}), "queue") is None
+
+
 def test_a_long_queue_without_a_limit_is_a_problem() -> None:
     for waiting, severity in ((100.0, "note"), (101.0, "problem")):
         seen = live(engine="vllm", num_waiting=waiting, settings={"max_num_queued_reqs": None})

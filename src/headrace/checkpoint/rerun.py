@@ -62,7 +62,7 @@ def measure_again(checkpoint: Checkpoint, options: Options, say: Say, engine: En
     with engine.start(settings_given(checkpoint), serves=serves) as running:
         say(f"{engine.name} is ready after {running.start_s or 0.0:.1f} s")
         if serves:
-            records = _online(checkpoint, running, workload, num_rounds, options, say)
+            records = online_again(checkpoint, running, workload, num_rounds, options, say)
         else:
             records = [_offline(checkpoint, running, workload, num_rounds, say)]
     found = merged([loads_of(record, rank_by) for record in records])
@@ -204,9 +204,10 @@ def _offline(
     return record | {"load": checkpoint.facts.get("load"), "workload": workload.facts}
 
 
-def _online(
+def online_again(
     checkpoint: Checkpoint, running: RunningEngine, workload: Workload, num_rounds: int, options: Options, say: Say
 ) -> list[dict[str, Any]]:
+    """The recorded loads against a server: one record for each round."""
     from headrace.bench.online import Client, measure_online
 
     how = checkpoint.facts.get("load")

@@ -22,25 +22,28 @@ if TYPE_CHECKING:
 
 NOTHING_WRONG, PROBLEMS, TOO_LITTLE = 0, 3, 4
 DEFAULT_INTERVAL_S = 10.0
+FIXES = ("first", "all")
 EPILOG = """\
 examples:
   headrace doctor --url http://127.0.0.1:8000             a live server: two scrapes, 10 seconds apart
   headrace doctor record.json                             a record of headrace bench, or a --json-summary of a job
   headrace doctor --gpu H100 -- vllm serve Qwen/Qwen3-8B --max-num-seqs 2048
   headrace doctor "headrace serve smollm2 --max-num-batched-tokens 0"
+  headrace doctor record.json --fix                       test the first advice against the settings as they are
 
 exit codes:
-  0    nothing wrong in what could be judged
+  0    nothing wrong in what could be judged; with --fix, also: a change is shown to be better
   1    an error, such as a server that does not answer
   2    wrong usage
-  3    problems or mistakes were found
-  4    not enough evidence to judge"""
+  3    problems or mistakes were found; with --fix: and no tested change is shown to be better
+  4    not enough evidence to judge
+  75   with --fix: stopped early (Ctrl-C); the same command continues"""
 
 
 def main(arguments: Sequence[str]) -> int:
     own, command = _divided(arguments)
     parser = build_parser()
-    given = parser.parse_args(own)
+    given = parser.parse_args(_with_choice(own))
     try:
         evidence = _read(parser, given, command)
     except (ConfigError, ModelError) as error:
@@ -48,6 +51,16 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.doctor.diagnosis import diagnose
 
     diagnosis = diagnose(evidence)
+    code = None
+    if given.fix is not None and diagnosis.outcome != "not enough evidence":
+        from headrace.cli.doctor_fix import fix
+
+        try:
+            code = fix(given, diagnosis)
+        except ConfigError as error:
+            parser.error(str(error))
+        if given.json:
+            return code
     if given.json:
         print(json.dumps(diagnosis.as_json(), indent=2))
     else:
@@ -55,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
         from headrace.doctor.report import report_of
 
         print_report(report_of(diagnosis), sys.stdout)
+    if code is not None:
+        return code
     codes = {"nothing wrong": NOTHING_WRONG, "problems found": PROBLEMS, "not enough evidence": TOO_LITTLE}
     return codes[diagnosis.outcome]
 
@@ -84,7 +99,39 @@ def build_parser() -> CommandParser:
     known.add_argument("--input-len", type=int, metavar="N", help="mean prompt length of a planned load")
     known.add_argument("--output-len", type=int, metavar="N", help="mean answer length of a planned load")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
+    _add_fix_flags(parser)
     return parser
+
+
+def _add_fix_flags(parser: CommandParser) -> None:
+    group = parser.add_argument_group(
+        "testing advice",
+        "starts engines on this machine. A record says what to run; a command, a server or a job's summary need a "
+        "workload: --data, --workload, or --input-len and --output-len",
+    )
+    group.add_argument(
+        "--fix",
+        choices=FIXES,
+        metavar="all",
+        help="measure the first advice that is a setting against the settings as they are; all: and the next, until "
+        "one is shown to be better",
+    )
+    group.add_argument("--rounds", type=int, default=5, metavar="N", help="interleaved, of both (default: 5)")
+    group.add_argument("--workload", metavar="NAME", help="as for headrace bench")
+    group.add_argument("--data", metavar="FILE", help="prompts, or the input of a job")
+    group.add_argument("--num-requests", type=int, metavar="N", help="of the workload")
+    group.add_argument("--concurrency", type=int, metavar="N", help="clients; default: all requests at once")
+    group.add_argument("--vllm-python", metavar="PATH", help="the Python of the environment that vLLM is installed in")
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the test as a JSON record")
+
+
+def _with_choice(arguments: list[str]) -> list[str]:
+    """`--fix` alone means the first: what follows it is no choice of it, unless it is one."""
+    following = [*arguments[1:], ""]
+    return [
+        f"{word}=first" if word == "--fix" and after not in FIXES else word
+        for word, after in zip(arguments, following, strict=False)
+    ]
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -146,14 +193,19 @@ def _of_server(given: argparse.Namespace, command: Evidence | None) -> Evidence:
     """A server's evidence. A command beside it gives the settings that /metrics does not have."""
     from headrace.doctor.readers.live import read_live
 
-    key = os.environ.get(given.api_key_env or "HEADRACE_API_KEY")
-    if given.api_key_env is not None and key is None:
-        raise ConfigError(f"--api-key-env: {given.api_key_env} is not set")
-    live = read_live(given.url, interval_s=given.interval, api_key=key)
+    live = read_live(given.url, interval_s=given.interval, api_key=key_of(given))
     if command is None:
         return live
     settings = {**command.settings, **live.settings}
     return replace(live, settings=settings, given=command.given, model=command.model or live.model)
+
+
+def key_of(given: argparse.Namespace) -> str | None:
+    """The key of the live server."""
+    key = os.environ.get(given.api_key_env or "HEADRACE_API_KEY")
+    if given.api_key_env is not None and key is None:
+        raise ConfigError(f"--api-key-env: {given.api_key_env} is not set")
+    return key
 
 
 def _completed(given: argparse.Namespace, evidence: Evidence) -> Evidence:

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             configs=configs,
             engine=engine,
             workload=workload,
-            measure=_measure_of(given, loads, slo),
+            measure=measure_of(given, loads, slo),
             serves=bool(loads),
             num_rounds=given.rounds,
             is_interleaved=given.interleave,
@@ -140,7 +140,7 @@ def _known_settings(given: argparse.Namespace, engine: Engine) -> list[str]:
     return [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
 
 
-def _measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | None) -> Measure:
+def measure_of(given: argparse.Namespace, loads: Sequence[Load], slo: Slo | None) -> Measure:
     """One round of a config."""
     from headrace.bench.offline import ONE_ROUND, measure_offline
     from headrace.bench.online import Client, measure_online

@@ -20,6 +20,16 @@ Record = Mapping[str, Any]
 
 def read_record(path: Path) -> Evidence:
     """The evidence of a file; of several records in it, the last. A directory of a job has its status.json."""
+    record, num_records = last_record(path)
+    evidence = evidence_of_record(record, origin=str(path))
+    if num_records > 1:
+        remark = f"the file has {num_records:,} records; this is the last one"
+        return _with_remarks(evidence, remark)
+    return evidence
+
+
+def last_record(path: Path) -> tuple[Any, int]:
+    """The last record of a file as it is, and how many the file has."""
     if path.is_dir() and (path / "status.json").exists():
         path = path / "status.json"
     try:
@@ -28,14 +38,9 @@ def read_record(path: Path) -> Evidence:
         raise RecordError(f"{path} cannot be read: {error}") from error
     lines = [line for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else [text]
     try:
-        record = json.loads(lines[-1]) if lines else None
+        return (json.loads(lines[-1]) if lines else None), len(lines)
     except ValueError as error:
         raise RecordError(f"{path} is not JSON: {error}") from None
-    evidence = evidence_of_record(record, origin=str(path))
-    if len(lines) > 1:
-        remark = f"the file has {len(lines):,} records; this is the last one"
-        return _with_remarks(evidence, remark)
-    return evidence
 
 
 def evidence_of_record(record: Any, *, origin: str) -> Evidence:

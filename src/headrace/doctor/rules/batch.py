@@ -25,11 +25,22 @@ def is_backed_up(evidence: Evidence) -> bool | None:
     return None
 
 
+def are_slots_full(evidence: Evidence) -> bool:
+    """Gauges are read between two steps, when a slot may have just become free: tokens per step count too, and one
+    free slot does not."""
+    slots, seen = evidence.number("max_num_seqs"), evidence.mean_batch
+    if not slots or seen is None:
+        return False
+    per_step = evidence.output_tokens / evidence.num_steps if evidence.output_tokens and evidence.num_steps else 0.0
+    busy = min(slots, max(seen, per_step))
+    return busy >= FULL_SLOTS_SHARE * slots or busy > slots - 1
+
+
 def slots_full(evidence: Evidence) -> Finding | None:
     slots, batch, use = evidence.number("max_num_seqs"), evidence.mean_batch, evidence.kv_use
     if not slots or batch is None or use is None or not is_backed_up(evidence):
         return None
-    if batch < FULL_SLOTS_SHARE * slots or use >= LOW_KV_USE:
+    if not are_slots_full(evidence) or use >= LOW_KV_USE:
         return None
     value = max(int(slots) + 1, int(slots * min(MAX_GROWTH, TARGET_KV_USE / max(use, 1e-3))))
     gain = batch_gain(evidence, batch, value)
@@ -95,7 +106,8 @@ RULES = (
         id="slots-full",
         title="too small a batch: slots",
         guide="A1, B4",
-        threshold=f"{FULL_SLOTS_SHARE:.0%} of slots busy, requests waiting, cache use under {LOW_KV_USE:.0%}",
+        threshold=f"{FULL_SLOTS_SHARE:.0%} or all but one of the slots busy, requests waiting, cache use under "
+        f"{LOW_KV_USE:.0%}",
         check=slots_full,
         needs=("mean_batch", "kv_use", "[max_num_seqs]"),
         sources=("live", "job"),

@@ -8,11 +8,14 @@ from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, tokens_per_sequ
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, limited_share
+from headrace.doctor.rules.prefill import FULL_STEP_SHARE, step_fill
 from headrace.engine.resolve import GPU_MEMORY_SHARE
 from headrace.jobs.status.bottleneck import KV_USE
 
 MIN_RECOMPUTED_SHARE = 0.01  # of computed tokens
 MIN_PREEMPTED_SHARE = 0.01  # preemptions per request, where tokens computed again are not counted
+HELD_KV_USE = 0.5  # from which on an engine may hold requests back: it keeps the rest for answers that still grow
+MIN_WAITING_SHARE = 0.05  # of the slots: fewer may have just arrived
 MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
 
 
@@ -97,6 +100,17 @@ def _fewer(evidence: Evidence, gain: float | None) -> list[Advice]:
 
 def _more_cache(evidence: Evidence) -> list[Advice]:
     advice = []
+    num_blocks = evidence.number("num_gpu_blocks_override")
+    if num_blocks:
+        advice.append(
+            Advice(
+                text=f"raise num_gpu_blocks_override from {num_blocks:,.0f} to {2 * num_blocks:,.0f}, or leave it out: "
+                "the cache is then sized by memory",
+                certainty="certain",
+                setting="num_gpu_blocks_override",
+                value=int(2 * num_blocks),
+            )
+        )
     share = evidence.number("gpu_memory_utilization")
     if not evidence.is_on_cpu and share is not None and share < GPU_MEMORY_SHARE:
         advice.append(
@@ -123,7 +137,7 @@ def _more_cache(evidence: Evidence) -> list[Advice]:
 def full(evidence: Evidence) -> Finding | None:
     """Full, without preemptions: requests wait although slots are free."""
     use, waiting, batch = evidence.kv_use, evidence.num_waiting, evidence.mean_batch
-    if use is None or not waiting or use < KV_USE or is_preempting(evidence):
+    if use is None or not waiting or is_preempting(evidence) or (use < KV_USE and not _holds_back(evidence)):
         return None
     slots = evidence.number("max_num_seqs")
     if slots is not None and batch is not None and batch >= 0.95 * slots:
@@ -150,6 +164,15 @@ def full(evidence: Evidence) -> Finding | None:
             Advice(text="a smaller max_model_len does not help; shorter prompts and answers do", certainty="certain"),
         ),
     )
+
+
+def _holds_back(evidence: Evidence) -> bool:
+    """Whether requests can only wait for blocks that are kept for running ones: slots are free, steps are not full."""
+    slots, filled = evidence.number("max_num_seqs"), step_fill(evidence)
+    if slots is None or filled is None or filled >= FULL_STEP_SHARE:
+        return False
+    is_waiting = (evidence.num_waiting or 0.0) >= max(1.0, MIN_WAITING_SHARE * slots)
+    return is_waiting and (evidence.kv_use or 0.0) >= HELD_KV_USE
 
 
 def job_full(evidence: Evidence) -> Finding | None:
@@ -186,7 +209,8 @@ RULES = (
         id="cache-full",
         title="cache full, requests wait",
         guide="C2",
-        threshold=f"cache use of {KV_USE:.0%} with requests waiting and slots free",
+        threshold=f"requests waiting and slots free, with a cache use of {KV_USE:.0%}, or {HELD_KV_USE:.0%} in steps "
+        f"under {FULL_STEP_SHARE:.0%} full",
         check=full,
         needs=("kv_use", "num_waiting"),
         sources=("live",),

@@ -11,6 +11,7 @@ MAX_UNANSWERED_SHARE = 0.01  # the guides' alert (C2)
 MAX_LOOP_LAG_P95_S = 0.1  # as the alert in docs/metrics.md
 MIN_LIMITED_SHARE = 0.3  # of a job's time under one bottleneck
 MAX_WAITING = 100  # the guides' alert (C2)
+QUEUE_PER_SLOT = 4  # waiting requests: Headrace's default limit
 
 
 def is_client_bound(evidence: Evidence) -> bool:
@@ -204,18 +205,25 @@ def stalled(evidence: Evidence) -> Finding | None:
 
 
 def unlimited_queue(evidence: Evidence) -> Finding | None:
-    if evidence.engine != "vllm" or evidence.settings.get("max_num_queued_reqs") is not None:
-        return None
-    waiting = evidence.num_waiting
+    """vLLM's queue has no limit unless one is set. Headrace's has one by default, so that only a long queue counts."""
+    waiting, slots = evidence.num_waiting, evidence.number("max_num_seqs")
     is_long = waiting is not None and waiting > MAX_WAITING
-    slots = evidence.number("max_num_seqs")
-    value = int(4 * slots) if slots else None
-    numbers = [("max_num_queued_reqs", "not set: no limit")]
+    limit = evidence.settings.get("max_num_queued_reqs")
+    if evidence.engine == "vllm":
+        if limit is not None:
+            return None
+        title, shown = "the queue has no limit", "not set: no limit"
+    else:
+        if not is_long or not slots or (waiting or 0.0) <= QUEUE_PER_SLOT * slots:
+            return None
+        title, shown = "the queue is longer than requests can wait for", "not reported" if limit is None else str(limit)
+    value = int(QUEUE_PER_SLOT * slots) if slots else None
+    numbers = [("max_num_queued_reqs", shown)]
     if waiting is not None:
-        numbers.append(("waiting", f"{waiting:,.0f}"))
+        numbers.append(("waiting", f"{waiting:,.0f}" + (f" for {slots:,.0f} slots" if slots else "")))
     return Finding(
         severity="problem" if is_long else "note",
-        title="the queue has no limit",
+        title=title,
         numbers=tuple(numbers),
         why="Under overload every request waits longer and longer, and clients give up on requests that are then "
         "computed for nobody. A limit refuses early, and clients retry elsewhere.",
@@ -315,10 +323,11 @@ RULES = (
         id="queue",
         title="queue without a limit",
         guide="C2",
-        threshold=f"no max_num_queued_reqs; a problem with over {MAX_WAITING} waiting",
+        threshold=f"vLLM without max_num_queued_reqs; a problem with over {MAX_WAITING} waiting. Others: over "
+        f"{MAX_WAITING} and {QUEUE_PER_SLOT} x max_num_seqs waiting",
         check=unlimited_queue,
         needs=("[max_num_queued_reqs]",),
-        is_moot=lambda seen: seen.engine != "vllm",  # the queue of others is finite, or their setting is another one
+        is_moot=lambda seen: seen.engine != "vllm",  # of others, the waiting requests are judged
         sources=("live", "online", "command"),
     ),
 )

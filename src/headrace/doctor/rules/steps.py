@@ -15,7 +15,8 @@ from headrace.jobs.status.bottleneck import HOST_SHARE, PROMPT_SHARE
 USUAL_BUDGET = 8192  # tokens per step that guides ask for, and Headrace's default on a GPU
 STALL_RATIO = 5.0  # p99 of inter-token latency against its median
 MIN_STALL_S = 0.05
-MIN_BUDGET = 512
+MIN_BUDGET, MIN_CPU_BUDGET = 512, 64  # tokens: steps of so few prompt tokens are short, so that they cause no stall
+LONGEST_OVER_MEAN = 4.0  # where only the mean of prompt lengths is known
 MIN_GPU_UTILIZATION = 0.85  # the guides' target (B3)
 
 
@@ -184,7 +185,12 @@ def stalls(evidence: Evidence) -> Finding | None:
         return None
     budget = evidence.number("max_num_batched_tokens")
     chunked = evidence.settings.get("enable_chunked_prefill")
-    value = max(MIN_BUDGET, int(budget) // 4) if budget else None
+    smallest = MIN_CPU_BUDGET if evidence.is_on_cpu else MIN_BUDGET
+    value = max(smallest, int(budget) // 4) if budget else None
+    if chunked is not False and value is not None and budget is not None and value >= budget:
+        return None  # steps are short already: something else causes the gaps
+    if _most_prompt_tokens(evidence) < smallest:
+        return None  # too few to make a step long
     advice = []
     if chunked is False:
         advice.append(
@@ -195,7 +201,7 @@ def stalls(evidence: Evidence) -> Finding | None:
                 value=True,
             )
         )
-    elif value is not None and budget is not None and value < budget:
+    elif value is not None and budget is not None:
         advice.append(
             Advice(
                 text=f"lower max_num_batched_tokens from {budget:,.0f} to {value:,}: a step, and with it the gap, gets "
@@ -227,6 +233,14 @@ def stalls(evidence: Evidence) -> Finding | None:
         advice=tuple(advice),
         correction=A7_CORRECTION,
     )
+
+
+def _most_prompt_tokens(evidence: Evidence) -> float:
+    """About how many prompt tokens the fullest steps have: of one long prompt, or of several short ones."""
+    longest = evidence.longest_prompts
+    if longest is None:
+        longest = LONGEST_OVER_MEAN * evidence.prompt_len if evidence.prompt_len is not None else float("inf")
+    return max(longest, evidence.tokens_per_step or 0.0)
 
 
 A7_CORRECTION = (
@@ -297,7 +311,8 @@ RULES = (
         id="stalls",
         title="answers stall beside prompts",
         guide="A7, D3",
-        threshold=f"inter-token latency: p99 over {STALL_RATIO:.0f} times p50 and {1e3 * MIN_STALL_S:.0f} ms",
+        threshold=f"inter-token latency: p99 over {STALL_RATIO:.0f} times p50 and {1e3 * MIN_STALL_S:.0f} ms; a token "
+        f"budget over {MIN_BUDGET} ({MIN_CPU_BUDGET} on a CPU), or prefill that is not chunked; prompts as long",
         check=stalls,
         needs=("token_gap_p50_s", "token_gap_p99_s"),
         sources=("live", "online"),
