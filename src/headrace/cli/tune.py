@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.auto import TUNES
 from headrace.cli.bench.flags import (
+    add_checkpoint_flag,
     add_engine_choice,
     add_report_flags,
     add_workload_flags,
@@ -20,7 +22,7 @@ from headrace.cli.bench.flags import (
     settings_of,
     workload_of,
 )
-from headrace.cli.bench.output import check_output, say
+from headrace.cli.bench.output import check_output, report_of, say, show, write_checkpoint_of
 from headrace.cli.bench.sweep import engine_version, model_identity
 from headrace.cli.fetching import fetch_if_missing
 from headrace.cli.parser import CommandParser
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from headrace.tune.goal import Goal
     from headrace.tune.run import Tune
 
-DIRECTORY = "headrace-tune"  # of records whose place is not given
 BUDGET = "20m"
 MIN_RUN_TIMEOUT_S = 120.0  # of one trial; the budget allows more
 SERVER_SETTINGS = ("max_queue_delay_us", "preferred_batch_size")  # of `headrace serve`, that may be searched
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
     for note in notes:
         say(note)
-    output = given.output or Path(DIRECTORY) / f"{_file_name(given)}.tune.json"
+    output = given.output or Path(TUNES) / f"{_file_name(given)}.tune.json"
     result = run_tune(tune, output.with_suffix(".journal"), _quiet if given.quiet else say)
     record = result.as_record()
     _finish(given, record, output)
@@ -119,9 +120,10 @@ def build_parser() -> CommandParser:
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one request (%(default)g)")
     output = add_report_flags(parser)
     output.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"the record, .json (default: in {DIRECTORY}/)"
+        "-o", "--output", type=Path, metavar="FILE", help=f"the record, .json (default: in {TUNES}/)"
     )
     output.add_argument("--quiet", action="store_true", help="no progress")
+    add_checkpoint_flag(parser, default="beside the record")
     return parser
 
 
@@ -237,41 +239,20 @@ def _forecast_of(model: str, workload: Any, settings: dict[str, Any], goal: Goal
 
 
 def _finish(given: argparse.Namespace, record: dict[str, Any], output: Path) -> None:
-    """Write the record and the settings file, and print the decision."""
+    """Write the record, the settings file and the checkpoint, and show the report."""
     from headrace.bench.record import write_record
+    from headrace.checkpoint.document import SUFFIX as SUFFIX_OF_CHECKPOINT
 
     output.parent.mkdir(parents=True, exist_ok=True)
     write_record(record, output)
-    for line in _text(record):
-        print(line)
+    show(given, report_of(record), page=output.with_suffix(".html"))
     say(f"record: {output}")
     found = record["settings_file"]
     if found is not None:
         path = output.with_suffix(found["suffix"])
         path.write_text(found["text"], encoding="utf-8")
         say(f"settings: {path}")
-
-
-def _text(record: dict[str, Any]) -> list[str]:
-    """The result as plain lines, the decision first."""
-    decision = record["decision"]
-    if decision is None:
-        return ["no decision: the default could not be measured"]
-    lines = [decision["text"], f"chosen: {decision['chosen']}"]
-    if record["noise"] is not None:
-        noise = record["noise"]
-        lines.append(f"noise floor: ±{noise['floor']:.1%} over {noise['num_rounds']} rounds of equal settings")
-    for each in sorted(record["configs"], key=lambda each: -(each["score"] or 0.0)):
-        score = "" if each["score"] is None else f"{each['score']:.2f}x"
-        reason = each["failure"]["message"] if each["failure"] else (each["ruled_out_by"] or {}).get("why", "")
-        lines.append(f"  {score:>6}  {each['status']:<10}{each['name']}" + (f": {reason}" if reason else ""))
-    for each in record["quality"]:
-        lines.append(
-            f"agreement with the default: {each['agreement']:.1%} of {each['num_tokens']} tokens ({each['config']})"
-        )
-    if record["launch_command"]:
-        lines.append(f"launch: {record['launch_command']}")
-    return lines
+    write_checkpoint_of(record, given.checkpoint or output.with_suffix(SUFFIX_OF_CHECKPOINT))
 
 
 def _file_name(given: argparse.Namespace) -> str:
