@@ -71,6 +71,8 @@ def test_a_batch_and_a_server_are_different_kinds_of_workload(tmp_path: Path) ->
     assert serve.workload_kind == "serve"
     assert serve.at("load", "levels") == [{"kind": "closed_loop", "concurrency": 16, "num_requests": 288}]
     assert {"goodput_requests_per_s", "ttft_p50"} <= set(serve.at("verification", "judged"))
+    (load,) = serve.at("verification", "loads")
+    assert (len(load["rounds"]), load["slo"]) == (6, "met")
     assert serve.at("slo") == "ttft:p95<300ms;tpot:p95<40ms"
 
 

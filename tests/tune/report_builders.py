@@ -65,7 +65,7 @@ class Machine:
             levels = [self._level(config, value, concurrency, count) for concurrency in (8, 16, 32)]
             best = levels[1]
             facts |= {"value": best["figures"]["goodput_requests_per_s"], "levels": levels, "load": best["load"]}
-            facts["figures"] = best["figures"]
+            facts |= {"figures": best["figures"], "num_requests": 3 * count + number}  # of all levels
         else:
             figures = {
                 "seconds": count * 32 / value,
@@ -92,7 +92,7 @@ class Machine:
             for percent, factor in ((50, 1.0), (95, tail), (99, tail**1.4)):
                 figures[f"{latency}_p{percent}"] = median * slow * factor * (1 + self.rng.gauss(0, 0.03))
         load = {"kind": "closed_loop", "concurrency": concurrency, "num_requests": count}
-        return {"load": load, "figures": figures}
+        return {"load": load, "figures": figures, "verdict": "missed" if concurrency > 16 else "met"}
 
 
 KNOBS = [

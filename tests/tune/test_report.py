@@ -126,6 +126,14 @@ def test_finalists_are_compared_with_the_default_and_the_noise_is_said() -> None
     assert f"below {100 * record['noise']['floor']:.1f} % cannot be told from noise" in notes(part)
 
 
+def test_the_table_and_the_decision_have_the_same_digits(tmp_path: Path) -> None:
+    """A record has few digits, but 1.2349 must not become 1.235 and then 1.24."""
+    record, path = batch_record(), tmp_path / "a.json"
+    record["decision"] |= {"ratio": 1.2349, "low": 1.20499, "high": 1.26499}
+    write_record(record, path)
+    assert rows(section(tune_report(json.loads(path.read_text())), "Finalists"))[1][3] == "1.23x [1.20, 1.26]"
+
+
 def test_a_difference_that_is_not_shown_is_said_to_be_none() -> None:
     record = no_difference_record()
     report = tune_report(record)
@@ -151,13 +159,16 @@ def test_noise_that_is_no_noise_is_doubted() -> None:
 
 def test_the_race_names_who_entered_was_kept_and_was_added() -> None:
     race = section(tune_report(batch_record()), "The race")
-    first, second, third = rows(race)
+    assert rows(race)[0] == ["1", "96", "13", "5", "1"]
+    (details,) = [part for part in race.parts if isinstance(part, Details)]
+    first, second, third = rows(details)
     assert "max_num_seqs=16" in first[1].split("; ") and "max_num_seqs=16" not in first[2].split("; ")
-    assert first[3] == CHOSEN and first[4] == "96"
+    assert first[3] == CHOSEN
     assert CHOSEN in second[1].split("; ") and CHOSEN in third[2].split("; ")
     ratios = {row[0]: row[1:] for row in rows(race, 1)}
     assert ratios[CHOSEN][0] == "" and ratios[CHOSEN][1].endswith("x")
     assert ratios["max_num_seqs=16"][1:3] == ["", ""]
+    assert [ratios[name][-1] for name in (CHOSEN, "max_num_seqs=16")] == ["finalist", "dropped"]
     svg = charts(tune_report(batch_record()))["The race: ratio to the default in each rung"].svg
     others = [row for row in batch_record()["configs"] if not row["is_finalist"] and not row["is_default"]]
     assert svg.count("quiet-mark") == sum(len(row["trials"]) for row in others) == 15

@@ -38,7 +38,8 @@ SCHEMA = "headrace.bench/1"
 ROWS_SUFFIX = ".requests.jsonl.gz"
 DIGITS = 4  # significant digits of figures in a record: the raw rows have all of them
 # What a measurement is repeated with keeps every digit: a rounded workload would have another hash.
-EXACT = frozenset({"settings", "common_settings", "in_force", "workload", "load"})
+# So does a decision: its text and its numbers must not differ in the last digit.
+EXACT = frozenset({"settings", "common_settings", "in_force", "workload", "load", "decision"})
 
 
 class RecordError(HeadraceError):

@@ -102,11 +102,11 @@ def from_tune(record: Record, *, text: str | None = None) -> dict[str, Any]:
     the race that had most requests."""
     name = found(record, "decision", "chosen")
     chosen = next((row for row in record.get("configs") or [] if row.get("name") == name), None)
-    trials = [] if chosen is None else _trials_to_verify(chosen)
+    is_batch = record.get("goal") == "batch"
+    trials = [] if chosen is None else _trials_to_verify(chosen, is_batch=is_batch)
     if chosen is None or not trials:
         reason = record.get("stopped") or "no config was measured"
         raise CheckpointError(f"this tune decided nothing: {reason}")
-    is_batch = record.get("goal") == "batch"
     loads = merged([[_load_of_trial(record, trial, is_batch=is_batch)] for trial in trials])
     given = {**(record.get("common_settings") or {}), **chosen["settings"]}
     settings = {name: dict(setting) for name, setting in (record.get("settings_in_force") or {}).items()}
@@ -318,10 +318,12 @@ def _load(label: str, rounds: Sequence[Mapping[str, Any]], *, slo: str | None = 
     return {"load": label, **({"slo": slo} if slo else {}), "figures": figures, "rounds": kept}
 
 
-def _trials_to_verify(row: Record) -> list[Record]:
+def _trials_to_verify(row: Record, *, is_batch: bool) -> list[Record]:
     measured = [trial for trial in row.get("trials") or [] if is_number(trial.get("value"))]
     confirmed = [trial for trial in measured if trial.get("phase") == "confirm"]
     kept = confirmed or [trial for trial in measured if trial.get("phase") == "race"]
+    if not is_batch:  # its load says how many requests were sent; the trial counts those of all levels
+        return kept
     most = max((int(trial.get("num_requests") or 0) for trial in kept), default=0)
     return [trial for trial in kept if int(trial.get("num_requests") or 0) == most]  # rounds of the same requests
 
@@ -329,24 +331,22 @@ def _trials_to_verify(row: Record) -> list[Record]:
 def _load_of_trial(record: Record, trial: Record, *, is_batch: bool) -> dict[str, Any]:
     figures = {str(record["figure"]): trial["value"], **(trial.get("figures") or {})}
     label = ALL_AT_ONCE if is_batch else load_label(trial.get("load"))
-    return _load(label, [figures], slo=trial.get("slo"))
+    levels = [level for level in trial.get("levels") or [] if level.get("load") == trial.get("load")]
+    return _load(label, [figures], slo=found(levels[0], "verdict") if levels else None)
 
 
 def _load_to_repeat(record: Record, trials: Sequence[Record], *, is_batch: bool) -> dict[str, Any]:
     """How requests were sent: of a batch, how many of the workload's first ones, if not all."""
-    num_requests = trials[0].get("num_requests")
     if is_batch:
+        num_requests = trials[0].get("num_requests")
         is_part = num_requests is not None and num_requests != found(record, "workload", "num_requests")
         return OFFLINE | ({"num_requests": num_requests} if is_part else {})
     levels: list[dict[str, Any]] = []
     for trial in trials:
         if not isinstance(trial.get("load"), Mapping):
             raise CheckpointError("this record of a tune does not say how requests were sent; run it again")
-        load = dict(trial["load"])
-        if load.get("num_requests") is None and load.get("seconds") is None and num_requests is not None:
-            load["num_requests"] = num_requests
-        if load not in levels:
-            levels.append(load)
+        if trial["load"] not in levels:
+            levels.append(dict(trial["load"]))
     return {"levels": levels, "warms_up": True}
 
 

@@ -80,7 +80,8 @@ class Checkpoint:
 
 def write_checkpoint(facts: Mapping[str, Any], path: Path) -> Checkpoint:
     """Write in one step, so that a reader never sees half of a file. Returns what was written."""
-    content = json.loads(json.dumps(rounded(dict(facts)), default=str))
+    few_digits = {**rounded(dict(facts)), "decision": rounded(dict(facts["decision"]))}
+    content = json.loads(json.dumps(few_digits, default=str))
     content["schema"] = SCHEMA
     content["digest"] = digest_of(content)
     ordered = {key: content[key] for key in KEYS if key in content}

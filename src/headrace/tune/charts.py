@@ -58,7 +58,7 @@ def finalist_charts(record: Record) -> list[Chart]:
         again = Interval(noise["ratio"], noise["low"], noise["high"])
         bars.append(Bar(AGAIN, again.value, ratio_text(again), again.low, again.high, place=DEFAULT))
     for number_of, row in enumerate(row for row in finalists_of(record) if not row.get("is_default")):
-        ratio = confirmed_ratio(row, default)
+        ratio = confirmed_ratio(record, row, default)
         if ratio is not None:
             place = CHOSEN if row is chosen_of(record) else OTHER_FINALISTS[number_of % len(OTHER_FINALISTS)]
             name = short_name(str(row["name"]), MAX_LABEL)

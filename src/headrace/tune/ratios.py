@@ -86,9 +86,13 @@ def paired(row: Row, against: Row, phase: str) -> tuple[list[float], list[float]
     return [sides[0][key] for key in common], [sides[1][key] for key in common]
 
 
-def confirmed_ratio(row: Row, against: Row) -> Interval | None:
-    """The ratio over the rounds of the confirmation, with its interval. None with fewer than two rounds."""
-    return ratio_of_rounds(*paired(row, against, "confirm"), is_paired=True)
+def confirmed_ratio(record: Mapping[str, Any], row: Row, default: Row) -> Interval | None:
+    """The ratio to the default over the rounds of the confirmation, with its interval: the decision's own for what was
+    chosen. None with fewer than two rounds."""
+    made = record.get("decision") or {}
+    if row.get("name") == made.get("chosen") and all(is_number(made.get(key)) for key in ("ratio", "low", "high")):
+        return Interval(float(made["ratio"]), float(made["low"]), float(made["high"]))
+    return ratio_of_rounds(*paired(row, default, "confirm"), is_paired=True)
 
 
 def confirmed_value(row: Row) -> Interval | None:

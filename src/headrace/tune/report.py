@@ -55,6 +55,7 @@ from headrace.tune.ratios import (
 
 Record = Mapping[str, Any]
 NOTHING_DECIDED = "nothing was decided"
+MAX_TITLE = 64  # of a config's name in a title
 STATUSES = ("ok", "failed", "ruled out", "not run")
 
 
@@ -140,7 +141,9 @@ def _result(record: Record) -> Section:
         parts.append(Note("There is no settings file: " + str(record.get("stopped") or "the record has none") + "."))
     if chosen is None:
         return Section("Result", parts)
-    return Section("The default" if chosen.get("is_default") else f"The chosen settings: {chosen['name']}", parts)
+    name = str(chosen["name"])
+    title = "The chosen settings" + (f": {name}" if len(name) <= MAX_TITLE else "")
+    return Section("The default" if chosen.get("is_default") else title, parts)
 
 
 def _confirmation(record: Record, missing: list[tuple[str, str]]) -> Section | None:
@@ -168,7 +171,7 @@ def _confirmation(record: Record, missing: list[tuple[str, str]]) -> Section | N
 
 def _finalist(record: Record, row: Row, default: Row, unit: str, *, has_load: bool) -> list[str | Cell]:
     value, values = confirmed_value(row), values_of(row, "confirm")
-    ratio = None if row is default else confirmed_ratio(row, default)
+    ratio = None if row is default else confirmed_ratio(record, row, default)
     is_chosen = row is chosen_of(record)
     if row is default:
         difference: str | Cell = Cell("chosen", "good") if is_chosen else ""
@@ -219,39 +222,46 @@ def _race(record: Record, missing: list[tuple[str, str]]) -> Section | None:
     if default is None or not rungs:
         missing.append(("the race", _alone(record) or "no rung was finished"))
         return None
-    rows = [
-        [
-            plain(rung.get("rung")),
-            _names(rung.get("entered")),
-            _names(rung.get("kept")),
-            _names(rung.get("added")),
-            plain(rung.get("num_requests")),
-        ]
+    keys = ("entered", "kept", "added")
+    counts = [
+        [plain(rung.get("rung")), plain(rung.get("num_requests")), *(str(len(rung.get(key) or [])) for key in keys)]
         for rung in rungs
     ]
-    caption = "The default takes part in every rung, whatever its score. Added: new combinations of the best values"
-    columns = ["rung", "entered", "kept", "added", "requests"]
-    parts: list[Part] = [*race_charts(record), Table(columns, rows, num_text_columns=4, caption=caption)]
-    scores = _scores(record, default, [int(rung["rung"]) for rung in rungs if is_number(rung.get("rung"))])
-    return Section("The race", [*parts, *scores])
+    caption = "The default is measured in every rung, whatever its score. Added: new combinations of the best values"
+    table = Table(["rung", "requests", *keys], counts, caption=caption)
+    names = [[plain(rung.get("rung")), *(_names(rung.get(key)) for key in keys)] for rung in rungs]
+    details = Details("Who entered, was kept and was added", [Table(["rung", *keys], names, num_text_columns=4)])
+    return Section("The race", [*race_charts(record), table, *_scores(record, default, rungs), details])
 
 
-def _scores(record: Record, default: Row, rungs: Sequence[int]) -> list[Part]:
+def _scores(record: Record, default: Row, rungs: Sequence[Mapping[str, Any]]) -> list[Part]:
+    numbers = [int(rung["rung"]) for rung in rungs if is_number(rung.get("rung"))]
     measured = [(row, ratios_by_rung(row, default)) for row in rows_of(record) if row is not default]
     measured = [(row, ratios) for row, ratios in measured if ratios]
     measured.sort(key=lambda each: (-max(each[1]), -each[1][max(each[1])]))
     cells = [
         [
             str(row["name"]),
-            *(times(ratios[rung]) if rung in ratios else "" for rung in rungs),
+            *(times(ratios[rung]) if rung in ratios else "" for rung in numbers),
             times(row.get("score")),
+            _outcome(row, ratios, rungs),
         ]
         for row, ratios in measured
     ]
     if not cells:
         return []
-    columns = ["config", *(f"rung {rung}" for rung in rungs), "score"]
+    columns = ["config", *(f"rung {rung}" for rung in numbers), "score", "then"]
     return [Table(columns, cells, caption="Ratio to the default of the same round")]
+
+
+def _outcome(row: Row, ratios: Mapping[int, float], rungs: Sequence[Mapping[str, Any]]) -> str:
+    """What became of a config after its last rung."""
+    if row.get("is_finalist"):
+        return "finalist"
+    if row.get("status") == "failed":
+        return "failed"
+    last = next((rung for rung in rungs if rung.get("rung") == max(ratios)), {})
+    return "kept" if row.get("name") in (last.get("kept") or []) else "dropped"
 
 
 def _effects(record: Record, missing: list[tuple[str, str]]) -> Section | None:
@@ -453,7 +463,10 @@ def _quality(record: Record) -> Section | None:
         for each in entries
     ]
     columns = ["config", "agreement with the default", "tokens", "prompts"]
-    note = "The share of greedy tokens that equal the default's. It is a sign of changed answers, not of worse ones."
+    note = (
+        "The share of greedy tokens up to the first difference from the default's answer. A low share means other "
+        "answers, not worse ones."
+    )
     return Section("Quality", [Table(columns, rows), Note(note)])
 
 
@@ -508,9 +521,12 @@ def _own_settings(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _says_settings(row: Row) -> bool:
-    name = str(row["name"]).lower().replace(" ", "")
-    settings = row.get("settings") or {}
-    return all(f"{key}={value}".lower().replace(" ", "") in name for key, value in settings.items())
+    name = _bare(str(row["name"]))
+    return all(_bare(f"{key}={value}") in name for key, value in (row.get("settings") or {}).items())
+
+
+def _bare(text: str) -> str:
+    return text.lower().translate(str.maketrans("", "", " \"'"))
 
 
 def _alone(record: Record) -> str:
