@@ -152,6 +152,17 @@ def _measure(running: Any, workload: Workload) -> dict[str, Any]:
     return measure_offline(running, workload, num_rounds=1)
 
 
+def test_without_a_setting_to_test_nothing_is_started(
+    tmp_path: Path, engine: Named, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(job_summary(limited_by_seconds={"disk": 9.0, "decode": 1.0})))
+    assert main(["doctor", str(path), "--fix"]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("No advice has a setting that can be tested.") and "it is no setting of the engine" in out
+    assert not engine.started
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

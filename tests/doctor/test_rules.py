@@ -203,6 +203,13 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
 
 
+def test_requests_sent_late_count_beside_the_latencies() -> None:
+    late = ClientCost(send_late_p99_ms=98.0)
+    assert found(online(client=late, ttft_p95_s=4.0), "client") is None
+    assert found(online(client=late, ttft_p95_s=1.0), "client") is not None
+    assert found(online(client=late), "client") is not None
+
+
 def test_gaps_beside_a_small_token_budget_are_not_blamed_on_it() -> None:
     gaps = {"token_gap_p50_s": 0.1, "token_gap_p99_s": 0.9}
     assert found(live(**gaps, settings={"max_num_batched_tokens": 512}), "stalls") is None

@@ -41,10 +41,14 @@ SHARED_MACHINE = (
 
 def fix(given: argparse.Namespace, diagnosis: Diagnosis) -> int:
     """Test advice, print the result, and return the exit code."""
-    from headrace.doctor.fix import MIN_ROUNDS, try_advice
+    from headrace.doctor.fix import MIN_ROUNDS, FixResult, proposals, try_advice
 
     if given.rounds < MIN_ROUNDS:
         raise ConfigError(f"--rounds must be at least {MIN_ROUNDS} with --fix, got {given.rounds}")
+    found = proposals(diagnosis)
+    if all(each.obstacle for each in found):
+        show(given, diagnosis, FixResult(tested=(), untestable=tuple(found)))
+        return NOT_IMPROVED if diagnosis.problems else IMPROVED
     trial = trial_of(given, diagnosis)
     for note in trial.notes:
         say(note)

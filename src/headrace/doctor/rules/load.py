@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.bench.load.cost import MAX_CPU_SHARE, MAX_LAG_P99_MS, MAX_SEND_LATE_P99_MS
+from headrace.bench.load.cost import MAX_CPU_SHARE, MAX_LAG_P99_MS
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding, Rule
 
@@ -27,13 +27,13 @@ def _client_numbers(evidence: Evidence) -> list[tuple[str, str]]:
         found.append(("busiest client process", f"{client.cpu_share:.0%} of a core"))
     if client.loop_lag_p99_ms is not None and client.loop_lag_p99_ms > _max_lag_ms(evidence):
         found.append(("client's event loop, p99", f"{client.loop_lag_p99_ms:.0f} ms late"))
-    if client.send_late_p99_ms is not None and client.send_late_p99_ms > MAX_SEND_LATE_P99_MS:
+    if client.send_late_p99_ms is not None and client.send_late_p99_ms > _max_lag_ms(evidence):
         found.append(("requests sent after they were due, p99", f"{client.send_late_p99_ms:.0f} ms"))
     return found
 
 
 def _max_lag_ms(evidence: Evidence) -> float:
-    """A lag that is small beside the latencies hides nothing of the server."""
+    """A lag that is small beside the latencies, also one of sending, hides nothing of the server."""
     return max(MAX_LAG_P99_MS, MAX_LAG_SHARE * 1e3 * (evidence.ttft_p95_s or 0.0))
 
 
