@@ -1,0 +1,45 @@
+"""Faults that hardware does not show on demand. Python imports this file at start if its directory is in PYTHONPATH.
+
+HEADRACE_SLOW_DISK_S   each write to a regular file and each sync takes so many seconds longer: throttling a real
+                       disk needs root
+HEADRACE_SLOW_PLAN_S   each plan of a step takes so many seconds longer, as on a slow or busy host
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+_EXTRA_S = float(os.environ.get("HEADRACE_SLOW_DISK_S", "0"))
+
+if _EXTRA_S > 0:
+    _write, _fdatasync, _fsync = os.write, os.fdatasync, os.fsync
+
+    def write(descriptor, data):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            time.sleep(_EXTRA_S)
+        return _write(descriptor, data)
+
+    def fdatasync(descriptor):
+        time.sleep(_EXTRA_S)
+        _fdatasync(descriptor)
+
+    def fsync(descriptor):
+        time.sleep(_EXTRA_S)
+        _fsync(descriptor)
+
+    os.write, os.fdatasync, os.fsync = write, fdatasync, fsync
+
+_PLAN_S = float(os.environ.get("HEADRACE_SLOW_PLAN_S", "0"))
+
+if _PLAN_S > 0:
+    from headrace.sched.scheduler import Scheduler
+
+    _plan = Scheduler.plan
+
+    def plan(self):
+        time.sleep(_PLAN_S)
+        return _plan(self)
+
+    Scheduler.plan = plan
