@@ -123,7 +123,7 @@ WORKLOADS = {
     for each in (
         GridWorkload(
             "long-prompts",
-            WorkloadSpec(name="random", num_requests=12, input_len=320, output_len=4, spread=0.25, seed=11),
+            WorkloadSpec(name="random", num_requests=24, input_len=320, output_len=4, spread=0.25, seed=11),
             {"max_model_len": 512},
         ),
         GridWorkload(
@@ -134,7 +134,7 @@ WORKLOADS = {
         GridWorkload(
             "shared-prefixes",
             WorkloadSpec(
-                name="prefix", num_requests=48, prefix_len=96, num_prefixes=4, input_len=16, output_len=8, seed=13
+                name="prefix", num_requests=64, prefix_len=192, num_prefixes=4, input_len=16, output_len=8, seed=13
             ),
             {"max_model_len": 512},
         ),
