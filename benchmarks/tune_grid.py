@@ -142,7 +142,7 @@ WORKLOADS = {
         # at their end, and 16 at their start.
         GridWorkload(
             "tight-cache",
-            WorkloadSpec(name="random", num_requests=32, input_len=40, output_len=40, spread=0.3, ends="eos", seed=14),
+            WorkloadSpec(name="random", num_requests=64, input_len=40, output_len=40, spread=0.3, ends="eos", seed=14),
             {"max_model_len": 256, "num_gpu_blocks_override": 48},
             TIGHT_KNOBS,
         ),
