@@ -123,18 +123,18 @@ WORKLOADS = {
     for each in (
         GridWorkload(
             "long-prompts",
-            WorkloadSpec(name="random", num_requests=24, input_len=320, output_len=4, spread=0.25, seed=11),
+            WorkloadSpec(name="random", num_requests=12, input_len=256, output_len=4, spread=0.25, seed=11),
             {"max_model_len": 512},
         ),
         GridWorkload(
             "short-prompts",
-            WorkloadSpec(name="random", num_requests=64, input_len=16, output_len=24, spread=0.4, seed=12),
+            WorkloadSpec(name="random", num_requests=48, input_len=12, output_len=12, spread=0.4, seed=12),
             {"max_model_len": 512},
         ),
         GridWorkload(
             "shared-prefixes",
             WorkloadSpec(
-                name="prefix", num_requests=64, prefix_len=192, num_prefixes=4, input_len=16, output_len=8, seed=13
+                name="prefix", num_requests=40, prefix_len=96, num_prefixes=4, input_len=12, output_len=6, seed=13
             ),
             {"max_model_len": 512},
         ),
@@ -142,8 +142,8 @@ WORKLOADS = {
         # at their end, and 16 at their start.
         GridWorkload(
             "tight-cache",
-            WorkloadSpec(name="random", num_requests=64, input_len=40, output_len=40, spread=0.3, ends="eos", seed=14),
-            {"max_model_len": 256, "num_gpu_blocks_override": 48},
+            WorkloadSpec(name="random", num_requests=32, input_len=24, output_len=20, spread=0.3, ends="eos", seed=14),
+            {"max_model_len": 256, "num_gpu_blocks_override": 20},
             TIGHT_KNOBS,
         ),
     )
