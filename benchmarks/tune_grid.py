@@ -138,12 +138,12 @@ WORKLOADS = {
             ),
             {"max_model_len": 512},
         ),
-        # The scheduler does not know the lengths: an end token may come at any time. 48 blocks hold about 10 sequences
-        # at their end, and 16 at their start.
+        # The scheduler does not know the lengths: an end token may come at any time. 40 blocks hold about 13 sequences
+        # at their end, and 20 at their start.
         GridWorkload(
             "tight-cache",
             WorkloadSpec(name="random", num_requests=32, input_len=24, output_len=20, spread=0.3, ends="eos", seed=14),
-            {"max_model_len": 256, "num_gpu_blocks_override": 20},
+            {"max_model_len": 256, "num_gpu_blocks_override": 40},
             TIGHT_KNOBS,
         ),
     )
