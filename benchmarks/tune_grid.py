@@ -61,9 +61,10 @@ USUAL_KNOBS: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": SWITCH,
     "enable_chunked_prefill": SWITCH,
 }
+LONG_KNOBS: dict[str, tuple[Any, ...]] = {**USUAL_KNOBS, "max_num_seqs": (2, 4, 8, 16)}
 TIGHT_KNOBS: dict[str, tuple[Any, ...]] = {
-    "max_num_seqs": SEQS,
-    "max_num_batched_tokens": TOKENS,
+    "max_num_seqs": (4, 8, 12, 16, 32),
+    "max_num_batched_tokens": (128, 512),
     "enable_prefix_caching": SWITCH,
     "capacity_policy": ("max_utilization", "guaranteed_no_evict"),
 }
@@ -123,8 +124,9 @@ WORKLOADS = {
     for each in (
         GridWorkload(
             "long-prompts",
-            WorkloadSpec(name="random", num_requests=12, input_len=256, output_len=4, spread=0.25, seed=11),
+            WorkloadSpec(name="random", num_requests=10, input_len=160, output_len=4, spread=0.25, seed=11),
             {"max_model_len": 512},
+            LONG_KNOBS,
         ),
         GridWorkload(
             "short-prompts",
@@ -138,12 +140,12 @@ WORKLOADS = {
             ),
             {"max_model_len": 512},
         ),
-        # The scheduler does not know the lengths: an end token may come at any time. 40 blocks hold about 13 sequences
-        # at their end, and 20 at their start.
+        # The scheduler does not know the lengths: an end token may come at any time. 16 blocks hold about 8 sequences
+        # at their end, and 16 at their start.
         GridWorkload(
             "tight-cache",
-            WorkloadSpec(name="random", num_requests=32, input_len=24, output_len=20, spread=0.3, ends="eos", seed=14),
-            {"max_model_len": 256, "num_gpu_blocks_override": 40},
+            WorkloadSpec(name="random", num_requests=20, input_len=16, output_len=14, spread=0.3, ends="eos", seed=14),
+            {"max_model_len": 256, "num_gpu_blocks_override": 16},
             TIGHT_KNOBS,
         ),
     )
