@@ -137,7 +137,7 @@ class SimulatedRunning(RunningEngine):
 
 
 @cache
-def workload(num_requests: int = 400, output_len: int = 64, input_len: int = 256) -> Workload:
+def workload(num_requests: int = 600, output_len: int = 64, input_len: int = 256) -> Workload:
     return build(WorkloadSpec(name="random", num_requests=num_requests, input_len=input_len, output_len=output_len))
 
 

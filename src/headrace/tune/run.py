@@ -223,7 +223,7 @@ class _Search:
             if stay:
                 leader = self.states[ranked(configs, effects)[0].hash]
                 self.level = leader.trials[-1].level or self.level
-            added = self._merge(configs, effects) if rung < NUM_RUNGS and is_complete else []
+            added = self._merge(configs, effects, NUM_MERGED[rung - 1]) if rung < NUM_RUNGS and is_complete else []
             racing = [self.states[config.hash] for config in stay] + added
             names = [config.name for config in stay], [state.name for state in added]
             self.rungs.append(Rung(rung, count, entered, *names))
@@ -234,19 +234,25 @@ class _Search:
         return None
 
     def _rung(self, rung: int, racing: Sequence[ConfigState], count: int) -> bool:
-        """Measure every config once. False: the budget ended it."""
-        self.num_rounds += 1
-        for state in self._in_order([self.default, *racing], is_backwards=rung % 2 == 0):
+        """Measure every config once, and the default at both ends: all others are compared with it. False: the budget
+        ended it."""
+        is_first_part = rung == 1 and count == self.default.trials[0].num_requests
+        if not is_first_part:
+            self.num_rounds += 1  # otherwise the default's first trial is part of this round
+        ordered = self._in_order([self.default, *racing], is_backwards=rung % 2 == 0)
+        again = [] if is_first_part else [self.default]
+        for state in [*ordered, *again] if ordered[0] is self.default else [*again, *ordered]:
             if state is not self.default and (found := self.pruning.ruled_out(state.candidate.config.settings)):
                 state.ruled_out = found
                 self.say(f"  {state.name}: not tried, {found.why} ({found.config})")
                 continue
             if not self.budget.has_time_for_race(count):
                 return False
-            self._trial(state, Asked("race", rung, 0, count, self.level))
+            times_before = sum(trial.rung == rung for trial in state.trials)
+            self._trial(state, Asked("race", rung, times_before, count, self.level))
         return True
 
-    def _merge(self, configs: Sequence[SweepConfig], effects: Effects) -> list[ConfigState]:
+    def _merge(self, configs: Sequence[SweepConfig], effects: Effects, number: int) -> list[ConfigState]:
         known = {self.knobs.effective(state.candidate.config.settings) for state in self.states.values()}
 
         def is_new(settings: Mapping[str, Any]) -> bool:
@@ -256,7 +262,7 @@ class _Search:
                 and self.pruning.ruled_out(settings) is None
             )
 
-        joined = merged(configs, effects, self.knobs, is_new)
+        joined = merged(configs, effects, self.knobs, is_new, number)
         return [self._join(Candidate(config, "recombined")) for config in joined]
 
     def _confirm(self, first: Trial) -> str | None:
@@ -430,9 +436,9 @@ class _Search:
     def _planned(self, num_configs: int) -> int:
         """About how many trials there will be."""
         total, racing = 1, num_configs
-        for _ in range(NUM_RUNGS):
-            total += racing + 1
-            racing = racing // 2 + NUM_MERGED
+        for num_merged in (*NUM_MERGED, 0):
+            total += racing + 2
+            racing = racing // 2 + num_merged
         return total + 5 * (NUM_FINALISTS + 2)
 
     def _time_left(self, trial: Trial) -> str:
