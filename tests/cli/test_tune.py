@@ -15,7 +15,19 @@ from headrace.tune import run
 from tests.tune.builders import SimulatedEngine
 from tests.tune.surfaces import larger_batches
 
-FEW = ("--workload", "random", "--num-requests", "400", "--input-len", "16", "--output-len", "64", "--quiet")
+# A shape with random weights: nothing is fetched.
+FEW = (
+    "llama-3.1-8b",
+    "--workload",
+    "random",
+    "--num-requests",
+    "600",
+    "--input-len",
+    "16",
+    "--output-len",
+    "64",
+    "--quiet",
+)
 
 
 @pytest.fixture
@@ -79,10 +91,10 @@ def test_the_result_is_printed_and_written(engine: SimulatedEngine, capsys: pyte
     assert main(["tune", *FEW]) == 0
     out = capsys.readouterr().out
     assert out.startswith("tuned against default: 1.2")
-    record = json.loads(Path("headrace-tune/smollm2-batch.tune.json").read_text())
+    record = json.loads(Path("headrace-tune/llama-3.1-8b-batch.tune.json").read_text())
     assert record["kind"] == "tune" and record["decision"]["verdict"] == "tuned"
-    text = Path("headrace-tune/smollm2-batch.tune.toml").read_text()
-    assert 'model = "smollm2"' in text and "max_num_seqs = " in text
+    text = Path("headrace-tune/llama-3.1-8b-batch.tune.toml").read_text()
+    assert 'model = "llama-3.1-8b"' in text and "max_num_seqs = " in text
 
 
 def test_given_values_are_read_as_json(engine: SimulatedEngine) -> None:
