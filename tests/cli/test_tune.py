@@ -12,6 +12,7 @@ from headrace.bench.engines import EngineFailure
 from headrace.cli import tune as command
 from headrace.cli.main import main
 from headrace.tune import run
+from headrace.tune.spec import Tune
 from tests.tune.builders import SimulatedEngine
 from tests.tune.surfaces import larger_batches
 
@@ -37,7 +38,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimulatedEngine:
 
     real = run.run_tune
 
-    def quick(tune: run.Tune, path: Path, say: Any) -> Any:
+    def quick(tune: Tune, path: Path, say: Any) -> Any:
         return real(replace(tune, clock=simulated.clock, check=lambda *_: None), path, say)
 
     monkeypatch.chdir(tmp_path)
