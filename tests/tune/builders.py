@@ -15,7 +15,8 @@ from headrace.bench.engines import Engine, EngineFailure, OfflineRun, RunningEng
 from headrace.bench.workloads import Workload, WorkloadSpec, build
 from headrace.tune.goal import BatchGoal
 from headrace.tune.result import TuneResult
-from headrace.tune.run import Tune, run_tune
+from headrace.tune.run import run_tune
+from headrace.tune.spec import Tune
 
 Surface = Callable[[Mapping[str, Any]], float]  # speed of full settings, relative to the default's 1.0
 Problem = Callable[[Mapping[str, Any]], EngineFailure | None]
@@ -137,7 +138,7 @@ class SimulatedRunning(RunningEngine):
 
 
 @cache
-def workload(num_requests: int = 400, output_len: int = 64, input_len: int = 256) -> Workload:
+def workload(num_requests: int = 600, output_len: int = 64, input_len: int = 256) -> Workload:
     return build(WorkloadSpec(name="random", num_requests=num_requests, input_len=input_len, output_len=output_len))
 
 

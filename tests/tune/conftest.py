@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from headrace.tune import run
+from headrace.tune import run, spec
 
 MACHINE = {"cpu": "simulated", "num_cores": 2, "memory_bytes": 2**34, "gpus": [], "platform": "test"}
 
@@ -14,5 +14,5 @@ MACHINE = {"cpu": "simulated", "num_cores": 2, "memory_bytes": 2**34, "gpus": []
 @pytest.fixture(autouse=True)
 def _simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "machine_facts", lambda: dict(MACHINE))
-    monkeypatch.setattr(run, "current_commit", lambda: "abc1234")
+    monkeypatch.setattr(spec, "current_commit", lambda: "abc1234")
     monkeypatch.setattr(os, "fsync", lambda fd: None)

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.tune.goal import BatchGoal, search_level
+from headrace.bench.load.null_server import Behaviour, null_server
+from headrace.bench.slo import Slo
+from headrace.tune.goal import BatchGoal, Measurement, ServeGoal, SloMissedError, search_level
+from tests.bench.engines_for_tests import FakeRunning
 from tests.tune.builders import SimulatedEngine, workload
 from tests.tune.surfaces import flat
 
@@ -46,5 +49,25 @@ def test_a_batch_is_measured_whole_with_its_slow_end() -> None:
     with SimulatedEngine(flat, noise=0.0).start({}, serves=False) as running:
         found = BatchGoal().measure(running, workload(), None)
     assert found.value == pytest.approx(10_000.0)
-    assert found.num_requests == 400
+    assert found.num_requests == 600
     assert found.figures["output_tokens_per_s"] == found.value
+
+
+def served(behaviour: Behaviour | None = None) -> Measurement:
+    goal = ServeGoal(Slo.parse("e2e:p95<60s;success>=0.9"), max_concurrency=12)
+    with null_server(behaviour) as server:
+        return goal.measure(FakeRunning(lambda _: 1.0, address=server.address), workload(60, 4, 4), 4)
+
+
+def test_a_server_is_measured_at_the_highest_load_that_meets_the_slo() -> None:
+    found = served()
+    assert found.levels is not None
+    assert [level["load"]["concurrency"] for level in found.levels] == [4, 8, 12]
+    assert found.value > 0 and found.level in (4, 8, 12)
+    assert found.load is not None and found.load["concurrency"] == found.level
+    assert found.num_requests == 32 + 32 + 36
+
+
+def test_a_server_that_meets_no_slo_says_which() -> None:
+    with pytest.raises(SloMissedError, match=r"with 1 concurrent: .*success>=0.9 by 0.0%"):
+        served(Behaviour(refused_share=1.0))

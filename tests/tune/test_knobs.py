@@ -13,7 +13,7 @@ def a_space(**changes: Any) -> Space:
         "engine": "headrace",
         "serves": False,
         "in_force": {**DEFAULTS, "max_model_len": 8192},
-        "demand": Demand.of(workload()),
+        "demand": Demand(600, 256, 153_600),
         "known": ALL,
     }
     return Space(**{**given, **changes})
@@ -115,3 +115,7 @@ def test_values_that_are_no_numbers_have_no_order() -> None:
     assert not Knob("capacity_policy", ("a",), "b").is_ladder
     assert not Knob("enable_prefix_caching", (False,), True).is_ladder
     assert Knob("block_size", (8, 32), 16).ladder == [8, 16, 32]
+
+
+def test_demand_is_what_the_workload_asks_for() -> None:
+    assert Demand.of(workload(40, input_len=8)) == Demand(40, 8, 320)

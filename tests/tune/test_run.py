@@ -104,15 +104,18 @@ def out_of_memory_above(num_seqs: int) -> Any:
 
 def test_what_is_larger_than_an_oom_is_never_started(tmp_path: Path) -> None:
     engine = SimulatedEngine(larger_batches, refuses=out_of_memory_above(128))
-    result = searched(engine, tmp_path / "journal")
-    failed = [settings for settings in engine.started if settings["max_num_seqs"] > 128]
-    assert len(failed) == 1 or all(
-        settings["max_num_seqs"] < failed[0]["max_num_seqs"]
-        or settings["max_num_batched_tokens"] < failed[0]["max_num_batched_tokens"]
-        for settings in failed[1:]
-    )
-    states = {state.status for state in result.configs}
-    assert {"failed", "ruled out"} <= states
+    values = {"max_num_seqs": [256, 512, 64], "max_num_batched_tokens": [1024, 256], "block_size": [32]}
+    result = searched(engine, tmp_path / "journal", searched=values)
+    tried: list[dict[str, Any]] = []
+    for settings in engine.started:
+        if settings["max_num_seqs"] > 128:
+            limits = {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+            assert not any(all(limits[name] >= earlier[name] for name in limits) for earlier in tried)
+            tried.append(limits)
+    assert tried
+    ruled_out = [state for state in result.configs if state.status == "ruled out"]
+    assert ruled_out and all(state.ruled_out and "memory" in state.ruled_out.why for state in ruled_out)
+    assert not any(state.trials for state in ruled_out)
     assert result.decision is not None
 
 
@@ -159,7 +162,7 @@ def test_a_default_that_fails_once_is_tried_again(tmp_path: Path) -> None:
 def test_the_budget_is_kept(tmp_path: Path, budget_s: float) -> None:
     engine = SimulatedEngine(larger_batches, start_s=5.0)
     result = searched(engine, tmp_path / "journal", budget_s=budget_s)
-    slowest = 5.0 + 2 * 400 * 64 / 10_000 / 0.75
+    slowest = 5.0 + 2 * 600 * 64 / 10_000 / 0.75
     assert engine.clock.now <= budget_s + slowest
     assert result.spent_s == pytest.approx(engine.clock.now)
     assert result.decision is not None

@@ -32,7 +32,7 @@ from headrace.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from headrace.bench.engines import Engine
     from headrace.tune.goal import Goal
-    from headrace.tune.run import Tune
+    from headrace.tune.spec import Tune
 
 BUDGET = "20m"
 MIN_RUN_TIMEOUT_S = 120.0  # of one trial; the budget allows more
@@ -129,7 +129,7 @@ def build_parser() -> CommandParser:
 
 def _tune_of(given: argparse.Namespace) -> tuple[Tune, list[str]]:
     from headrace.tune.budget import parse_budget
-    from headrace.tune.run import Tune
+    from headrace.tune.spec import Tune
 
     goal, budget_s = _goal_of(given), parse_budget(given.budget)
     if given.url and not goal.serves:

@@ -6,7 +6,8 @@
     pruning.py     what a failure rules out                       confirm.py     finalists against the default
     budget.py      how large rounds are, when to end              journal.py     trials on disk; resuming is replaying
     quality.py     greedy agreement with the default              forecast.py    plan's prediction of a config
-    run.py         the loop                                       result.py      the decision and the record
+    spec.py        what a search is asked for                     run.py         the loop
+    result.py      the decision and the record
 
     default ─▶ knobs ─▶ shortlist ─▶ rung 1 ─▶ merge ─▶ rung 2 ─▶ merge ─▶ rung 3 ─▶ finalists and default, interleaved
                                         └──────────── a failure rules out what is larger ────────────┘

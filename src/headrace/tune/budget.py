@@ -82,7 +82,7 @@ class Budget:
         """How large the shortlist can be, so that the race and five rounds of confirmation fit."""
         trial_s = max(1e-9, self.trial_s(num_requests))
         for_race = (self.left_s - self._reserve_s(trial_s)) / trial_s
-        return max(MIN_CONFIGS, min(MAX_CONFIGS, int((for_race - 3 * NUM_MERGED) / 1.75)))
+        return max(MIN_CONFIGS, min(MAX_CONFIGS, int((for_race - sum(NUM_MERGED)) / 1.75)))
 
     def has_time_for_race(self, num_requests: int) -> bool:
         """Whether a trial can be made without taking confirmation's time."""

@@ -1,11 +1,11 @@
 """What each value of a knob does, estimated from all rounds so far.
 
-    log(value of a config in a round) = level of the round + effects of its values + effects of pairs of values
+    log(value of a config in a round) = level of the round + effects of its values + effects of pairs of numbers
                                         + its own deviation + noise
 
 A Gaussian model with these parts. Rounds differ in size and in the machine's mood; their levels cancel what all
 configs of a round share. The effect of a number grows step by step along its ladder, so that neighbours are alike. Two
-values that pay only together are a pair. How large effects, pairs and noise are is taken from the
+limits that pay only if both are raised are a pair. How large effects, pairs and noise are is taken from the
 measurements: the combination under which they are likeliest. An estimate is shrunk accordingly, so that one
 lucky round of a new config does not win a race.
 """
@@ -28,7 +28,7 @@ NOISE_SDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
 EFFECT_SDS = (0.01, 0.05, 0.2)
 PAIR_SDS = (0.003, 0.03, 0.12)
 DEVIATION_SHARE = 0.3  # of a pair's: changes of one knob alone cannot tell an effect from a deviation
-USUAL_NOISE, NOISE_SPREAD = 0.03, 1.0  # what noise is before anything is known, and how sure that is (in log)
+USUAL_NOISE, NOISE_SPREAD = 0.03, 0.5  # what noise is before anything is known, and how sure that is (in log)
 
 Floats = npt.NDArray[np.float64]
 
@@ -136,10 +136,10 @@ class _Places:
         steps = np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0)
         equal = ((a == b) & (a != 0)).astype(np.float64)
         each = np.where(self._is_ladder, steps, equal)  # [..., knobs]
-        total = each.sum(axis=-1)
-        pairs = (total**2 - (each**2).sum(axis=-1)) / 2
+        numbers = each * self._is_ladder
+        pairs = (numbers.sum(axis=-1) ** 2 - (numbers**2).sum(axis=-1)) / 2
         same = np.all(a == b, axis=-1) & np.any(a != 0, axis=-1)
-        return _Alike(total, pairs, same.astype(np.float64))
+        return _Alike(each.sum(axis=-1), pairs, same.astype(np.float64))
 
     def _place(self, name: str, settings: Mapping[str, Any]) -> int:
         knob = self._knobs.by_name[name]

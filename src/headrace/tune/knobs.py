@@ -89,7 +89,6 @@ class Space:
     allows_quality_change: bool = False
     is_gpu: bool = False
     num_gpus: int = 0
-    num_cores: int = 1
     searched: Mapping[str, Sequence[Any]] | None = None  # --search: only these knobs, with these values
 
 

@@ -8,22 +8,22 @@ from typing import Any
 
 from headrace.bench.sweep.configs import SweepConfig, shown_settings
 from headrace.tune.effects import Effects
-from headrace.tune.knobs import Knobs
+from headrace.tune.knobs import Knob, Knobs
 
 NUM_RUNGS = 3
-NUM_MERGED = 2  # configs that join after a rung
+NUM_MERGED = (3, 2)  # configs that join after the first rung, and after the second
 MIN_KEPT = 2
 NUM_LEADERS = 3  # around which merged configs are looked for
-MIN_EFFECT = 0.005  # of a value that is merged, as a log of a ratio
-CURIOSITY = 1.0  # standard deviations that an untried config is given in advance
+PRICE = 0.01  # of a changed setting, as a log of a ratio
+CURIOSITY = 1.0  # standard deviations that an untried step is given in advance
 
 Settings = Mapping[str, Any]
 
 
 def ranked(configs: Sequence[SweepConfig], effects: Effects) -> list[SweepConfig]:
-    """The best first. Ties stay in their order."""
-    found = effects.estimates([config.settings for config in configs])
-    order = sorted(range(len(configs)), key=lambda place: -found[place].log_ratio)
+    """The best first, by worth. Ties stay in their order."""
+    worth = _worth([config.settings for config in configs], effects)
+    order = sorted(range(len(configs)), key=lambda place: -worth[place])
     return [configs[place] for place in order]
 
 
@@ -37,26 +37,22 @@ def merged(
     effects: Effects,
     knobs: Knobs,
     is_new: Callable[[Settings], bool],
-    number: int = NUM_MERGED,
+    number: int,
 ) -> list[SweepConfig]:
-    """Untried configs that join: the one that is estimated best, then the one that may be best.
-
-    Candidates are the leaders with up to two values changed, and the best value of every knob together.
-    """
+    """Untried configs that join: the one that is estimated best, the leader with everything that may pay on top, the
+    next step in the leader's direction, and the one that may be best."""
     joined: list[SweepConfig] = []
     taken: set[tuple[Any, ...]] = set()
-    candidates = [each for each in _candidates(configs, effects, knobs) if is_new(each)]
-    if not candidates:
-        return []
-    found = effects.estimates(candidates)
-    for curiosity in (0.0, CURIOSITY)[:number]:
-        order = sorted(range(len(candidates)), key=lambda i: -(found[i].log_ratio + curiosity * found[i].sd))
-        for place in order:
-            settings = candidates[place]
-            if (key := knobs.effective(settings)) not in taken:
-                taken.add(key)
-                joined.append(config_of(settings))
-                break
+    leaders = [config.settings for config in ranked(configs, effects)[:NUM_LEADERS]] or [{}]
+    merges, steps = _merges(leaders, effects, knobs), _steps(leaders[0], knobs)
+    hopeful = [_changed(leaders[0], list(_hopes(leaders[0], effects, knobs).items()), knobs)]
+    wanted = ((merges, 0.0), (hopeful, 0.0), (steps, CURIOSITY), (merges, CURIOSITY), (merges, 0.0))
+    for candidates, curiosity in wanted:
+        found = [each for each in candidates if is_new(each) and knobs.effective(each) not in taken]
+        if found and len(joined) < number:
+            best = _best(found, effects, curiosity)
+            taken.add(knobs.effective(best))
+            joined.append(config_of(best))
     return joined
 
 
@@ -64,8 +60,21 @@ def config_of(settings: Settings) -> SweepConfig:
     return SweepConfig(shown_settings(settings) if settings else "default", dict(settings))
 
 
-def _candidates(configs: Sequence[SweepConfig], effects: Effects, knobs: Knobs) -> list[dict[str, Any]]:
-    leaders = [config.settings for config in ranked(configs, effects)[:NUM_LEADERS]] or [{}]
+def _worth(configs: Sequence[Settings], effects: Effects, curiosity: float = 0.0) -> list[float]:
+    """The estimate, less a price for each changed setting: a change that does nothing is not worth being made."""
+    return [
+        found.log_ratio + curiosity * found.sd - PRICE * len(settings)
+        for settings, found in zip(configs, effects.estimates(configs), strict=True)
+    ]
+
+
+def _best(candidates: Sequence[dict[str, Any]], effects: Effects, curiosity: float) -> dict[str, Any]:
+    worth = _worth(candidates, effects, curiosity)
+    return candidates[max(range(len(candidates)), key=worth.__getitem__)]
+
+
+def _merges(leaders: Sequence[Settings], effects: Effects, knobs: Knobs) -> list[dict[str, Any]]:
+    """The leaders with up to two values changed, and the best value of every knob together."""
     changes = [(knob.name, value) for knob in knobs.all for value in (*knob.values, knob.default)]
     found = [_best_of_each(effects, knobs)]
     for leader in leaders:
@@ -73,7 +82,27 @@ def _candidates(configs: Sequence[SweepConfig], effects: Effects, knobs: Knobs) 
         found += [
             _changed(leader, pair, knobs) for pair in itertools.combinations(changes, 2) if pair[0][0] != pair[1][0]
         ]
-    distinct = {tuple(sorted((name, repr(value)) for name, value in each.items())): each for each in found}
+    return _distinct(found)
+
+
+def _steps(leader: Settings, knobs: Knobs) -> list[dict[str, Any]]:
+    """The leader with its numbers moved by one step, each or two together."""
+    ladders = [knob for knob in knobs.all if knob.is_ladder]
+    moved = [knob for knob in ladders if knob.name in leader] or ladders
+    moves = [(knob.name, value) for knob in moved for value in _neighbours(knob, knobs.value(leader, knob.name))]
+    found = [_changed(leader, [move], knobs) for move in moves]
+    found += [_changed(leader, pair, knobs) for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
+    return _distinct(found)
+
+
+def _neighbours(knob: Knob, value: Any) -> list[Any]:
+    place = knob.ladder.index(value)
+    return [*knob.ladder[max(0, place - 1) : place], *knob.ladder[place + 1 : place + 2]]
+
+
+def _distinct(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each config once, without the default."""
+    distinct = {tuple(sorted((name, repr(value)) for name, value in each.items())): each for each in configs}
     return [each for each in distinct.values() if each]
 
 
@@ -85,11 +114,25 @@ def _changed(settings: Settings, changes: Sequence[tuple[str, Any]], knobs: Knob
     }
 
 
+def _hopes(leader: Settings, effects: Effects, knobs: Knobs) -> dict[str, Any]:
+    """The values that may pay on top of the leader's, all of them: one that was unlucky in its only round is among
+    them, and one round tells whether any of them pays."""
+    hopes = {}
+    for knob in knobs.all:
+        if knob.name in leader:
+            continue
+        found = effects.estimates([{knob.name: value} for value in knob.values])
+        place = max(range(len(found)), key=lambda i: found[i].log_ratio + CURIOSITY * found[i].sd)
+        if found[place].log_ratio + CURIOSITY * found[place].sd > PRICE:
+            hopes[knob.name] = knob.values[place]
+    return hopes
+
+
 def _best_of_each(effects: Effects, knobs: Knobs) -> dict[str, Any]:
     best = {}
     for knob in knobs.all:
         found = effects.estimates([{knob.name: value} for value in knob.values])
         place = max(range(len(found)), key=lambda i: found[i].log_ratio)
-        if found[place].log_ratio > MIN_EFFECT:
+        if found[place].log_ratio > PRICE:
             best[knob.name] = knob.values[place]
     return best

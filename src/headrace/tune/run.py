@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import shlex
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.engines import Engine, EngineFailure
+from headrace.bench.engines import EngineFailure
 from headrace.bench.engines.http import HttpError
-from headrace.bench.record import SCHEMA
-from headrace.bench.sweep.check import check_answer
-from headrace.bench.sweep.configs import HASH_LEN, SweepConfig
+from headrace.bench.sweep.configs import SweepConfig
 from headrace.bench.sweep.journal import JournalError
 from headrace.bench.sweep.result import RANKABLE, Failure
-from headrace.bench.sweep.run import Check
 from headrace.bench.values import number, seconds, times
-from headrace.bench.workloads import Workload
-from headrace.hardware.describe import current_commit, machine_facts, package_versions
+from headrace.hardware.describe import machine_facts
 from headrace.tune.budget import FIRST_REQUESTS, RUNG_SHARES, Budget
 from headrace.tune.confirm import (
     NUM_FINALISTS,
@@ -35,14 +25,14 @@ from headrace.tune.confirm import (
     noise_of,
 )
 from headrace.tune.effects import Effects, Observation
-from headrace.tune.goal import Goal
 from headrace.tune.journal import Entry, TrialJournal, key_of
-from headrace.tune.knobs import Demand, Knobs, Space, find_knobs
+from headrace.tune.knobs import Knobs, find_knobs
 from headrace.tune.pruning import Pruning
 from headrace.tune.quality import Agreement, agreement_of, greedy_answers
 from headrace.tune.race import NUM_MERGED, NUM_RUNGS, config_of, kept, merged, ranked
 from headrace.tune.result import ConfigState, Decision, Rung, TuneResult, decide
-from headrace.tune.shortlist import Candidate, Forecast, Predicted, shortlist
+from headrace.tune.shortlist import Candidate, Predicted, shortlist
+from headrace.tune.spec import Tune, identity_of, record_facts, space_of
 from headrace.tune.trial import Asked, EngineFacts, Phase, Trial, TrialRunner
 
 NUM_ATTEMPTS = 2  # of the default
@@ -61,30 +51,10 @@ class DefaultFailedError(Exception):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tune:
-    """What to search. `identity` is what a stored trial must share to be used again besides what stands here."""
-
-    engine: Engine
-    workload: Workload
-    goal: Goal
-    budget_s: float
-    known: Collection[str]  # names of the engine's settings
-    common: Mapping[str, Any] = field(default_factory=dict)  # model, and what the user has fixed
-    searched: Mapping[str, Sequence[Any]] | None = None
-    allows_quality_change: bool = False
-    can_change_settings: bool = True  # False: a server that runs already
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    retries_failed: bool = False
-    check: Check = check_answer
-    forecast: Callable[[Mapping[str, Any]], Forecast | None] = lambda machine: None  # of a machine, see forecast.py
-    clock: Callable[[], float] = time.monotonic
-
-
 def run_tune(tune: Tune, journal_path: Path, say: Say = lambda line: None) -> TuneResult:
     """Search, going on where the journal ends. Ctrl-C and a full disk end it early, with what is known so far."""
     machine = machine_facts()
-    journal = TrialJournal(journal_path, _identity(tune, machine), retries_failed=tune.retries_failed)
+    journal = TrialJournal(journal_path, identity_of(tune, machine), retries_failed=tune.retries_failed)
     search = _Search(tune, journal, machine, say)
     stopped: str | None = None
     is_resumable = False
@@ -115,7 +85,7 @@ class _Search:
         self.runner = TrialRunner(tune.engine, tune.workload, tune.goal, clock=tune.clock, check=tune.check, say=say)
         self.default = ConfigState(Candidate(SweepConfig("default", {}), "default"))
         self.states: dict[str, ConfigState] = {self.default.candidate.config.hash: self.default}
-        self.knobs = Knobs([], self._space({}))
+        self.knobs = Knobs([], space_of(tune, machine, {}))
         self.pruning = Pruning(self.knobs)
         self.observations: list[Observation] = []
         self.rungs: list[Rung] = []
@@ -159,7 +129,7 @@ class _Search:
         if stopped is not None:
             stopped += f". {self.num_trials} trials are kept in {self.journal.path}"
         return TuneResult(
-            facts=self._facts(),
+            facts=record_facts(self.tune, self.machine, self.default.facts, self.started_at, self.warnings),
             goal=self.tune.goal.name,
             figure=self.tune.goal.figure,
             budget_s=self.tune.budget_s,
@@ -187,7 +157,7 @@ class _Search:
 
     def _find_knobs(self) -> None:
         assert self.default.facts is not None
-        self.knobs = find_knobs(self._space(self.default.facts.values))
+        self.knobs = find_knobs(space_of(self.tune, self.machine, self.default.facts.values))
         self.pruning = Pruning(self.knobs)
         self.pruning.add_measured(self.default.candidate.config)
 
@@ -223,7 +193,7 @@ class _Search:
             if stay:
                 leader = self.states[ranked(configs, effects)[0].hash]
                 self.level = leader.trials[-1].level or self.level
-            added = self._merge(configs, effects) if rung < NUM_RUNGS and is_complete else []
+            added = self._merge(configs, effects, NUM_MERGED[rung - 1]) if rung < NUM_RUNGS and is_complete else []
             racing = [self.states[config.hash] for config in stay] + added
             names = [config.name for config in stay], [state.name for state in added]
             self.rungs.append(Rung(rung, count, entered, *names))
@@ -234,19 +204,25 @@ class _Search:
         return None
 
     def _rung(self, rung: int, racing: Sequence[ConfigState], count: int) -> bool:
-        """Measure every config once. False: the budget ended it."""
-        self.num_rounds += 1
-        for state in self._in_order([self.default, *racing], is_backwards=rung % 2 == 0):
+        """Measure every config once, and the default at both ends: all others are compared with it. False: the budget
+        ended it."""
+        is_first_part = rung == 1 and count == self.default.trials[0].num_requests
+        if not is_first_part:
+            self.num_rounds += 1  # otherwise the default's first trial is part of this round
+        ordered = self._in_order([self.default, *racing], is_backwards=rung % 2 == 0)
+        again = [] if is_first_part else [self.default]
+        for state in [*ordered, *again] if ordered[0] is self.default else [*again, *ordered]:
             if state is not self.default and (found := self.pruning.ruled_out(state.candidate.config.settings)):
                 state.ruled_out = found
                 self.say(f"  {state.name}: not tried, {found.why} ({found.config})")
                 continue
             if not self.budget.has_time_for_race(count):
                 return False
-            self._trial(state, Asked("race", rung, 0, count, self.level))
+            times_before = sum(trial.rung == rung for trial in state.trials)
+            self._trial(state, Asked("race", rung, times_before, count, self.level))
         return True
 
-    def _merge(self, configs: Sequence[SweepConfig], effects: Effects) -> list[ConfigState]:
+    def _merge(self, configs: Sequence[SweepConfig], effects: Effects, number: int) -> list[ConfigState]:
         known = {self.knobs.effective(state.candidate.config.settings) for state in self.states.values()}
 
         def is_new(settings: Mapping[str, Any]) -> bool:
@@ -256,7 +232,7 @@ class _Search:
                 and self.pruning.ruled_out(settings) is None
             )
 
-        joined = merged(configs, effects, self.knobs, is_new)
+        joined = merged(configs, effects, self.knobs, is_new, number)
         return [self._join(Candidate(config, "recombined")) for config in joined]
 
     def _confirm(self, first: Trial) -> str | None:
@@ -430,9 +406,9 @@ class _Search:
     def _planned(self, num_configs: int) -> int:
         """About how many trials there will be."""
         total, racing = 1, num_configs
-        for _ in range(NUM_RUNGS):
-            total += racing + 1
-            racing = racing // 2 + NUM_MERGED
+        for num_merged in (*NUM_MERGED, 0):
+            total += racing + 2
+            racing = racing // 2 + num_merged
         return total + 5 * (NUM_FINALISTS + 2)
 
     def _time_left(self, trial: Trial) -> str:
@@ -455,62 +431,6 @@ class _Search:
             if where
             else (f"nothing was searched: {number(best.value)} {label} with the default")
         )
-
-    def _space(self, in_force: Mapping[str, Any]) -> Space:
-        tune, machine = self.tune, self.machine
-        gpus = machine.get("gpus") or []
-        device = str(in_force.get("device", "cuda" if gpus else "cpu"))
-        return Space(
-            engine=tune.engine.name,
-            serves=tune.goal.serves,
-            in_force=in_force,
-            demand=Demand.of(tune.workload),
-            known=tune.known,
-            fixed=set(tune.common),
-            allows_quality_change=tune.allows_quality_change,
-            is_gpu=bool(gpus) and "cpu" not in device,
-            num_gpus=len(gpus),
-            num_cores=int(machine.get("num_cores") or 1),
-            searched=tune.searched,
-        )
-
-    def _facts(self) -> dict[str, Any]:
-        """The first keys of the record, as of a sweep's."""
-        found = self.default.facts or EngineFacts()
-        return {
-            "schema": SCHEMA,
-            "kind": "tune",
-            "id": f"{self.started_at:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-            "started_at": self.started_at.isoformat(timespec="seconds"),
-            "command": shlex.join(["headrace", *sys.argv[1:]]),
-            "engine": {"name": self.tune.engine.name, "versions": dict(found.versions)},
-            "model": dict(found.model),
-            "workload": self.tune.workload.facts,
-            "load": None,
-            "slo": None if self.tune.goal.slo is None else self.tune.goal.slo.text,
-            "machine": dict(self.machine),
-            "versions": package_versions(),
-            "commit": current_commit(),
-            "common_settings": dict(self.tune.common),
-            "warnings": self.warnings,
-        }
-
-
-def _identity(tune: Tune, machine: Mapping[str, Any]) -> str:
-    facts = {
-        "engine": tune.engine.name,
-        "goal": tune.goal.name,
-        "slo": None if tune.goal.slo is None else tune.goal.slo.text,
-        "workload": tune.workload.spec.hash,
-        "num_requests": len(tune.workload.requests),
-        "machine": [machine["cpu"], machine["num_cores"], [gpu["name"] for gpu in machine["gpus"]]],
-        "budget_s": tune.budget_s,
-        "common": dict(tune.common),
-        "searched": None if tune.searched is None else {name: list(values) for name, values in tune.searched.items()},
-        "allows_quality_change": tune.allows_quality_change,
-        **tune.identity,
-    }
-    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:HASH_LEN]
 
 
 def _stored(candidate: Candidate) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from headrace.bench.sweep.configs import SweepConfig
 from headrace.tune.knobs import Knobs
 from headrace.tune.race import config_of
 
-MAX_CONFIGS, MIN_CONFIGS = 12, 4  # with the default
+MAX_CONFIGS, MIN_CONFIGS = 10, 4  # with the default
 MAX_COMBINED = 3  # of the limits of a step
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 ALWAYS = ({"performance_mode": "throughput"},)

@@ -73,7 +73,9 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise JournalError(f"another process is writing {self.path}; wait for it, or give another output") from None
+            raise JournalError(
+                f"another sweep or search is writing {self.path}; wait for it, or give another output"
+            ) from None
 
     def _read(self) -> tuple[list[dict[str, Any]], int]:
         """The entries, and where the last whole line ends."""
