@@ -102,6 +102,17 @@ def test_flags_win_and_are_named(
     assert "settings from it: max_num_batched_tokens=2048\n" in said
 
 
+def test_a_settings_file_wins_too(
+    model: Path, source: Path, jobs: list[JobSpec], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save(Path(TUNES) / "a.checkpoint", model)
+    file = tmp_path / "a.toml"
+    file.write_text("max_num_seqs = 3\n")
+    assert run(model, source, "--auto", "--config", str(file)) == 0
+    assert (jobs[0].config.max_num_seqs, jobs[0].config.max_num_batched_tokens) == (3, 2048)
+    assert "given here, and not taken from it: max_num_seqs\n" in capsys.readouterr().err
+
+
 def test_versions_and_commits_that_differ_are_one_line(
     model: Path, source: Path, jobs: list[JobSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,3 +156,18 @@ def test_flags_of_other_engines_are_explained_as_for_the_server(
         main([*command, "--batch-scheduler-policy", "max_utilization"])
     assert stopped.value.code == 2
     assert "--batch-scheduler-policy is refused: use --capacity-policy" in capsys.readouterr().err
+
+
+def test_a_file_has_settings_and_the_command_line_overrides_it(
+    source: Path, jobs: list[JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file that `headrace tune` writes for a job."""
+    file, output = tmp_path / "a.toml", str(tmp_path / "out.jsonl")
+    file.write_text('model = "m"\nmax_num_seqs = 3\nenable-prefix-caching = false\n')
+    assert main(["run", str(source), "-o", output, "--config", str(file), "--max-num-seqs", "5"]) == 0
+    config = jobs[0].config
+    assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("m", 5, False)
+    file.write_text("max_num_seq = 3\n")
+    with pytest.raises(SystemExit):
+        main(["run", str(source), "-o", output, "--config", str(file)])
+    assert "did you mean 'max_num_seqs'" in capsys.readouterr().err

@@ -274,7 +274,7 @@ def test_what_is_missing_is_said_with_its_reason() -> None:
 def test_an_interrupted_search_says_that_its_choice_is_not_confirmed() -> None:
     report = tune_report(interrupted_record())
     assert any("Ctrl-C" in warning for warning in report.warnings)
-    assert any("not confirmed" in warning for warning in report.warnings)
+    assert any("nothing was confirmed" in warning for warning in report.warnings)
 
 
 def test_a_search_without_a_result_says_why() -> None:

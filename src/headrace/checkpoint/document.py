@@ -80,7 +80,7 @@ class Checkpoint:
 
 def write_checkpoint(facts: Mapping[str, Any], path: Path) -> Checkpoint:
     """Write in one step, so that a reader never sees half of a file. Returns what was written."""
-    few_digits = {**rounded(dict(facts)), "decision": rounded(dict(facts["decision"]))}
+    few_digits = {**rounded(dict(facts)), "decision": rounded(dict(facts.get("decision") or {}))}
     content = json.loads(json.dumps(few_digits, default=str))
     content["schema"] = SCHEMA
     content["digest"] = digest_of(content)

@@ -26,6 +26,7 @@ from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
+from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, ResumableJobError
 
@@ -149,7 +150,12 @@ def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSetti
 
 def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
     try:
-        return parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
+        given = parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
+        if given.config is not None:
+            for name, value in read_settings(given.config, (EngineConfig,), _print_line).items():
+                if not hasattr(given, name):  # the command line overrides the file
+                    setattr(given, name, value)
+        return given
     except ConfigError as error:
         parser.error(str(error))
 
@@ -243,6 +249,7 @@ def build_parser() -> CommandParser:
         max_tokens="longest answer, in tokens (default: messages, to the end of the context; a prompt, 256; "
         "/v1/completions, 16)",
     )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with engine options as keys")
     add_auto_flags(parser)
     add_engine_flags(parser)
     return parser

@@ -61,7 +61,7 @@ def finalist_charts(record: Record) -> list[Chart]:
         ratio = confirmed_ratio(record, row, default)
         if ratio is not None:
             place = CHOSEN if row is chosen_of(record) else OTHER_FINALISTS[number_of % len(OTHER_FINALISTS)]
-            name = short_name(str(row["name"]), MAX_LABEL)
+            name = _label_of(row, MAX_LABEL, is_chosen=row is chosen_of(record))
             bars.append(Bar(name, ratio.value, ratio_text(ratio), ratio.low, ratio.high, place=place))
     if not any(bar.label != AGAIN for bar in bars):
         return []
@@ -269,6 +269,11 @@ def ratio_text(ratio: Interval | None) -> str:
     return NOT_AVAILABLE if ratio is None else f"{times(ratio.value)} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
+def _label_of(row: Row, max_chars: int, *, is_chosen: bool) -> str:
+    prefix = "chosen: " if is_chosen else ""
+    return prefix + short_name(str(row["name"]), max_chars - len(prefix))
+
+
 def _stands_out(row: Row, chosen: Row | None) -> bool:
     return bool(row is chosen or row.get("is_finalist"))
 
@@ -283,7 +288,8 @@ def _race_line(row: Row, ratios: Mapping[int, float], *, place: int | None = Non
         )
         for rung, ratio in ratios.items()
     ]
-    return Series(short_name(name, 2 * MAX_NAME), points, place=place, is_quiet=is_quiet)
+    label = _label_of(row, 2 * MAX_NAME, is_chosen=place == CHOSEN)
+    return Series(label, points, place=place, is_quiet=is_quiet)
 
 
 def _distinct(rows: Sequence[Row], knob: Mapping[str, Any]) -> list[Any]:

@@ -128,7 +128,8 @@ def effects_of(record: Mapping[str, Any]) -> list[Effect]:
     known = [(row, ratio) for row, ratio in ratios if ratio is not None]
     by_knob = [_effects_of_knob(knob, known) for knob in record.get("knobs") or []]
     by_knob = [each for each in by_knob if any(not effect.is_default for effect in each)]
-    by_knob.sort(key=lambda each: -max(abs(effect.ratio - 1) for effect in each))
+    # What a value did together with others says less of its knob.
+    by_knob.sort(key=lambda each: -max((abs(effect.ratio - 1) for effect in each if effect.is_alone), default=0.0))
     return [effect for each in by_knob for effect in each]
 
 

@@ -106,7 +106,7 @@ def _figure(record: Record) -> tuple[str, str]:
 def _warnings(record: Record) -> list[str]:
     warnings = [f"the search ended early: {record['stopped']}"] if record.get("stopped") else []
     if found(record, "decision", "verdict") == "not confirmed":
-        warnings.append("the choice was not confirmed: it is the best of the race, whose rounds are few")
+        warnings.append("nothing was confirmed: the choice rests on the race, whose rounds are few")
     return list(dict.fromkeys([*warnings, *map(str, record.get("warnings") or [])]))
 
 

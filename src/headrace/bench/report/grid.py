@@ -52,7 +52,7 @@ def grid_chart(
             parts.append(element("rect", {"class": f"cell-{box.tone}", **area, "rx": "4"}, title=hint))
             room = int((step - GAP - 4) / text_width("x", 12))
             shown = shortened(box.text, max(1, min(MAX_CELL, room)))
-            parts.append(text(left + step * (column + 0.5), y + height / 2 + 4, shown, "name", anchor="middle"))
+            parts.append(text(left + step * (column + 0.5), y + height / 2 + 4, shown, "label", anchor="middle"))
     for column, label in enumerate(columns):
         parts.append(text(left + step * (column + 0.5), base + 18, label, "tick", anchor="middle"))
     parts.append(text((left + width) / 2, base + 40, x_label, "axis", anchor="middle"))
