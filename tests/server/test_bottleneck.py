@@ -232,13 +232,14 @@ def test_the_document_needs_a_key_if_the_server_has_keys(engine: LimitedEngine) 
 
 @pytest.mark.embedded
 def test_the_real_server_names_its_full_slots_and_prints_it_once() -> None:
-    """The embedded model with one slot: the second of two streams waits while the first decodes."""
+    """The embedded model with one slot: five requests wait while the first decodes."""
     now, printed = [0.0], list[str]()
     config = EngineConfig(model="smollm2", max_num_seqs=1, max_model_len=512)
 
+    engine = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+
     async def body() -> None:
-        engine = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
-        options = ServerOptions(port=0)
+        options = ServerOptions(port=0, max_num_queued_reqs=8)
         keys = Keys(options, environ={}, print_line=printed.append)
         server = Server(
             engine,
@@ -279,16 +280,17 @@ async def _load_it(server: Server, engine: AsyncEngine, client: httpx2.AsyncClie
 
     assert (await judged(0.0))["outcome"] == "not enough evidence"
     assert "computed 0 tokens" in (await judged(SNAPSHOT_S))["headline"]
-    asked = {"prompt": "Count from one to a hundred in words:", "max_tokens": 60, "ignore_eos": True}
-    tasks = [asyncio.create_task(client.post("/v1/completions", json=asked)) for _ in range(4)]
+    await judged(WINDOW_S + SNAPSHOT_S)  # the next window begins here
+    asked = {"prompt": "Count from one to a hundred in words:", "max_tokens": 20, "ignore_eos": True}
+    tasks = [asyncio.create_task(client.post("/v1/completions", json=asked)) for _ in range(6)]
     while not all(task.done() for task in tasks):
         await server.bottleneck.tick()  # the clock stands still: this reads gauges, as it does once a second
-        await asyncio.sleep(0.01)
-    assert [task.result().status_code for task in tasks] == [200] * 4
+        await asyncio.sleep(0.002)
+    assert [task.result().status_code for task in tasks] == [200] * 6
     document = await judged(SNAPSHOT_S)
     assert document["limited_by"] == "slots"
-    assert document["figures"]["output_tokens"] == 240
-    assert document["figures"]["seconds"] == 2 * SNAPSHOT_S
+    assert document["figures"]["output_tokens"] == 120
+    assert document["figures"]["seconds"] == SNAPSHOT_S
     assert document["settings"]["gpu_memory_utilization"] == 0.5
     await judged(LINE_S)  # idle again: no second line
     for _ in range(4):
