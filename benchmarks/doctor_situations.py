@@ -56,6 +56,7 @@ SHOWN = (
     "prompt_tokens_per_s",
     "token_gap_p50_s",
     "token_gap_p99_s",
+    "event_loop_lag_p75_s",
     "event_loop_lag_p95_s",
     "unanswered_share",
 )

@@ -203,6 +203,11 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
 
 
+def test_one_late_look_at_the_event_loop_is_not_a_late_front() -> None:
+    assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.049), "front") is None
+    assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.05), "front") is not None
+
+
 def test_requests_sent_late_count_beside_the_latencies() -> None:
     late = ClientCost(send_late_p99_ms=98.0)
     assert found(online(client=late, ttft_p95_s=4.0), "client") is None
