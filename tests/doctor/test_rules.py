@@ -198,6 +198,10 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     finding = found(live(**held, settings=tight), "cache-full")
     assert finding is not None and finding.limit == "cache"
     assert found(live(**{**held, "kv_use": 0.4}, settings=tight), "cache-full") is None
+    reserved = {**held, "kv_use": 0.4, "num_running": 4.0, "prompt_len": 8.0, "output_len": 24.0}
+    size = {"num_gpu_blocks": 32, "block_size": 4}
+    assert found(live(**reserved, settings={**tight, **size}), "cache-full") is not None  # 4 x 32 of 128 tokens
+    assert found(live(**reserved, settings={**tight, **size, "num_gpu_blocks": 100}), "cache-full") is None
     assert found(live(**{**held, "tokens_per_step": 300.0}, settings=tight), "cache-full") is None  # full steps
     assert found(live(**{**held, "num_waiting": 0.5}, settings=tight), "cache-full") is None  # one has just arrived
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, tokens_per_sequence
+from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, has_known_lengths, tokens_per_sequence
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, limited_share
@@ -145,6 +145,9 @@ def full(evidence: Evidence) -> Finding | None:
     numbers = [("KV cache use", f"{use:.0%}"), ("waiting", f"{waiting:,.0f}")]
     if batch is not None:
         numbers.append(("running", f"{batch:,.0f}" + (f" of {slots:,.0f} slots" if slots else "")))
+    at_end = _share_at_end(evidence)
+    if at_end is not None:
+        numbers.append(("cache that these need at their end", f"{at_end:.0%}"))
     advice = _more_cache(evidence)
     gain = None if batch is None else batch_gain(evidence, batch, min(2 * batch, slots or 2 * batch))
     if gain is not None and advice:
@@ -172,7 +175,15 @@ def _holds_back(evidence: Evidence) -> bool:
     if slots is None or filled is None or filled >= FULL_STEP_SHARE:
         return False
     is_waiting = (evidence.num_waiting or 0.0) >= max(1.0, MIN_WAITING_SHARE * slots)
-    return is_waiting and (evidence.kv_use or 0.0) >= HELD_KV_USE
+    return is_waiting and max(evidence.kv_use or 0.0, _share_at_end(evidence) or 0.0) >= HELD_KV_USE
+
+
+def _share_at_end(evidence: Evidence) -> float | None:
+    """The share of the cache that running sequences need at their end. Use between two steps may be far below it."""
+    batch, size = evidence.num_running, evidence.cache_tokens
+    if batch is None or not size or not has_known_lengths(evidence):
+        return None
+    return batch * tokens_per_sequence(evidence) / size
 
 
 def job_full(evidence: Evidence) -> Finding | None:
@@ -209,8 +220,8 @@ RULES = (
         id="cache-full",
         title="cache full, requests wait",
         guide="C2",
-        threshold=f"requests waiting and slots free, with a cache use of {KV_USE:.0%}, or {HELD_KV_USE:.0%} in steps "
-        f"under {FULL_STEP_SHARE:.0%} full",
+        threshold=f"requests waiting and slots free, with a cache use of {KV_USE:.0%}, or {HELD_KV_USE:.0%} (now, "
+        f"or when running ones end) in steps under {FULL_STEP_SHARE:.0%} full",
         check=full,
         needs=("kv_use", "num_waiting"),
         sources=("live",),
