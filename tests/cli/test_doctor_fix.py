@@ -202,6 +202,6 @@ def test_a_real_engine(tiny_directory: Path, tmp_path: Path, monkeypatch: pytest
     code = main(["doctor", "record.json", "--fix", "-o", "fix.json"])
     document = json.loads((tmp_path / "fix.json").read_text())
     (tested,) = document["tested"]
-    assert tested["rule"] == "cache-preempting" and tested["verdict"] != "not measured"
+    assert tested["setting"] == "num_gpu_blocks_override" and tested["verdict"] != "not measured"
     assert code == (0 if tested["verdict"] == "better" else 3)
     assert [len(row["rounds"]) for row in tested["sweep"]["configs"]] == [5, 5]

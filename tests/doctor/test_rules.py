@@ -20,6 +20,14 @@ def found(evidence: Evidence, rule: str) -> Finding | None:
 
 
 H100 = find_gpu("H100")
+HELD: dict[str, Any] = {  # 4 sequences of 20 tokens, in a cache of 128 tokens for 12 slots
+    "output_tokens": 400.0,
+    "num_steps": 100.0,
+    "tokens_per_step": 5.0,
+    "prompt_len": 8.0,
+    "output_len": 12.0,
+    "settings": {"max_num_seqs": 12, "num_gpu_blocks": 32, "block_size": 4},
+}
 CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and what just does not
     "client": (online(client=ClientCost(cpu_share=0.81)), online(client=ClientCost(cpu_share=0.8))),
     "refusals": (live(num_refused=5.0, num_answered=495.0), live(num_refused=4.0, num_answered=496.0)),
@@ -53,6 +61,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         live(num_preemptions=9.0, recomputed_tokens=1_400.0),
     ),
     "cache-full": (live(kv_use=0.9, num_waiting=3.0), live(kv_use=0.89, num_waiting=3.0)),
+    "offline-cache": (offline(**HELD, num_requests=24.0), offline(**HELD, num_requests=23.0)),
     "job-cache": (
         job(limited_by_seconds={"cache": 3.0, "decode": 7.0}),
         job(limited_by_seconds={"cache": 2.9, "decode": 7.1}),

@@ -15,6 +15,7 @@ from headrace.jobs.status.bottleneck import KV_USE
 MIN_RECOMPUTED_SHARE = 0.01  # of computed tokens
 MIN_PREEMPTED_SHARE = 0.01  # preemptions per request, where tokens computed again are not counted
 HELD_KV_USE = 0.5  # from which on an engine may hold requests back: it keeps the rest for answers that still grow
+MAX_HELD_SLOT_SHARE = 0.75  # of the slots; the end of an offline run leaves some empty too
 MIN_WAITING_SHARE = 0.05  # of the slots: fewer may have just arrived
 MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
 
@@ -180,10 +181,32 @@ def _holds_back(evidence: Evidence) -> bool:
 
 def _share_at_end(evidence: Evidence) -> float | None:
     """The share of the cache that running sequences need at their end. Use between two steps may be far below it."""
-    batch, size = evidence.num_running, evidence.cache_tokens
+    batch, size = evidence.mean_batch, evidence.cache_tokens
     if batch is None or not size or not has_known_lengths(evidence):
         return None
     return batch * tokens_per_sequence(evidence) / size
+
+
+def offline_full(evidence: Evidence) -> Finding | None:
+    """An offline run submits all it has: slots that stay empty wait for something, and here for blocks."""
+    slots, batch, at_end = evidence.number("max_num_seqs"), evidence.mean_batch, _share_at_end(evidence)
+    if not slots or batch is None or at_end is None or evidence.num_requests is None or is_preempting(evidence):
+        return None
+    is_backed_up = evidence.num_requests >= 2 * slots
+    is_full = (step_fill(evidence) or 0.0) >= FULL_STEP_SHARE
+    if not is_backed_up or is_full or batch >= MAX_HELD_SLOT_SHARE * slots or at_end < HELD_KV_USE:
+        return None
+    return Finding(
+        severity="problem",
+        title="the KV cache limits the batch",
+        numbers=(
+            ("sequences per step", f"{batch:,.1f} of {slots:,.0f} slots"),
+            ("requests", f"{evidence.num_requests:,.0f}, all submitted at once"),
+            ("cache that these need at their end", f"{at_end:.0%}"),
+        ),
+        why="Requests wait for cache blocks while slots are free. More slots would not help.",
+        advice=tuple(_more_cache(evidence)),
+    )
 
 
 def job_full(evidence: Evidence) -> Finding | None:
@@ -225,6 +248,17 @@ RULES = (
         check=full,
         needs=("kv_use", "num_waiting"),
         sources=("live",),
+        limit="cache",
+    ),
+    Rule(
+        id="offline-cache",
+        title="offline run limited by its cache",
+        guide="C2",
+        threshold=f"2 requests per slot or more, {MAX_HELD_SLOT_SHARE:.0%} of slots busy or less, which need "
+        f"{HELD_KV_USE:.0%} of the cache at their end, in steps under {FULL_STEP_SHARE:.0%} full",
+        check=offline_full,
+        needs=("mean_batch", "[max_num_seqs]"),
+        sources=("offline",),
         limit="cache",
     ),
     Rule(
