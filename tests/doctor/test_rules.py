@@ -216,6 +216,12 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
 
 
+def test_a_short_job_is_limited_by_its_tail_and_not_by_its_start() -> None:
+    seconds = {"host": 4.2, "prefill": 3.0, "tail": 6.7}
+    assert found(job(limited_by_seconds=seconds), "job-host") is None
+    assert diagnose(job(limited_by_seconds=seconds)).findings[0].rule == "job-tail"
+
+
 def test_one_late_look_at_the_event_loop_is_not_a_late_front() -> None:
     assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.049), "front") is None
     assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.05), "front") is not None
