@@ -56,6 +56,7 @@ SHOWN = (
     "prompt_tokens_per_s",
     "token_gap_p50_s",
     "token_gap_p99_s",
+    "event_loop_lag_p75_s",
     "event_loop_lag_p95_s",
     "unanswered_share",
 )
@@ -155,13 +156,13 @@ SITUATIONS = (
     ),
     Situation(
         name="stalls",
-        injected="chunked prefill off, prompts of 400 tokens beside short answers",
+        injected="chunked prefill off, prompts of 600 tokens beside short answers",
         causes=("stalls",),
         stage=lambda: staging.live(
             {"max_num_seqs": 8, "enable_chunked_prefill": False},
-            staging.mixed(staging.workload(8, 24), staging.workload(400, 1), 8),
+            staging.mixed(staging.workload(8, 24), staging.workload(600, 1), 4),
             4,
-            min_steps=120,
+            min_steps=90,
         ),
     ),
     Situation(
@@ -210,10 +211,10 @@ SITUATIONS = (
         stage=lambda: staging.online_of_paused_client({"max_num_seqs": 16}, "--concurrency", "8", "--seconds", "8"),
     ),
     Situation(
-        name="offline-preempting",
-        injected="offline, a cache of 128 tokens for 12 slots, and answers whose length nobody knows in advance",
-        causes=("cache-preempting",),
-        stage=lambda: staging.offline(tight(), staging.workload(8, 8, 32, ends="random")),
+        name="offline-cache",
+        injected="offline, a cache of 128 tokens for 12 slots",
+        causes=("offline-cache",),
+        stage=lambda: staging.offline(tight(), staging.workload(8, 24, 24)),
     ),
     Situation(
         name="offline-small-load",
@@ -235,10 +236,10 @@ SITUATIONS = (
     ),
     Situation(
         name="job-disk",
-        injected="each write and sync of the job takes 0.5 s longer",
+        injected="each write and sync of the job takes 1.5 s longer",
         causes=("disk",),
         how="hook",
-        stage=lambda: staging.job(staging.plain_lines(80, 4, 4), max_num_seqs=16, env={"HEADRACE_SLOW_DISK_S": "0.5"}),
+        stage=lambda: staging.job(staging.plain_lines(120, 4, 4), max_num_seqs=16, env={"HEADRACE_SLOW_DISK_S": "1.5"}),
     ),
     Situation(
         name="job-tail",

@@ -194,7 +194,7 @@ def test_what_cannot_be_tested_is_wrong_usage(
 def test_a_real_engine(tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve slots of a cache for three: the record of a real run, and advice tested with real engines."""
     monkeypatch.chdir(tmp_path)
-    spec = WorkloadSpec(name="random", num_requests=24, input_len=8, output_len=8, ends="random").for_vocabulary(256)
+    spec = WorkloadSpec(name="random", num_requests=24, input_len=8, output_len=24).for_vocabulary(256)
     settings = {"block_size": 4, "num_gpu_blocks_override": 32, "max_num_seqs": 12, "max_model_len": 96}
     with HeadraceEngine(str(tiny_directory)).start(settings, serves=False) as running:
         found = measure_offline(running, build(spec), num_rounds=1)
@@ -202,6 +202,6 @@ def test_a_real_engine(tiny_directory: Path, tmp_path: Path, monkeypatch: pytest
     code = main(["doctor", "record.json", "--fix", "-o", "fix.json"])
     document = json.loads((tmp_path / "fix.json").read_text())
     (tested,) = document["tested"]
-    assert tested["rule"] == "cache-preempting" and tested["verdict"] != "not measured"
+    assert tested["setting"] == "num_gpu_blocks_override" and tested["verdict"] != "not measured"
     assert code == (0 if tested["verdict"] == "better" else 3)
     assert [len(row["rounds"]) for row in tested["sweep"]["configs"]] == [5, 5]

@@ -20,6 +20,14 @@ def found(evidence: Evidence, rule: str) -> Finding | None:
 
 
 H100 = find_gpu("H100")
+HELD: dict[str, Any] = {  # 4 sequences of 20 tokens, in a cache of 128 tokens for 12 slots
+    "output_tokens": 400.0,
+    "num_steps": 100.0,
+    "tokens_per_step": 5.0,
+    "prompt_len": 8.0,
+    "output_len": 12.0,
+    "settings": {"max_num_seqs": 12, "num_gpu_blocks": 32, "block_size": 4},
+}
 CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and what just does not
     "client": (online(client=ClientCost(cpu_share=0.81)), online(client=ClientCost(cpu_share=0.8))),
     "refusals": (live(num_refused=5.0, num_answered=495.0), live(num_refused=4.0, num_answered=496.0)),
@@ -53,6 +61,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         live(num_preemptions=9.0, recomputed_tokens=1_400.0),
     ),
     "cache-full": (live(kv_use=0.9, num_waiting=3.0), live(kv_use=0.89, num_waiting=3.0)),
+    "offline-cache": (offline(**HELD, num_requests=24.0), offline(**HELD, num_requests=23.0)),
     "job-cache": (
         job(limited_by_seconds={"cache": 3.0, "decode": 7.0}),
         job(limited_by_seconds={"cache": 2.9, "decode": 7.1}),
@@ -198,9 +207,24 @@ def test_requests_that_wait_beside_free_slots_and_a_half_used_cache_wait_for_the
     finding = found(live(**held, settings=tight), "cache-full")
     assert finding is not None and finding.limit == "cache"
     assert found(live(**{**held, "kv_use": 0.4}, settings=tight), "cache-full") is None
+    reserved = {**held, "kv_use": 0.4, "num_running": 4.0, "prompt_len": 8.0, "output_len": 24.0}
+    size = {"num_gpu_blocks": 32, "block_size": 4}
+    assert found(live(**reserved, settings={**tight, **size}), "cache-full") is not None  # 4 x 32 of 128 tokens
+    assert found(live(**reserved, settings={**tight, **size, "num_gpu_blocks": 100}), "cache-full") is None
     assert found(live(**{**held, "tokens_per_step": 300.0}, settings=tight), "cache-full") is None  # full steps
     assert found(live(**{**held, "num_waiting": 0.5}, settings=tight), "cache-full") is None  # one has just arrived
     assert found(live(**{**held, "num_running": 12.0}, settings=tight), "cache-full") is None  # no free slots
+
+
+def test_a_short_job_is_limited_by_its_tail_and_not_by_its_start() -> None:
+    seconds = {"host": 4.2, "prefill": 3.0, "tail": 6.7}
+    assert found(job(limited_by_seconds=seconds), "job-host") is None
+    assert diagnose(job(limited_by_seconds=seconds)).findings[0].rule == "job-tail"
+
+
+def test_one_late_look_at_the_event_loop_is_not_a_late_front() -> None:
+    assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.049), "front") is None
+    assert found(live(event_loop_lag_p95_s=0.4, event_loop_lag_p75_s=0.05), "front") is not None
 
 
 def test_requests_sent_late_count_beside_the_latencies() -> None:

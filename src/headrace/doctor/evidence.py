@@ -87,6 +87,7 @@ class Evidence:
     queue_p95_s: float | None = None
     token_gap_p50_s: float | None = None
     token_gap_p99_s: float | None = None
+    event_loop_lag_p75_s: float | None = None
     event_loop_lag_p95_s: float | None = None
     gpu_utilization: float | None = None
     client: ClientCost | None = None

@@ -165,6 +165,7 @@ def _from_histograms(old: Snapshot, new: Snapshot) -> dict[str, float | None]:
         "longest_prompts": None if prompts is None else prompts.quantile(0.95),
         "output_len": None if answers is None else answers.mean,
         "tokens_per_step": None if steps is None else steps.mean,
+        "event_loop_lag_p75_s": None if lag is None else lag.quantile(0.75),
         "event_loop_lag_p95_s": None if lag is None else lag.quantile(0.95),
     }
 

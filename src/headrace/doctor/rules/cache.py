@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, tokens_per_sequence
+from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, has_known_lengths, tokens_per_sequence
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, limited_share
@@ -15,6 +15,7 @@ from headrace.jobs.status.bottleneck import KV_USE
 MIN_RECOMPUTED_SHARE = 0.01  # of computed tokens
 MIN_PREEMPTED_SHARE = 0.01  # preemptions per request, where tokens computed again are not counted
 HELD_KV_USE = 0.5  # from which on an engine may hold requests back: it keeps the rest for answers that still grow
+MAX_HELD_SLOT_SHARE = 0.75  # of the slots; the end of an offline run leaves some empty too
 MIN_WAITING_SHARE = 0.05  # of the slots: fewer may have just arrived
 MIN_PREEMPTIONS_PER_S = 0.1  # where requests are not counted either; the guides' stricter alert
 
@@ -145,6 +146,9 @@ def full(evidence: Evidence) -> Finding | None:
     numbers = [("KV cache use", f"{use:.0%}"), ("waiting", f"{waiting:,.0f}")]
     if batch is not None:
         numbers.append(("running", f"{batch:,.0f}" + (f" of {slots:,.0f} slots" if slots else "")))
+    at_end = _share_at_end(evidence)
+    if at_end is not None:
+        numbers.append(("cache that these need at their end", f"{at_end:.0%}"))
     advice = _more_cache(evidence)
     gain = None if batch is None else batch_gain(evidence, batch, min(2 * batch, slots or 2 * batch))
     if gain is not None and advice:
@@ -172,7 +176,37 @@ def _holds_back(evidence: Evidence) -> bool:
     if slots is None or filled is None or filled >= FULL_STEP_SHARE:
         return False
     is_waiting = (evidence.num_waiting or 0.0) >= max(1.0, MIN_WAITING_SHARE * slots)
-    return is_waiting and (evidence.kv_use or 0.0) >= HELD_KV_USE
+    return is_waiting and max(evidence.kv_use or 0.0, _share_at_end(evidence) or 0.0) >= HELD_KV_USE
+
+
+def _share_at_end(evidence: Evidence) -> float | None:
+    """The share of the cache that running sequences need at their end. Use between two steps may be far below it."""
+    batch, size = evidence.mean_batch, evidence.cache_tokens
+    if batch is None or not size or not has_known_lengths(evidence):
+        return None
+    return batch * tokens_per_sequence(evidence) / size
+
+
+def offline_full(evidence: Evidence) -> Finding | None:
+    """An offline run submits all it has: slots that stay empty wait for something, and here for blocks."""
+    slots, batch, at_end = evidence.number("max_num_seqs"), evidence.mean_batch, _share_at_end(evidence)
+    if not slots or batch is None or at_end is None or evidence.num_requests is None or is_preempting(evidence):
+        return None
+    is_backed_up = evidence.num_requests >= 2 * slots
+    is_full = (step_fill(evidence) or 0.0) >= FULL_STEP_SHARE
+    if not is_backed_up or is_full or batch >= MAX_HELD_SLOT_SHARE * slots or at_end < HELD_KV_USE:
+        return None
+    return Finding(
+        severity="problem",
+        title="the KV cache limits the batch",
+        numbers=(
+            ("sequences per step", f"{batch:,.1f} of {slots:,.0f} slots"),
+            ("requests", f"{evidence.num_requests:,.0f}, all submitted at once"),
+            ("cache that these need at their end", f"{at_end:.0%}"),
+        ),
+        why="Requests wait for cache blocks while slots are free. More slots would not help.",
+        advice=tuple(_more_cache(evidence)),
+    )
 
 
 def job_full(evidence: Evidence) -> Finding | None:
@@ -209,11 +243,22 @@ RULES = (
         id="cache-full",
         title="cache full, requests wait",
         guide="C2",
-        threshold=f"requests waiting and slots free, with a cache use of {KV_USE:.0%}, or {HELD_KV_USE:.0%} in steps "
-        f"under {FULL_STEP_SHARE:.0%} full",
+        threshold=f"requests waiting and slots free, with a cache use of {KV_USE:.0%}, or {HELD_KV_USE:.0%} (now, "
+        f"or when running ones end) in steps under {FULL_STEP_SHARE:.0%} full",
         check=full,
         needs=("kv_use", "num_waiting"),
         sources=("live",),
+        limit="cache",
+    ),
+    Rule(
+        id="offline-cache",
+        title="offline run limited by its cache",
+        guide="C2",
+        threshold=f"2 requests per slot or more, {MAX_HELD_SLOT_SHARE:.0%} of slots busy or less, which need "
+        f"{HELD_KV_USE:.0%} of the cache at their end, in steps under {FULL_STEP_SHARE:.0%} full",
+        check=offline_full,
+        needs=("mean_batch", "[max_num_seqs]"),
+        sources=("offline",),
         limit="cache",
     ),
     Rule(

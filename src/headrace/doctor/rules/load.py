@@ -9,6 +9,7 @@ from headrace.doctor.findings import Advice, Finding, Rule
 MAX_LAG_SHARE = 0.05  # of the time to first token (p95): a smaller lag of the client hides nothing
 MAX_UNANSWERED_SHARE = 0.01  # the guides' alert (C2)
 MAX_LOOP_LAG_P95_S = 0.1  # as the alert in docs/metrics.md
+MAX_LOOP_LAG_P75_S = 0.05  # servers look once a second: the p95 of a short interval is one late look
 MIN_LIMITED_SHARE = 0.3  # of a job's time under one bottleneck
 MAX_WAITING = 100  # the guides' alert (C2)
 QUEUE_PER_SLOT = 4  # waiting requests: Headrace's default limit
@@ -78,13 +79,16 @@ def refusals(evidence: Evidence) -> Finding | None:
 
 
 def front_bound(evidence: Evidence) -> Finding | None:
-    lag = evidence.event_loop_lag_p95_s
-    if lag is None or lag < MAX_LOOP_LAG_P95_S:
+    lag, usual = evidence.event_loop_lag_p95_s, evidence.event_loop_lag_p75_s
+    if lag is None or lag < MAX_LOOP_LAG_P95_S or (usual is not None and usual < MAX_LOOP_LAG_P75_S):
         return None
     return Finding(
         severity="problem",
         title="the server's front is the bottleneck (HTTP, tokenizer)",
-        numbers=(("event loop lag, p95", f"{lag * 1e3:,.0f} ms"),),
+        numbers=(
+            ("event loop lag, p95", f"{lag * 1e3:,.0f} ms"),
+            *([("event loop lag, p75", f"{usual * 1e3:,.0f} ms")] if usual is not None else []),
+        ),
         why="The process that parses, tokenizes and streams runs late. The engine waits for its requests, and clients "
         "get their tokens late.",
         advice=(
@@ -146,8 +150,8 @@ def tokenizer_bound(evidence: Evidence) -> Finding | None:
 
 def job_host_bound(evidence: Evidence) -> Finding | None:
     share = limited_share(evidence, "host")
-    if share < MIN_LIMITED_SHARE:
-        return None
+    if share < MIN_LIMITED_SHARE or share < limited_share(evidence, "tail"):
+        return None  # a job that is mostly tail is too short for its start to count
     return Finding(
         severity="problem",
         title="the job is limited by its host process",
@@ -313,7 +317,8 @@ RULES = (
         id="front",
         title="HTTP front or tokenizer of a server",
         guide="D4",
-        threshold=f"event loop {MAX_LOOP_LAG_P95_S * 1e3:.0f} ms late (p95)",
+        threshold=f"event loop {1e3 * MAX_LOOP_LAG_P95_S:.0f} ms late (p95) and "
+        f"{1e3 * MAX_LOOP_LAG_P75_S:.0f} ms (p75)",
         check=front_bound,
         needs=("event_loop_lag_p95_s",),
         sources=("live",),
