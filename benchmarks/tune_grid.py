@@ -61,10 +61,14 @@ USUAL_KNOBS: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": SWITCH,
     "enable_chunked_prefill": SWITCH,
 }
-LONG_KNOBS: dict[str, tuple[Any, ...]] = {**USUAL_KNOBS, "max_num_seqs": (2, 4, 8, 16)}
+LONG_KNOBS: dict[str, tuple[Any, ...]] = {
+    **USUAL_KNOBS,
+    "max_num_seqs": (2, 4, 8, 128),
+    "max_num_batched_tokens": (64, 128, 512, 2048),
+}
 TIGHT_KNOBS: dict[str, tuple[Any, ...]] = {
-    "max_num_seqs": (4, 8, 12, 16, 32),
-    "max_num_batched_tokens": (128, 512),
+    "max_num_seqs": (4, 8, 12, 16),
+    "max_num_batched_tokens": (64, 128, 512),
     "enable_prefix_caching": SWITCH,
     "capacity_policy": ("max_utilization", "guaranteed_no_evict"),
 }

@@ -235,7 +235,7 @@ def test_a_choice_that_the_grid_does_not_have_must_be_measured(grid: dict[str, A
 
 def test_another_workload_is_refused_and_another_machine_is_named(grid: dict[str, Any]) -> None:
     settings, effective = effective_of(grid, 64)
-    with pytest.raises(JudgeError, match=r"tune it with --workload random --num-requests 64"):
+    with pytest.raises(JudgeError, match=r"tune it with --workload random --num-requests 48"):
         judged(tune_record(settings, effective, workload={"hash": "other"}), grid)
     other = tune_record(settings, effective, machine={"cpu": "another CPU", "num_cores": 2}, commit="def")
     assert [text.split(":")[0] for text in judged(other, grid)["remarks"]] == ["other machines", "other commits"]

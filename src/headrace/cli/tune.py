@@ -119,9 +119,7 @@ def build_parser() -> CommandParser:
     group.add_argument("--retry-failed", action="store_true", help="try configs that failed before again")
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one request (%(default)g)")
     output = add_report_flags(parser)
-    output.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"the record, .json (default: in {TUNES}/)"
-    )
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"the record, .json (default: in {TUNES}/)")
     output.add_argument("--quiet", action="store_true", help="no progress")
     add_checkpoint_flag(parser, default="beside the record")
     return parser

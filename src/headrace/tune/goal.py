@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 
 FIRST_CONCURRENCY, MAX_CONCURRENCY = 8, 1024
 MIN_LEVEL_REQUESTS, REQUESTS_PER_CLIENT = 32, 3
-MIN_WARM_UP, WARM_UP_SHARE = 16, 4  # requests of a warm-up: at least, and one in so many of the round
+FRESH_WARM_UP_SHARE, WARM_UP_SHARE, MAX_WARM_UP = 4, 8, 16  # one request in so many of the round; at most
 
 
 class SloMissedError(HeadraceError):
@@ -59,8 +59,9 @@ class BatchGoal(Goal):
     name, figure, serves, slo = "batch", "output_tokens_per_s", False, None
 
     def warm_up(self, engine: RunningEngine, workload: Workload, *, is_fresh: bool) -> None:
-        count = max(MIN_WARM_UP, len(workload.requests) // WARM_UP_SHARE if is_fresh else 0)
-        engine.run_offline(warm_up_of(workload.first(count)))
+        num_requests = len(workload.requests)
+        count = num_requests // FRESH_WARM_UP_SHARE if is_fresh else min(MAX_WARM_UP, num_requests // WARM_UP_SHARE)
+        engine.run_offline(warm_up_of(workload.first(max(1, count))))
 
     def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
         engine.reset_prefix_cache()
