@@ -20,6 +20,7 @@ from headrace.bench.workloads import Workload
 from headrace.errors import HeadraceError
 
 FIRST_CONCURRENCY, MAX_CONCURRENCY = 8, 1024
+MIN_GAIN = 1.03  # of goodput, for a higher load to be worth another one
 MIN_LEVEL_REQUESTS, REQUESTS_PER_CLIENT = 32, 3
 FRESH_WARM_UP_SHARE, WARM_UP_SHARE, MAX_WARM_UP = 4, 8, 16  # one request in so many of the round; at most
 
@@ -86,12 +87,14 @@ class ServeGoal(Goal):
     def measure(self, engine: RunningEngine, workload: Workload, level: int | None) -> Measurement:
         levels: dict[int, dict[str, Any]] = {}
 
-        def is_met(concurrency: int) -> bool:
+        def pays(concurrency: int) -> bool:
+            """Whether the SLO is met, with more goodput than at lower levels: a server that is full only queues."""
             if concurrency not in levels:
                 levels[concurrency] = self._level(engine, workload, concurrency, is_first=not levels)
-            return self._is_met(levels[concurrency])
+            lower = max((_goodput(each) for level, each in levels.items() if level < concurrency), default=0.0)
+            return self._is_met(levels[concurrency]) and _goodput(levels[concurrency]) > MIN_GAIN * lower
 
-        search_level(is_met, start=level or FIRST_CONCURRENCY, maximum=self.max_concurrency)
+        search_level(pays, start=level or FIRST_CONCURRENCY, maximum=self.max_concurrency)
         met = [concurrency for concurrency, each in levels.items() if self._is_met(each)]
         if not met:
             lowest = levels[min(levels)]
@@ -127,19 +130,19 @@ class ServeGoal(Goal):
         return dict(measured.record["levels"][0])
 
 
-def search_level(is_met: Callable[[int], bool], *, start: int, maximum: int) -> None:
-    """Visit levels: from `start` upwards while the SLO is met or downwards until it is, then once in the middle."""
+def search_level(pays: Callable[[int], bool], *, start: int, maximum: int) -> None:
+    """Visit levels: from `start` upwards while they pay or downwards until they do, then once in the middle."""
     level = min(start, maximum)
-    if is_met(level):
-        while level < maximum and is_met(min(maximum, 2 * level)):
+    if pays(level):
+        while level < maximum and pays(min(maximum, 2 * level)):
             level = min(maximum, 2 * level)
         low, high = level, min(maximum, 2 * level)
     else:
-        while level > 1 and not is_met(level // 2):
+        while level > 1 and not pays(level // 2):
             level //= 2
         low, high = level // 2, level
     if high - low > 1 and low >= 1:
-        is_met((low + high) // 2)
+        pays((low + high) // 2)
 
 
 def _verdict(level: Mapping[str, Any]) -> Any:
