@@ -95,7 +95,9 @@ def prefill_without_prefixes() -> Evidence:
 
 
 def copies(num_lines: int) -> list[dict[str, Any]]:
+    """Equal lines at temperature 0: one is computed, and the others take its answer."""
     line = staging.plain_lines(1, 1, num_words=150)[0]
+    line["body"]["temperature"] = 0
     return [{**line, "custom_id": f"line-{i}"} for i in range(num_lines)]
 
 
