@@ -95,7 +95,9 @@ def prefill_without_prefixes() -> Evidence:
 
 
 def copies(num_lines: int) -> list[dict[str, Any]]:
+    """Equal lines at temperature 0: one is computed, and the others take its answer."""
     line = staging.plain_lines(1, 1, num_words=150)[0]
+    line["body"]["temperature"] = 0
     return [{**line, "custom_id": f"line-{i}"} for i in range(num_lines)]
 
 
@@ -223,12 +225,6 @@ SITUATIONS = (
         stage=lambda: staging.offline({"max_num_seqs": 64}, staging.workload(8, 48, 4)),
     ),
     Situation(
-        name="job-reading",
-        injected="a job whose input arrives through a pipe at 2 lines/s",
-        causes=("tokenizer",),
-        stage=lambda: staging.job(staging.plain_lines(20, 1, 4), lines_per_s=2.0, max_num_seqs=16),
-    ),
-    Situation(
         name="job-tokenizer",
         injected="a job of 8,000 equal prompts of 150 words with answers of one token: nearly all work is tokenizing",
         causes=("tokenizer",),
@@ -246,14 +242,6 @@ SITUATIONS = (
         injected="a job of 16 short answers and one of 120 tokens",
         causes=("job-tail",),
         stage=lambda: staging.job(with_a_long_line(16, 120), max_num_seqs=16),
-    ),
-    Situation(
-        name="job-cache",
-        injected="a job with a cache of 192 tokens for 12 slots",
-        causes=("job-cache",),
-        stage=lambda: staging.job(
-            staging.plain_lines(40, 24, 4), max_num_seqs=12, block_size=4, num_gpu_blocks_override=48, max_model_len=128
-        ),
     ),
     Situation(
         name="command-memory-low",

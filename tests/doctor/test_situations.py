@@ -41,6 +41,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_record_is_of_these_situations_and_doctor_was_right(script: ModuleType, rows: list[dict[str, Any]]) -> None:
     staged = {each.name: each for each in script.SITUATIONS}
+    assert [row["name"] for row in rows] == list(staged)
     assert [row["name"] for row in rows if not row["is_right"]] == []
     for row in rows:
         situation = staged[row["name"]]
