@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from headrace.tune.race import config_of, kept, merged, ranked
 from tests.tune.builders import DEFAULTS
 from tests.tune.surfaces import switches, two_limits
@@ -55,3 +58,21 @@ def test_a_change_that_does_nothing_is_not_worth_being_made() -> None:
         config_of({"max_num_seqs": 256, "capacity_policy": "guaranteed_no_evict"}),
     )
     assert ranked([full, lean], EFFECTS)[0] == lean
+
+
+def test_many_changes_win_where_their_gain_is_far_above_the_noise() -> None:
+    many = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 1024,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "capacity_policy": "guaranteed_no_evict",
+        "block_size": 32,
+    }
+
+    def surface(settings: Mapping[str, Any]) -> float:
+        return 1.05 if all(settings[name] == value for name, value in many.items()) else 1.0
+
+    effects = fitted([*SINGLE, many], surface, noise=0.003, num_rounds=2)
+    assert effects.noise_sd < 0.01
+    assert ranked([*CONFIGS, config_of(many)], effects)[0] == config_of(many)

@@ -68,6 +68,8 @@ class BatchGoal(Goal):
         engine.reset_prefix_cache()
         figures = round_of(engine.run_offline(workload), workload)
         flat = flat_figures({**figures, **figures["counters"]})
+        if "num_steps" in flat:  # each step gives a running sequence one token
+            flat["sequence_tokens_per_s"] = flat["num_steps"] / figures["seconds"]
         return Measurement(figures["output_tokens_per_s"], flat, len(workload.requests))
 
 

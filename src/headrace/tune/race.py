@@ -14,7 +14,7 @@ NUM_RUNGS = 3
 NUM_MERGED = (3, 2)  # configs that join after the first rung, and after the second
 MIN_KEPT = 2
 NUM_LEADERS = 3  # around which merged configs are looked for
-PRICE = 0.01  # of a changed setting, as a log of a ratio
+PRICE = 1 / 3  # of a changed setting, in standard deviations of the noise
 CURIOSITY = 1.0  # standard deviations that an untried step is given in advance
 
 Settings = Mapping[str, Any]
@@ -61,11 +61,20 @@ def config_of(settings: Settings) -> SweepConfig:
 
 
 def _worth(configs: Sequence[Settings], effects: Effects, curiosity: float = 0.0) -> list[float]:
-    """The estimate, less a price for each changed setting: a change that does nothing is not worth being made."""
+    """The estimate, less a price for each changed setting: a change that does nothing is not worth being made.
+
+    The price is a part of the noise: where noise is small, so are the gains that can be seen.
+    """
+    price = _price(effects)
     return [
-        found.log_ratio + curiosity * found.sd - PRICE * len(settings)
+        found.log_ratio + curiosity * found.sd - price * len(settings)
         for settings, found in zip(configs, effects.estimates(configs), strict=True)
     ]
+
+
+def _price(effects: Effects) -> float:
+    """Of one changed setting, as a log of a ratio."""
+    return PRICE * effects.noise_sd
 
 
 def _best(candidates: Sequence[dict[str, Any]], effects: Effects, curiosity: float) -> dict[str, Any]:
@@ -123,7 +132,7 @@ def _hopes(leader: Settings, effects: Effects, knobs: Knobs) -> dict[str, Any]:
             continue
         found = effects.estimates([{knob.name: value} for value in knob.values])
         place = max(range(len(found)), key=lambda i: found[i].log_ratio + CURIOSITY * found[i].sd)
-        if found[place].log_ratio + CURIOSITY * found[place].sd > PRICE:
+        if found[place].log_ratio + CURIOSITY * found[place].sd > _price(effects):
             hopes[knob.name] = knob.values[place]
     return hopes
 
@@ -133,6 +142,6 @@ def _best_of_each(effects: Effects, knobs: Knobs) -> dict[str, Any]:
     for knob in knobs.all:
         found = effects.estimates([{knob.name: value} for value in knob.values])
         place = max(range(len(found)), key=lambda i: found[i].log_ratio)
-        if found[place].log_ratio > PRICE:
+        if found[place].log_ratio > _price(effects):
             best[knob.name] = knob.values[place]
     return best

@@ -44,15 +44,17 @@ def test_settings_and_answers_are_those_of_a_fresh_start(tmp_path: Path, setting
 
 
 def test_memory_of_the_engine_counts_as_free(tmp_path: Path) -> None:
-    """So that a KV cache that is sized by memory is as large as after a fresh start."""
+    """So that a KV cache that is sized by memory is as large as after a fresh start. Only differences at one moment are
+    compared: other tests use the same GPU."""
     save_model(tmp_path)
-    before = torch.cuda.mem_get_info()[0]
     with LLM(str(tmp_path), kv_cache_memory_bytes=16 * GIB, max_num_seqs=16) as llm:
         tokens(llm)
-        assert torch.cuda.mem_get_info()[0] < before - 15 * GIB
+        assert torch.cuda.memory_reserved() > 15 * GIB
         assert llm._engine.model is not None
         gpu = facts_without(llm._engine.model).gpu
-        assert gpu is not None and abs(gpu.free_memory - before) < GIB
+        assert gpu is not None
+        counted = gpu.free_memory - torch.cuda.mem_get_info()[0]
+        assert 15 * GIB < counted < 18 * GIB
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:
