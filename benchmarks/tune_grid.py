@@ -66,6 +66,7 @@ LONG_KNOBS: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (2, 4, 8, 128),
     "max_num_batched_tokens": (64, 128, 512, 2048),
 }
+PREFIX_KNOBS: dict[str, tuple[Any, ...]] = {**USUAL_KNOBS, "max_num_seqs": (4, 8, 16, 128)}
 TIGHT_KNOBS: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (4, 8, 12, 16),
     "max_num_batched_tokens": (64, 128, 512),
@@ -140,9 +141,10 @@ WORKLOADS = {
         GridWorkload(
             "shared-prefixes",
             WorkloadSpec(
-                name="prefix", num_requests=40, prefix_len=96, num_prefixes=4, input_len=12, output_len=6, seed=13
+                name="prefix", num_requests=24, prefix_len=96, num_prefixes=3, input_len=12, output_len=6, seed=13
             ),
             {"max_model_len": 512},
+            PREFIX_KNOBS,
         ),
         # The scheduler does not know the lengths: an end token may come at any time. 16 blocks hold about 8 sequences
         # at their end, and 16 at their start.

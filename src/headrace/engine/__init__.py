@@ -14,6 +14,7 @@
     client.py, loop.py, core.py    submit and abort from any thread; the loop on its thread; one step
     process/                       the same client for an engine in its own process, with restarts
     start.py, resolve.py           loads an engine; decides each setting (settings.py) and gives the reason
+    settings_file.py               settings from a TOML file
     reconfigure.py                 other settings for a loaded model
     in_force.py                    every setting of a running engine, with its source, for records and /server_info
     grammars.py, constraints.py    compiled grammars; the matcher state of each running sequence

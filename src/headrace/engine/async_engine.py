@@ -6,10 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import count
+from os import PathLike
 from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
-from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
+from headrace.config import EngineOptions
 from headrace.engine.answer_stream import AnswerStream, FailedRequestError, OnTiming
 from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
@@ -30,6 +31,7 @@ from headrace.engine.prompts import (
 from headrace.engine.readout_stream import ReadoutStream
 from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
+from headrace.engine.settings_file import config_from
 from headrace.engine.start import Engine, Report, start_engine, start_engine_process
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.models.spec import ModelSpec
@@ -54,8 +56,9 @@ class AsyncEngine:
 
     def __init__(
         self,
-        model: str = EMBEDDED_MODEL,
+        model: str | None = None,
         *,
+        config: str | PathLike[str] | None = None,
         own_process: bool = False,
         supervised: bool = False,
         step_timeout_s: float | None = None,
@@ -63,19 +66,19 @@ class AsyncEngine:
         report: Report = lambda stage: None,
         **settings: Unpack[EngineOptions],
     ) -> None:
-        """Load the model and start the engine.
+        """Load the model and start the engine. `config` is a TOML file of settings; arguments win over it.
 
         With `own_process` the engine runs in its own process. With `supervised` that process is restarted when it dies
         or finishes no step for `step_timeout_s`. `report` is called with each stage of the start.
         """
-        config = EngineConfig(model=model, **settings)
+        engine_config = config_from(model, config, settings)
         rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
         if own_process:
-            self._set_up(lambda deliver: start_engine_process(config, deliver, supervision=rules, report=report))
+            self._set_up(lambda deliver: start_engine_process(engine_config, deliver, supervision=rules, report=report))
         elif rules is not None:
             raise ConfigError("only an engine in its own process can be supervised; add own_process=True")
         else:
-            self._set_up(lambda deliver: start_engine(config, deliver, report=report))
+            self._set_up(lambda deliver: start_engine(engine_config, deliver, report=report))
 
     @classmethod
     def over(cls, start: Callable[[Deliver], Engine]) -> AsyncEngine:
@@ -101,8 +104,9 @@ class AsyncEngine:
     @classmethod
     async def start(
         cls,
-        model: str = EMBEDDED_MODEL,
+        model: str | None = None,
         *,
+        config: str | PathLike[str] | None = None,
         own_process: bool = False,
         supervised: bool = False,
         step_timeout_s: float | None = None,
@@ -114,6 +118,7 @@ class AsyncEngine:
         return await asyncio.to_thread(
             lambda: cls(
                 model,
+                config=config,
                 own_process=own_process,
                 supervised=supervised,
                 step_timeout_s=step_timeout_s,

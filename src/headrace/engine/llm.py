@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack
 
 from headrace.arguments import checks_arguments
-from headrace.config import EMBEDDED_MODEL, EngineConfig, EngineOptions
+from headrace.config import EngineOptions
 from headrace.engine.answers import Answers, Progress
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from headrace.engine.core import EngineStats
@@ -36,6 +36,7 @@ from headrace.engine.prompts import (
 from headrace.engine.readouts import embedding_request, score_request
 from headrace.engine.reconfigure import reconfigure
 from headrace.engine.settings import Settings
+from headrace.engine.settings_file import config_from
 from headrace.engine.start import Engine, start_engine
 from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
@@ -88,9 +89,17 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text
     """
 
-    def __init__(self, model: str = EMBEDDED_MODEL, **settings: Unpack[EngineOptions]) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | PathLike[str] | None = None,
+        **settings: Unpack[EngineOptions],
+    ) -> None:
+        """Load a model, by default the embedded one. `config` is a TOML file of settings, as `headrace tune` writes it;
+        arguments win over the file."""
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
-        self._engine = start_engine(EngineConfig(model=model, **settings), self._events.put)
+        self._engine = start_engine(config_from(model, config, settings), self._events.put)
         self._reader = _reader_of(self._engine)
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the running call

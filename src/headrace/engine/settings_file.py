@@ -1,0 +1,75 @@
+"""Reads settings from a TOML file, as `headrace tune` writes it and `--config` and `LLM(config=...)` take it.
+
+Keys are the names of settings, with dashes or underscores. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from headrace.config import EMBEDDED_MODEL, EngineConfig
+from headrace.errors import ConfigError, nearest
+from headrace.other_settings import OTHER_FLAGS, explanation
+
+LISTS = ("preferred_batch_size", "allowed_origins")  # lists in TOML, comma-separated on the command line
+
+TakeOther = Callable[[str, str], None]  # a flag of another engine and its value; raises a ConfigError to refuse it
+
+
+def read_settings(path: str, owners: tuple[type[Any], ...], take_other: TakeOther) -> dict[str, Any]:
+    """Return the file's values by field name. `owners` are the dataclasses that have the fields."""
+    hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
+    settings: dict[str, Any] = {}
+    for key, value in _parse(path).items():
+        name, flag = key.replace("-", "_"), "--" + key.replace("_", "-")
+        if name in settings:
+            raise ConfigError(f"{path}: {name} is set twice")
+        if name in hints:
+            settings[name] = _checked(path, name, value, hints[name])
+        elif flag in OTHER_FLAGS:
+            take_other(flag, str(value))
+        else:
+            raise ConfigError(f"{path}: unknown key {key!r}{nearest(name, hints)}")
+    return settings
+
+
+def config_from(model: str | None, path: str | PathLike[str] | None, settings: Mapping[str, Any]) -> EngineConfig:
+    """The config of keyword arguments and, if there is one, of a file. Arguments win over the file."""
+    stored = {} if path is None else read_settings(fspath(path), (EngineConfig,), _refuse)
+    given = settings if model is None else {"model": model, **settings}
+    return EngineConfig(**{"model": EMBEDDED_MODEL, **stored, **given})
+
+
+def _refuse(flag: str, value: str) -> None:
+    name = flag.removeprefix("--").replace("-", "_")
+    raise ConfigError(f"{name}={value}: {explanation(name) or 'no setting of an engine'}")
+
+
+def _parse(path: str) -> Mapping[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _checked(path: str, name: str, value: Any, hint: Any) -> Any:
+    """Check the type of a value. The settings check its range."""
+    if name in LISTS and isinstance(value, list):
+        return ",".join(map(str, value))
+    kinds = [kind for kind in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if kind is not NoneType]
+    kind = kinds[0] if get_origin(kinds[0]) is None else str
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{path}: {name} must be {_SHOWN[kind]}, got {value!r}")
+    return value
+
+
+_SHOWN = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
