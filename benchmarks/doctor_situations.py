@@ -231,6 +231,20 @@ SITUATIONS = (
         stage=lambda: staging.job(copies(8_000), max_num_seqs=16),
     ),
     Situation(
+        name="job-reading",
+        injected="a job whose input is a pipe of 3 lines a second",
+        causes=("tokenizer",),
+        stage=lambda: staging.job(staging.plain_lines(30, 4, 4), lines_per_s=3, max_num_seqs=16),
+    ),
+    Situation(
+        name="job-cache",
+        injected="a job with a cache of 128 tokens for 12 slots",
+        causes=("job-cache",),
+        stage=lambda: staging.job(
+            staging.plain_lines(60, 24, 8), max_num_seqs=12, num_gpu_blocks_override=8, max_model_len=64
+        ),
+    ),
+    Situation(
         name="job-disk",
         injected="each write and sync of the job takes 1.5 s longer",
         causes=("disk",),

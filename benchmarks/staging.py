@@ -173,6 +173,9 @@ def online_of_paused_client(settings: Mapping[str, Any], *arguments: str) -> Evi
         return evidence_of_record(json.loads(record.read_text()), origin="record.json")
 
 
+ENGINE_START_S = 10.0  # of a batch job, generously
+
+
 def job(
     lines: Sequence[Mapping[str, Any]],
     *arguments: str,
@@ -198,10 +201,10 @@ def job(
         assert process.stdin is not None
         try:
             if lines_per_s:
-                for text in texts:
+                for place, text in enumerate(texts):
                     process.stdin.write(text)
                     process.stdin.flush()
-                    time.sleep(1 / lines_per_s)
+                    time.sleep(1 / lines_per_s if place else ENGINE_START_S)  # no lines may pile up before it runs
             process.stdin.close()
             process.wait(timeout=300)
         finally:

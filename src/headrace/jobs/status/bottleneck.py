@@ -10,6 +10,8 @@ Limit = Literal["starting", "reading", "disk", "host", "cache", "prefill", "deco
 WRITING_SHARE = 0.3  # of the time, from which on the disk is the bottleneck
 HOST_SHARE = 0.5  # of a step's time
 KV_USE = 0.9
+FULL_STEP_SHARE = 0.5  # of max_num_batched_tokens: a step below it has room for a waiting prompt
+FREE_SLOTS_SHARE = 1 / 16  # a GPU's scheduler lets fewer slots than this stay free for a moment
 PROMPT_SHARE = 0.5  # of computed tokens
 
 
@@ -59,7 +61,7 @@ def find_bottleneck(now: Interval) -> Bottleneck:
         return Bottleneck("starting", "no step has ended yet")
     if has_free_slots and now.num_waiting == 0 and now.num_ready > 0:
         return Bottleneck("host", "lines are ready and slots are free: the job's main loop does not keep up")
-    if now.num_preemptions or (has_free_slots and now.num_waiting and now.kv_use >= KV_USE):
+    if now.num_preemptions or _waits_for_blocks(now):
         return Bottleneck("cache", _cache_reason(now))
     if host_share >= HOST_SHARE:
         return Bottleneck("host", f"{host_share:.0%} of a step is spent on planning it while the device waits")
@@ -69,6 +71,14 @@ def find_bottleneck(now: Interval) -> Bottleneck:
             "prefill", f"{prompt_share:.0%} of computed tokens are of prompts, steps are {min(1.0, filled):.0%} full"
         )
     return Bottleneck("decode", f"{now.num_running:,} of {now.max_num_seqs:,} slots decode a token each step")
+
+
+def _waits_for_blocks(now: Interval) -> bool:
+    """Whether sequences wait although slots are free and steps have room: then blocks of the cache are missing. They
+    may be held for answers that still grow, so the cache need not look full."""
+    has_slots = now.max_num_seqs - now.num_running > FREE_SLOTS_SHARE * now.max_num_seqs
+    is_step_full = now.num_batched_tokens / now.num_steps >= FULL_STEP_SHARE * now.max_num_batched_tokens
+    return bool(has_slots and now.num_waiting and (now.kv_use >= KV_USE or not is_step_full))
 
 
 def _cache_reason(now: Interval) -> str:
