@@ -49,7 +49,7 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, mess
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
         config_from(None, tmp_path / "missing.toml", {})
 
 
