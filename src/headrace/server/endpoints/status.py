@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
+from headrace.server.self_monitor import refresh_metrics
 from headrace.server.services import Services
 from headrace.version import __version__
 
@@ -36,12 +37,7 @@ async def load(services: Services, exchange: Exchange) -> None:
 
 
 async def metrics(services: Services, exchange: Exchange) -> None:
-    engine = services.engine
-    while services.num_restarts < engine.num_restarts:
-        services.num_restarts += 1
-        services.metrics.restarted()
-    services.metrics.oldest_wait(services.queue.oldest_wait_s)
-    services.metrics.observe(engine.stats if engine.phase == "ready" else None)
+    refresh_metrics(services)
     accept = (exchange.header(b"accept") or b"").decode("latin-1")
     body, content_type = await asyncio.to_thread(services.metrics.render, accept)
     await exchange.reply(200, body, content_type=content_type)
