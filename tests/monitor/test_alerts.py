@@ -57,8 +57,8 @@ def expects(second: int, query: str, value: float | None) -> dict[str, Any]:
 
 
 def is_near(query: str, value: float) -> str:
-    """A query that returns 1 if the other returns about this value."""
-    return f"sum(abs(({query}) - {value!r}) < bool {abs(value) * 1e-3!r})"
+    """A query that returns 1 if the other returns about this value. Prometheus 3 extrapolates by one interval more."""
+    return f"sum(abs(({query}) - {value!r}) < bool {abs(value) * 0.02!r})"
 
 
 def promtool_test(scenario: Scenario, names: Names) -> dict[str, Any]:
