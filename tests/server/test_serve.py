@@ -20,6 +20,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.client import Client, Deliver
 from headrace.engine.start import Engine, start_engine
 from headrace.errors import ConfigError
+from headrace.monitor.alerts import FAILED, OVERLOAD
 from headrace.server.endpoints.prompting import tokenize
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
@@ -284,6 +285,8 @@ def test_a_queue_timeout_is_a_503_and_may_be_shortened_only_if_allowed(engine: L
         await until(waiting(made, 4))
         answer = await made.complete({"X-Queue-Timeout": "0.05"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
+        failed, refused = made.server.metrics.read((FAILED, OVERLOAD)).values()
+        assert (failed, refused) == (0, 1)  # a refusal is not an error
         engine.client.limit_running(None)
         await asyncio.gather(*running)
 

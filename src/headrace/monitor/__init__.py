@@ -6,6 +6,13 @@
     engine_counts.py   counters of the engine, monotonic across engine restarts
     times.py           timestamps of one request, taken from its events
     store.py           the values, exported under each name from the same storage
+    alerts.py          every alert, declared once; docs/monitoring.md is generated from it
+    conditions.py      the types of an alert's condition
+    promql.py          alerts as Prometheus rules
+    history.py         an hour of samples in memory
+    evaluation.py      alerts evaluated from the history
+    wording.py         conditions and values in words
+    page.py            the tables of the docs
 
 What happens once per token or step is counted inside the engine (`EngineStats`) and read at a scrape. What happens
 once per request is counted here. A metrics page of a batch job is in `headrace.jobs.status`.

@@ -36,6 +36,7 @@ from headrace.server.http.lifecycle import (
 from headrace.server.http.routes import Router
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
+from headrace.server.self_monitor import SelfMonitor
 from headrace.server.state import ServerState
 
 OnReady = Callable[["Server"], Awaitable[None]]
@@ -79,7 +80,8 @@ async def _run(
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
-        return await server.lifecycle.run(listener)
+        with server.self_monitor.running():
+            return await server.lifecycle.run(listener)
     finally:
         await engine.close()
 
@@ -133,6 +135,8 @@ class Server:
         )
         self.services.bottleneck = self.bottleneck
         self._diagnosing: asyncio.Task[None] | None = None
+        self.self_monitor = SelfMonitor(self.metrics, self.services.observe_engine, print_line=print_line)
+        self.services.self_monitor = self.self_monitor
         self.lifecycle = Lifecycle(
             Gate(
                 App(self.services, ROUTES),
