@@ -10,6 +10,7 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import ServerMetrics
 from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
 from headrace.server.endpoints import ROUTES
@@ -71,7 +72,8 @@ async def _run(
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
-        return await server.lifecycle.run(listener)
+        with server.gpus:
+            return await server.lifecycle.run(listener)
     finally:
         await engine.close()
 
@@ -94,7 +96,8 @@ class Server:
         self._options = options
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
-        self.metrics = ServerMetrics(model_name, settings)
+        self.gpus = GpuMonitor.of_device(settings.device)
+        self.metrics = ServerMetrics(model_name, settings, gpus=self.gpus)
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
