@@ -5,6 +5,7 @@
     metrics.py         `ServerMetrics`: per-request counters and latencies, and the scrape page
     engine_counts.py   counters of the engine, monotonic across engine restarts
     gpu_gauges.py      figures of GPUs, taken in at a scrape
+    batcher_metrics.py the page of a DynamicBatcher
     times.py           timestamps of one request, taken from its events
     store.py           the values, exported under each name from the same storage
 
