@@ -25,7 +25,8 @@ def test_a_duration_has_the_unit_that_fits(seconds: float | None, shown: str) ->
 def test_numbers_are_short_and_unknown_ones_a_dash() -> None:
     assert [number(value) for value in (None, 0, 0.254, 2.54, 12345.6)] == ["–", "0", "0.25", "2.5", "12,346"]
     assert number(3.0, "tokens/s") == "3 tokens/s" and number(None, "tokens/s") == "–"
-    assert [percent(value) for value in (None, 0, 0.004, 0.0999, 0.123)] == ["–", "0 %", "0.4 %", "10 %", "12 %"]
+    assert [percent(value) for value in (None, 0, 0.0001, 0.004, 0.0999)] == ["–", "0 %", "<0.1 %", "0.4 %", "10 %"]
+    assert percent(0.123) == "12 %"
     assert (gibibytes(None, 1.0), gibibytes(2**30, None)) == ("–", "1.0 GiB")
     assert gibibytes(2**30, 2**31) == "1.0 of 2.0 GiB"
 

@@ -25,6 +25,8 @@ def number(value: float | None, unit: str = "") -> str:
 def percent(value: float | None) -> str:
     if value is None:
         return UNKNOWN
+    if 0 < value < 0.0005:
+        return "<0.1 %"
     return f"{100 * value:.1f} %" if 0 < value < 0.0995 else f"{100 * value:.0f} %"
 
 
