@@ -4,6 +4,8 @@
     series.py          the types `Series` and `Alias`
     metrics.py         `ServerMetrics`: per-request counters and latencies, and the scrape page
     engine_counts.py   counters of the engine, monotonic across engine restarts
+    gpu_gauges.py      figures of GPUs, taken in at a scrape
+    batcher_metrics.py the page of a DynamicBatcher
     times.py           timestamps of one request, taken from its events
     store.py           the values, exported under each name from the same storage
     alerts.py          every alert, declared once; docs/monitoring.md is generated from it

@@ -16,9 +16,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor import table
 from headrace.monitor.conditions import Source
 from headrace.monitor.engine_counts import EngineCounts
+from headrace.monitor.gpu_gauges import GpuGauges
 from headrace.monitor.history import Reading
 from headrace.monitor.series import Series
 from headrace.monitor.store import OTHER, Store, Values
@@ -44,12 +46,14 @@ class ServerMetrics:
         registry: CollectorRegistry | None = None,
         *,
         memory_share: float | None = None,
+        gpus: GpuMonitor | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`memory_share`: the gpu_memory_utilization in force; None: it does not decide the size of the cache."""
         max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
         self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
         self._engine = EngineCounts(self._store, clock)
+        self._gpus = None if gpus is None else GpuGauges(self._store, gpus)
         self._observing = Lock()
         self._observe = {
             series: self._store.histogram(series).observe for series in table.SERIES if series.kind == "histogram"
@@ -153,6 +157,8 @@ class ServerMetrics:
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The page and its content type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
+        if self._gpus is not None:
+            self._gpus.update()
         if not _asks_for_openmetrics(accept or ""):
             return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
         # Its default escaping makes `vllm_` of `vllm:`; our names need none.

@@ -325,4 +325,29 @@ BUILD_INFO = Series(
     "headrace:build_info", "gauge", "Always 1; the label holds the version of Headrace.", labels=("version",)
 )
 
+
+def _gpu(name: str, help: str) -> Series:
+    return Series(f"headrace:gpu_{name}", "gauge", help, labels=("gpu",))
+
+
+GPU_UTILIZATION = _gpu("utilization", "Share of time in which a kernel ran on the GPU, 0 to 1, as NVML reports it.")
+GPU_MEMORY_USED = _gpu("memory_used_bytes", "GPU memory in use, by all processes.")
+GPU_MEMORY_TOTAL = _gpu("memory_total_bytes", "Memory of the GPU.")
+GPU_POWER = _gpu("power_watts", "Power draw of the GPU.")
+GPU_TEMPERATURE = _gpu("temperature_celsius", "Temperature of the GPU.")
+GPU_SM_CLOCK = _gpu("sm_clock_hertz", "Clock of the GPU's multiprocessors.")
+GPU_MEMORY_CLOCK = _gpu("memory_clock_hertz", "Clock of the GPU's memory.")
+GPU_INFO = Series(
+    "headrace:gpu_info",
+    "gauge",
+    "Always 1, for each GPU that CUDA_VISIBLE_DEVICES allows; `gpu` is its index in the driver.",
+    labels=("gpu", "name", "uuid"),
+)
+GPU_TELEMETRY_INFO = Series(
+    "headrace:gpu_telemetry_info",
+    "gauge",
+    "Always 1; where the figures of GPUs come from (nvml, nvidia-smi, none), and why they are missing if they are.",
+    labels=("source", "missing"),
+)
+
 SERIES: tuple[Series, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Series))

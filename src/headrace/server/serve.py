@@ -14,6 +14,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import ServerMetrics
 from headrace.plan.gpus import Gpu
 from headrace.sched import SchedulerStats
@@ -80,7 +81,7 @@ async def _run(
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
-        with server.self_monitor.running():
+        with server.self_monitor.running(), server.gpus:
             return await server.lifecycle.run(listener)
     finally:
         await engine.close()
@@ -108,7 +109,8 @@ class Server:
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
         config = config or EngineConfig()
-        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config))
+        self.gpus = GpuMonitor.of_device(settings.device)
+        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config), gpus=self.gpus)
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
