@@ -27,7 +27,7 @@ from headrace.monitor.conditions import (
     sources_of,
 )
 from headrace.monitor.series import Alias, Series
-from headrace.monitor.wording import threshold_words
+from headrace.monitor.wording import summary_words
 
 Names = Literal["headrace", "vllm"]
 
@@ -97,10 +97,7 @@ def rule(alert: Alert, names: Names, labels: Mapping[str, str]) -> dict[str, Any
 
 
 def _summary(alert: Alert) -> str:
-    if alert.unit == "state":
-        return alert.measure
-    value = f"{{{{ $value | {_FILTERS.get(alert.unit, 'humanize')} }}}}"
-    return f"{alert.measure}: {value}; threshold: {threshold_words(alert)}"
+    return summary_words(alert, f"{{{{ $value | {_FILTERS.get(alert.unit, 'humanize')} }}}}")
 
 
 def rule_file(alerts: Iterable[Alert], names: Names, labels: Mapping[str, str]) -> dict[str, Any]:

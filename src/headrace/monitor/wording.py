@@ -36,6 +36,13 @@ def threshold_words(alert: Alert) -> str:
     return f"{threshold.factor:g} x its median over {span} ({threshold.baseline.min_requests} requests or more)"
 
 
+def summary_words(alert: Alert, value: str) -> str:
+    """What an active alert says in one line: what is measured, its value in words, and the threshold."""
+    if alert.unit == "state":
+        return alert.measure
+    return f"{alert.measure}: {value}; threshold: {threshold_words(alert)}"
+
+
 def duration_words(seconds: float) -> str:
     for unit_s, name in ((3600, "h"), (60, "min")):
         if seconds >= unit_s and seconds % unit_s == 0:

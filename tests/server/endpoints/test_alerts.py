@@ -58,6 +58,7 @@ def test_an_active_alert_has_the_format_of_prometheus(engine: AsyncEngine) -> No
             "model_name": "tiny",
         }
         assert alert["state"] == "firing"
+        assert alert["annotations"]["summary"] == "engine restarts in 10 min: 1; threshold: 0"
         assert float(alert["value"]) == 1.0
         assert alert["activeAt"].endswith("+00:00")
         assert [line for line in made.printed if line.startswith("alert firing: EngineRestarted")]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.monitor.evaluation import AlertStatus
-from headrace.monitor.wording import threshold_words
+from headrace.monitor.wording import shown, summary_words, threshold_words
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.services import Services
@@ -31,9 +31,10 @@ async def show(services: Services, exchange: Exchange) -> None:
 
 def _as_prometheus(services: Services, status: AlertStatus) -> dict[str, Any]:
     alert, value = status.alert, status.judgement.value
+    summary = summary_words(alert, "no value" if value is None else shown(value, alert.unit))
     return {
         "labels": {"alertname": f"Headrace{alert.name}", "severity": alert.severity, "model_name": services.model_name},
-        "annotations": {"summary": alert.measure, "description": alert.meaning, "advice": alert.advice},
+        "annotations": {"summary": summary, "description": alert.meaning, "advice": alert.advice},
         "state": status.state,
         "activeAt": _shown_time(status.active_since),
         "value": "NaN" if value is None else f"{value:.6e}",
