@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import httpx2
@@ -71,11 +72,17 @@ class Running:
 
 
 @asynccontextmanager
-async def running(engine: AsyncEngine, environ: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Running]:
+async def running(
+    engine: AsyncEngine,
+    environ: dict[str, str] | None = None,
+    *,
+    clock: Callable[[], float] = monotonic,
+    **options: Any,
+) -> AsyncIterator[Running]:
     printed: list[str] = []
     made = ServerOptions(port=0, **options)
     keys = Keys(made, environ=environ or {}, print_line=printed.append)
-    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append)
+    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append, clock=clock)
     listener = open_listener(made)
     exit = asyncio.create_task(server.lifecycle.run(listener))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
