@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ from tests.monitor.scenarios import (
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: package prometheus)")
+WITH_BASELINE = [alert.name for alert in ALERTS if isinstance(alert.condition.threshold, Multiple)]
+by_names = pytest.mark.parametrize("names", ["headrace", "vllm"])
 by_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
 
@@ -84,20 +88,41 @@ def promtool_test(scenario: Scenario, names: Names) -> dict[str, Any]:
     }
 
 
-@needs_promtool
-@by_scenario
-def test_prometheus_evaluates_the_rule_as_expected(scenario: Scenario, tmp_path: Path) -> None:
-    write_rules(tmp_path / "rules.yml", alert_of(scenario))
-    (tmp_path / "test.yml").write_text(json.dumps(promtool_test(scenario, "headrace")))
-    promtool("test", "rules", str(tmp_path / "test.yml"))
+def run_promtool_tests(folder: Path, made: Iterable[tuple[Scenario, dict[str, Any]]], names: Names) -> None:
+    """All of them in one process. A failure names the file, and so the scenario."""
+    files = []
+    for scenario, test in made:
+        own = folder / re.sub(r"\W+", "-", scenario.name)
+        own.mkdir()
+        write_rules(own / "rules.yml", alert_of(scenario), names=names)
+        (own / "test.yml").write_text(json.dumps(test))
+        files.append(str(own / "test.yml"))
+    promtool("test", "rules", *files)
+
+
+def evaluate_with_prometheus(folder: Path, scenarios: Iterable[Scenario], names: Names) -> None:
+    found = [scenario for scenario in scenarios if exists(alert_of(scenario), names)]
+    assert found
+    run_promtool_tests(folder, [(scenario, promtool_test(scenario, names)) for scenario in found], names)
 
 
 @needs_promtool
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if exists(alert_of(s), "vllm")], ids=lambda s: s.name)
-def test_prometheus_evaluates_the_rule_under_vllm_names(scenario: Scenario, tmp_path: Path) -> None:
-    write_rules(tmp_path / "rules.yml", alert_of(scenario), names="vllm")
-    (tmp_path / "test.yml").write_text(json.dumps(promtool_test(scenario, "vllm")))
-    promtool("test", "rules", str(tmp_path / "test.yml"))
+@by_names
+def test_prometheus_evaluates_the_rules_as_expected(names: Names, tmp_path: Path) -> None:
+    evaluate_with_prometheus(tmp_path, [s for s in SCENARIOS if s.alert not in WITH_BASELINE], names)
+
+
+@needs_promtool
+@pytest.mark.slow
+@by_names
+def test_prometheus_evaluates_rules_with_a_baseline_as_expected(names: Names, tmp_path: Path) -> None:
+    evaluate_with_prometheus(tmp_path, [s for s in SCENARIOS if s.alert in WITH_BASELINE], names)
+
+
+@needs_promtool
+def test_prometheus_evaluates_one_rule_with_a_baseline_as_expected(tmp_path: Path) -> None:
+    """A baseline needs hours of samples, which takes seconds: the other alerts are in the slow run."""
+    evaluate_with_prometheus(tmp_path, [s for s in SCENARIOS if s.alert == WITH_BASELINE[0]], "headrace")
 
 
 @by_scenario
@@ -118,9 +143,16 @@ def test_the_server_evaluates_the_alert_as_expected(scenario: Scenario) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("name", ["TimeToFirstTokenHigh", "InterTokenLatencyHigh", "EndToEndLatencyHigh"])
+@pytest.mark.parametrize(
+    "name", [WITH_BASELINE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_BASELINE[1:])]
+)
 def test_both_compute_the_same_baseline(name: str, tmp_path: Path) -> None:
-    scenario = next(s for s in SCENARIOS if s.alert == name)
+    scenario = next(scenario for scenario in SCENARIOS if scenario.alert == name)
+    run_promtool_tests(tmp_path, [(scenario, baseline_test(scenario))], "headrace")
+
+
+def baseline_test(scenario: Scenario) -> dict[str, Any]:
+    """Expects the thresholds that the server computes."""
     condition = alert_of(scenario).condition
     assert isinstance(condition.threshold, Multiple)
     history = history_of(condition)
@@ -136,15 +168,14 @@ def test_both_compute_the_same_baseline(name: str, tmp_path: Path) -> None:
             tests.append(
                 expects(second, is_near(f"2 * {baseline_expression(condition.threshold.baseline)}", threshold), 1)
             )
-    write_rules(tmp_path / "rules.yml", alert_of(scenario))
+    assert len(tests) == 3
     made = promtool_test(scenario, "headrace")
     made["tests"][0]["promql_expr_test"] = tests
-    (tmp_path / "test.yml").write_text(json.dumps(made))
-    promtool("test", "rules", str(tmp_path / "test.yml"))
+    return made
 
 
 @needs_promtool
-@pytest.mark.parametrize("names", ["headrace", "vllm"])
+@by_names
 def test_promtool_accepts_all_rules(names: Names, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(as_yaml(rule_file(ALERTS, names, {"team": 'a "b": c'})), encoding="utf-8")
     promtool("check", "rules", str(tmp_path / "rules.yml"))
