@@ -15,7 +15,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from time import monotonic, thread_time
 
@@ -25,11 +27,13 @@ from about import cpu_name
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineCore
 from headrace.histogram import Histogram
-from headrace.monitor import RequestMeter, ServerMetrics
+from headrace.monitor import RequestMeter, RequestTimes, ServerMetrics
+from headrace.monitor.history import INTERVAL_S
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS
 from headrace.sched.token_gaps import TokenGaps
+from headrace.server.self_monitor import SelfMonitor
 from headrace.types import Request, SamplingParams, SequenceEvent, SequenceTiming
 from headrace.version import __version__
 
@@ -51,6 +55,7 @@ class Costs:
     request_us: float  # received, first event, last event, finished
     scrape_ms: float  # observe and render
     page_bytes: int
+    sample_ms: float  # of the server's own history: read, record, evaluate every alert; once in ten seconds
 
     @property
     def token_us(self) -> float:
@@ -86,6 +91,7 @@ def measure() -> Costs:
         request_us=1e6 * request_seconds(metrics),
         scrape_ms=1e3 * seconds_per_call(lambda: scrape(metrics, core), 2),
         page_bytes=len(metrics.render()[0]),
+        sample_ms=1e3 * sample_seconds(),
     )
 
 
@@ -131,14 +137,30 @@ def request_seconds(metrics: ServerMetrics) -> float:
     first = SequenceEvent("one", 0, tokens, timing=SequenceTiming(1.2, 1.5))
     last = SequenceEvent("one", 0, tokens, "stop", timing=SequenceTiming(1.2, 1.5, 3.0))
 
-    def count() -> None:
+    def meter_one() -> None:
         metrics.received(n=1, max_tokens=TOKENS_PER_REQUEST)
         meter = RequestMeter(metrics, request, arrived=1.0)
         meter.take(first)
         meter.take(last)
         meter.finish("stop", [TOKENS_PER_REQUEST])
 
-    return seconds_per_call(count, NUM_CALLS // 10)
+    return seconds_per_call(meter_one, NUM_CALLS // 10)
+
+
+def sample_seconds() -> float:
+    """One sample with a full history: an hour with a request in each interval, so that every baseline exists."""
+    metrics, core, times = ServerMetrics("model"), steady_engine(), count(step=INTERVAL_S)
+    refresh = partial(metrics.observe, core.stats)
+    monitor = SelfMonitor(metrics, refresh, print_line=lambda line: None, clock=lambda: next(times))
+    finished = RequestTimes(arrived=1.0, finished=3.0, first_token=1.5)
+
+    def sample() -> None:
+        metrics.finished(finished, "stop")
+        monitor.sample()
+
+    for _ in range(monitor.history.max_samples):
+        sample()
+    return seconds_per_call(sample, 5)
 
 
 def scrape(metrics: ServerMetrics, core: EngineCore) -> None:

@@ -9,7 +9,7 @@ from headrace.cli.removed_flags import table as removed_flags
 from headrace.cli.serving_table import table as server_options
 from headrace.doctor.report import rules_table
 from headrace.models.families_table import table as families
-from headrace.monitor.page import metrics_table
+from headrace.monitor.page import alerts_table, metrics_table
 from headrace.plan.markdown import accuracy_table, gpu_table, serving_table
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +17,7 @@ DOCS = ROOT / "docs"
 PLAN_ACCURACY = json.loads((ROOT / "benchmarks/results/plan-accuracy.json").read_text(encoding="utf-8"))
 TABLES = (
     ("metrics.md", metrics_table()),
+    ("monitoring.md", alerts_table()),
     ("serving-operations.md", server_options()),
     ("serving-operations.md", removed_flags()),
     ("models.md", families()),

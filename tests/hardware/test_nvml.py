@@ -14,7 +14,7 @@ from headrace.hardware import nvml
 from headrace.hardware.nvml import GpuSample, GpuSampler, _of_gpu, is_visible, parse_smi
 from headrace.hardware.sampler import integral, mean_and_max
 
-SMI_LINE = "0, GPU-5f2c, NVIDIA H200, 97, 81234, 612.42, 58, 1785, 3201"
+SMI_LINE = "0, GPU-5f2c, NVIDIA H200, 97, 81234, 612.42, 58, 1785, 3201, 143771"
 
 
 class FakeNvml(SimpleNamespace):
@@ -52,7 +52,7 @@ class FakeNvml(SimpleNamespace):
         return SimpleNamespace(gpu=50 if self.num_readings % 2 else 100, memory=1)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=1 << 30)
+        return SimpleNamespace(used=1 << 30, total=4 << 30)
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         self.num_readings += 1
@@ -177,7 +177,7 @@ def test_what_a_gpu_does_not_report_is_missing() -> None:
 
 def test_a_window_leaves_out_what_is_before_and_after() -> None:
     gpus = GpuSampler.__new__(GpuSampler)
-    gpus.interval_s, gpus._reader = 1.0, SimpleNamespace(source="nvml", stop=lambda: None)
+    gpus.interval_s, gpus._reader = 1.0, SimpleNamespace(source="nvml", failure=None, stop=lambda: None)
     gpus._samples = [GpuSample(float(at), 0, "GPU-1", "x", power_w=100.0 * at) for at in range(5)]
     (told,) = gpus.summary(1.0, 3.0)["gpus"]
     assert (told["num_samples"], told["seconds"], told["power_w"]) == (3, 2.0, {"mean": 200.0, "max": 300.0})

@@ -222,3 +222,29 @@ def test_scrapes_and_counting_do_not_disturb_each_other() -> None:
             metrics.first_token(0.01)
         counts = [page.result().value("headrace:time_to_first_token_seconds_count") for page in pages]
     assert max(counts) <= 100.0 == page_of(metrics).value("headrace:time_to_first_token_seconds_count")
+
+
+def test_server_errors_of_routes_that_run_the_model_are_counted_without_refusals() -> None:
+    metrics = ServerMetrics("m")
+    for handler, status in (
+        ("/v1/completions", 500),
+        ("/v1/completions", 504),
+        ("/v1/completions", 503),
+        ("/v1/completions", 429),
+        ("/metrics", 500),
+    ):
+        metrics.answered(handler, "POST", status)
+    page = page_of(metrics)
+    assert page.value("headrace:http_errors_total", handler="/v1/completions") == 2
+    assert (
+        sum(page.value("headrace:http_errors_total", **labels) for labels in page.labels("headrace:http_errors_total"))
+        == 2
+    )
+
+
+def test_the_use_of_a_queue_without_a_limit_is_not_exported() -> None:
+    metrics = ServerMetrics("m")
+    metrics.queue_usage(0.25)
+    assert page_of(metrics).value("headrace:queue_usage") == 0.25
+    metrics.queue_usage(None)
+    assert page_of(metrics).labels("headrace:queue_usage") == []

@@ -70,6 +70,7 @@ class FakeRequestQueue:
     is_full: bool = False
     reservations: list[FakeReservation] = field(default_factory=list)
     oldest_wait_s: float = 0.0
+    usage: float | None = None
 
     def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> FakeReservation:
         if self.is_full:
@@ -108,6 +109,9 @@ class FakeMetrics:
         self.statuses.append((handler, method, status))
 
     def oldest_wait(self, seconds: float) -> None:
+        pass
+
+    def queue_usage(self, share: float | None) -> None:
         pass
 
     def restarted(self) -> None:

@@ -290,3 +290,12 @@ def test_the_default_limits_are_four_times_the_engines_capacity(settings: Settin
     assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
     assert QueueLimits.of(options, settings) == QueueLimits(5, 6, max_num_seqs=8)
+
+
+def test_usage_is_the_share_of_places_that_are_taken() -> None:
+    made = queue(max_requests=4)
+    assert made.usage == 0.0
+    with made.reserve(3):
+        assert made.usage == 0.75
+    made.limits = QueueLimits(max_requests=0, max_tokens=1000)
+    assert made.usage is None

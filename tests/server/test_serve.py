@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import httpx2
@@ -20,6 +21,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.client import Client, Deliver
 from headrace.engine.start import Engine, start_engine
 from headrace.errors import ConfigError
+from headrace.monitor.alerts import FAILED, OVERLOAD
 from headrace.server.endpoints.prompting import tokenize
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
@@ -70,11 +72,17 @@ class Running:
 
 
 @asynccontextmanager
-async def running(engine: AsyncEngine, environ: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Running]:
+async def running(
+    engine: AsyncEngine,
+    environ: dict[str, str] | None = None,
+    *,
+    clock: Callable[[], float] = monotonic,
+    **options: Any,
+) -> AsyncIterator[Running]:
     printed: list[str] = []
     made = ServerOptions(port=0, **options)
     keys = Keys(made, environ=environ or {}, print_line=printed.append)
-    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append)
+    server = Server(engine, made, keys, model_name="tiny", print_line=printed.append, clock=clock)
     listener = open_listener(made)
     exit = asyncio.create_task(server.lifecycle.run(listener))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -284,6 +292,8 @@ def test_a_queue_timeout_is_a_503_and_may_be_shortened_only_if_allowed(engine: L
         await until(waiting(made, 4))
         answer = await made.complete({"X-Queue-Timeout": "0.05"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
+        failed, refused = made.server.metrics.read((FAILED, OVERLOAD)).values()
+        assert (failed, refused) == (0, 1)  # a refusal is not an error
         engine.client.limit_running(None)
         await asyncio.gather(*running)
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import operator
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from numbers import Number
@@ -14,12 +14,20 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.arguments import checks_arguments
-from headrace.batching.stats import BatcherStats
+from headrace.batching.stats import BATCH_SIZE_BOUNDS, WAIT_SECONDS_BOUNDS, BatcherStats
 from headrace.batching.waiting import Waiting, WaitingItems
 from headrace.errors import BatchError, ConfigError, RequestError
+from headrace.histogram import Histogram
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+# The types of an ASGI application.
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+MAX_BODY_BYTES = 1 << 20
 
 
 class Alarm(Protocol):
@@ -131,10 +139,33 @@ class DynamicBatcher(Generic[Item, Result]):
         self._alarm: Alarm | None = None
         self._is_closed = False
         self._stats = BatcherStats()
+        self._batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
+        self._waits = Histogram(WAIT_SECONDS_BOUNDS)
 
     @property
     def stats(self) -> BatcherStats:
-        return replace(self._stats, num_waiting=len(self._waiting), num_running=len(self._running))
+        return replace(
+            self._stats,
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            batch_sizes=self._batch_sizes.snapshot(),
+            waits=self._waits.snapshot(),
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def app(self, *, parse: Callable[[Any], Item] | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> Application:
+        """An ASGI application around the batcher, for uvicorn or another server.
+
+        `POST /predict` with `{"input": ...}` answers `{"output": ...}`. `parse` makes an item of the input; what it
+        refuses with a ValueError or TypeError is answered with 400, and no other request of the batch fails with it.
+        `GET /health` and `GET /metrics` are for operators. It has no keys: what is beyond this machine needs a proxy.
+        """
+        from headrace.server.batcher_app import BatcherApp
+
+        return BatcherApp(self, parse=parse, max_body_bytes=max_body_bytes)
 
     async def __call__(self, item: Item) -> Result:
         """The item's own result, once its batch has run."""
@@ -247,9 +278,14 @@ class DynamicBatcher(Generic[Item, Result]):
     def _count(self, batch: list[Waiting[Item, Result]]) -> None:
         stats, now = self._stats, self._timer.time()
         waits = [now - waiting.since for waiting in batch]
+        longest = max(waiting.num_tokens for waiting in batch)
         stats.num_batches += 1
         stats.num_items += len(batch)
         stats.num_tokens += sum(waiting.num_tokens for waiting in batch)
+        stats.num_padding_tokens += sum(longest - waiting.num_tokens for waiting in batch)
+        self._batch_sizes.observe(len(batch))
+        for wait in waits:
+            self._waits.observe(wait)
         stats.sum_wait_seconds += sum(waits)
         stats.longest_wait_seconds = max(stats.longest_wait_seconds, *waits)
 

@@ -3,6 +3,7 @@
     main.py                             finds the subcommand; reports errors in one line
     run, status, cancel, clean          batch jobs
     serve.py                            the server; settings_file.py reads --config, removed_flags.py other flags
+    alerts.py                           rules for Prometheus
     chat.py, conversation.py            a chat in the terminal
     models.py, fetching.py              the model cache; download progress
     parser.py                           argparse with short errors and a suggestion for unknown options

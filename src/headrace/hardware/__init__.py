@@ -2,6 +2,7 @@
 
     facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
     nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
+    gpu_monitor.py                 the figures of GPUs now, for metrics and jobs
 
 Only `facts.read_gpu` imports torch.
 """

@@ -35,9 +35,11 @@ _COLUMNS = {
     "temperature.gpu": "temperature_c",
     "clocks.sm": "sm_clock_mhz",
     "clocks.mem": "memory_clock_mhz",
+    "memory.total": "memory_total_bytes",
 }
-_SCALE = {"utilization": 0.01, "memory_bytes": float(MIB)}
-STATISTICS = tuple(field for field in _COLUMNS.values() if field is not None)
+_SCALE = {"utilization": 0.01, "memory_bytes": float(MIB), "memory_total_bytes": float(MIB)}
+_CONSTANT = "memory_total_bytes"  # needs no statistics
+STATISTICS = tuple(field for field in _COLUMNS.values() if field is not None and field != _CONSTANT)
 
 
 class NoTelemetry(Exception):
@@ -53,7 +55,8 @@ class GpuSample:
     uuid: str
     name: str
     utilization: float | None = None  # share of time with a kernel running, 0 to 1
-    memory_bytes: float | None = None
+    memory_bytes: float | None = None  # used, by all processes
+    memory_total_bytes: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
@@ -61,9 +64,13 @@ class GpuSample:
     energy_j: float | None = None  # counter since the driver was loaded
 
 
-class _Reader(Protocol):
-    source: str
+class GpuReader(Protocol):
+    """Passes on readings until `stop`."""
 
+    @property
+    def source(self) -> str: ...
+    @property
+    def failure(self) -> Exception | None: ...
     def stop(self) -> None: ...
 
 
@@ -79,9 +86,9 @@ class GpuSampler:
         self.interval_s = interval_s
         self._samples: list[GpuSample] = []
         self._reason = ""
-        self._reader: _Reader | None = None
+        self._reader: GpuReader | None = None
         try:
-            self._reader = _open_reader(self._samples.append, interval_s)
+            self._reader = open_reader(self._samples.append, interval_s)
         except NoTelemetry as error:
             self._reason = str(error)
 
@@ -101,7 +108,7 @@ class GpuSampler:
             return unavailable(self._reason)
         samples = [sample for sample in list(self._samples) if in_window(sample.at, start, end)]
         if not samples:
-            failure = getattr(self._reader, "failure", None)
+            failure = self._reader.failure
             return unavailable(f"{self._reader.source} gave no reading" + (f" ({failure})" if failure else ""))
         return {
             "available": True,
@@ -129,7 +136,8 @@ def _of_gpu(samples: list[GpuSample]) -> dict[str, Any]:
     }
 
 
-def _open_reader(take: Callable[[GpuSample], None], interval_s: float) -> _Reader:
+def open_reader(take: Callable[[GpuSample], None], interval_s: float) -> GpuReader:
+    """Read at once and then every `interval_s`, on a thread. Raises NoTelemetry."""
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
@@ -179,6 +187,7 @@ class _NvmlReader:
                     name,
                     utilization=ask(nvml.nvmlDeviceGetUtilizationRates, lambda rates: rates.gpu / 100),
                     memory_bytes=ask(nvml.nvmlDeviceGetMemoryInfo, lambda memory: memory.used),
+                    memory_total_bytes=ask(nvml.nvmlDeviceGetMemoryInfo, lambda memory: memory.total),
                     power_w=ask(nvml.nvmlDeviceGetPowerUsage, lambda milliwatts: milliwatts / 1e3),
                     temperature_c=ask(nvml.nvmlDeviceGetTemperature, float, nvml.NVML_TEMPERATURE_GPU),
                     sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, float, nvml.NVML_CLOCK_SM),

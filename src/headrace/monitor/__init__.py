@@ -4,8 +4,17 @@
     series.py          the types `Series` and `Alias`
     metrics.py         `ServerMetrics`: per-request counters and latencies, and the scrape page
     engine_counts.py   counters of the engine, monotonic across engine restarts
+    gpu_gauges.py      figures of GPUs, taken in at a scrape
+    batcher_metrics.py the page of a DynamicBatcher
     times.py           timestamps of one request, taken from its events
     store.py           the values, exported under each name from the same storage
+    alerts.py          every alert, declared once; docs/monitoring.md is generated from it
+    conditions.py      the types of an alert's condition
+    promql.py          alerts as Prometheus rules
+    history.py         an hour of samples in memory
+    evaluation.py      alerts evaluated from the history
+    wording.py         conditions and values in words
+    page.py            the tables of the docs
 
 What happens once per token or step is counted inside the engine (`EngineStats`) and read at a scrape. What happens
 once per request is counted here. A metrics page of a batch job is in `headrace.jobs.status`.

@@ -5,7 +5,7 @@ The series are in `table.py`. Nothing of a prompt or an answer gets here: only l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -16,14 +16,19 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.engine.core import EngineStats
 from headrace.engine.settings import Settings
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor import table
+from headrace.monitor.conditions import Source
 from headrace.monitor.engine_counts import EngineCounts
+from headrace.monitor.gpu_gauges import GpuGauges
+from headrace.monitor.history import Reading
 from headrace.monitor.series import Series
 from headrace.monitor.store import OTHER, Store, Values
 from headrace.monitor.times import RequestTimes
 from headrace.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+REFUSED_STATUS = 503
 ENGINE = "0"  # the label of the only engine
 DEFAULT_MAX_LEN = 131_072  # for the bucket bounds of token counts, when no settings are given
 
@@ -41,12 +46,14 @@ class ServerMetrics:
         registry: CollectorRegistry | None = None,
         *,
         memory_share: float | None = None,
+        gpus: GpuMonitor | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`memory_share`: the gpu_memory_utilization in force; None: it does not decide the size of the cache."""
         max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
         self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
         self._engine = EngineCounts(self._store, clock)
+        self._gpus = None if gpus is None else GpuGauges(self._store, gpus)
         self._observing = Lock()
         self._observe = {
             series: self._store.histogram(series).observe for series in table.SERIES if series.kind == "histogram"
@@ -75,6 +82,8 @@ class ServerMetrics:
     def answered(self, handler: str, method: str, status: int) -> None:
         """Count an HTTP response. `handler` is the route, never the path that the client sent."""
         self._store.add(table.ANSWERED, 1.0, handler, method, f"{status // 100}xx")
+        if status >= 500 and status != REFUSED_STATUS and handler in table.GENERATING_HANDLERS:
+            self._store.add(table.HTTP_ERRORS, 1.0, handler)
 
     def restarted(self) -> None:
         self._store.add(table.RESTARTS, 1.0)
@@ -82,6 +91,13 @@ class ServerMetrics:
     def oldest_wait(self, seconds: float) -> None:
         """Set the wait of the oldest request that has no first token yet."""
         self._store.set(table.OLDEST_WAIT, seconds)
+
+    def queue_usage(self, share: float | None) -> None:
+        """Set the share of the queue's places that are taken; None if the queue has no limit."""
+        if share is None:
+            self._store.clear(table.QUEUE_USE)
+        else:
+            self._store.set(table.QUEUE_USE, share)
 
     def loop_lag(self, seconds: float) -> None:
         """Record by how much a timer of the event loop was late."""
@@ -120,7 +136,7 @@ class ServerMetrics:
         if num_later > 0:
             observe[table.REQUEST_TOKEN_SECONDS](seconds / num_later)
 
-    # ---- scraping
+    # ---- reading
 
     def observe(self, stats: EngineStats | None) -> None:
         """Take in the counters of the engine, before a scrape; None if no engine responds."""
@@ -135,8 +151,14 @@ class ServerMetrics:
         """The upper bounds of a histogram's buckets."""
         return self._store.bounds(series)
 
+    def read(self, sources: Iterable[Source]) -> dict[Source, Reading]:
+        """The current values of some series, for the server's own history."""
+        return {source: self._store.read(source.series, source.where) for source in sources}
+
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The page and its content type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
+        if self._gpus is not None:
+            self._gpus.update()
         if not _asks_for_openmetrics(accept or ""):
             return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
         # Its default escaping makes `vllm_` of `vllm:`; our names need none.
@@ -151,6 +173,8 @@ class ServerMetrics:
             self._store.add(table.FINISHED, 0.0, reason)
         for reason in ("queue_full", "queue_tokens"):
             self._store.add(table.REFUSED, 0.0, reason)
+        for handler in table.GENERATING_HANDLERS:
+            self._store.add(table.HTTP_ERRORS, 0.0, handler)
         self._store.add(table.RECEIVED, 0.0)
         self._store.add(table.RESTARTS, 0.0)
 

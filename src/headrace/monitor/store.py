@@ -71,6 +71,22 @@ class Store(Collector):
             for one in series:
                 self._values[one.name].clear()
 
+    def read(self, series: Series, where: Sequence[tuple[str, tuple[str, ...]]] = ()) -> float | Sequence[int] | None:
+        """The sum of a series' samples with the accepted label values, or the counts of a histogram.
+
+        None: it is a gauge without a value.
+        """
+        if series.kind == "histogram":
+            return self._histograms[series.name].snapshot().counts
+        accepted = [(series.labels.index(label), values) for label, values in where]
+        with self._lock:
+            found = [
+                value
+                for labels, value in self._values[series.name].items()
+                if all(labels[position] in values for position, values in accepted)
+            ]
+        return sum(found) if found or series.kind == "counter" else None
+
     def copy(self) -> Values:
         with self._lock:
             numbers = {name: dict(of_series) for name, of_series in self._values.items()}

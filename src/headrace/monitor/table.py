@@ -25,6 +25,9 @@ _PHASE = (
 )
 _FINE_PHASE = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_PHASE)
 
+# The routes that run the model, in the label `handler`.
+GENERATING_HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+
 
 def _phase(name: str, help: str, *aliases: str, alert: str = "") -> Series:
     shown = tuple(Alias(alias, bounds=_PHASE) for alias in aliases)
@@ -130,7 +133,6 @@ REFUSED = Series(
             base_labels=("model_name",),
         ),
     ),
-    alert="rate of `queue_full` or `queue_tokens` above 0",
 )
 ANSWERED = Series(
     "headrace:http_requests",
@@ -139,6 +141,12 @@ ANSWERED = Series(
     labels=("handler", "method", "status"),
     aliases=(Alias("http_requests", base_labels=()),),
     alert="5xx over 1 % of all",
+)
+HTTP_ERRORS = Series(
+    "headrace:http_errors",
+    "counter",
+    "HTTP responses with a status of 500 or more, refusals (503) excepted, of the routes that run the model.",
+    labels=("handler",),
 )
 RUNNING = Series(
     "headrace:num_requests_running",
@@ -200,7 +208,7 @@ PROMPT_TOKENS = Series(
     "headrace:prompt_tokens",
     "counter",
     "Prompt tokens of started requests, cached ones included.",
-    aliases=(Alias("vllm:prompt_tokens"),),
+    aliases=(Alias("vllm:prompt_tokens"), Alias("vllm:num_prompt_tokens")),
 )
 PROMPT_TOKENS_BY_SOURCE = Series(
     "headrace:prompt_tokens_by_source",
@@ -213,7 +221,11 @@ GENERATED_TOKENS = Series(
     "headrace:generation_tokens",
     "counter",
     "Tokens generated.",
-    aliases=(Alias("vllm:generation_tokens"),),
+    aliases=(
+        Alias("vllm:generation_tokens"),
+        Alias("vllm:num_generate_tokens"),
+        Alias("vllm:num_generation_tokens"),
+    ),
     alert="rate 0 for a minute while requests run (without the second half it fires when idle)",
 )
 RECOMPUTED_TOKENS = Series("headrace:recomputed_tokens", "counter", "Tokens computed again after a preemption.")
@@ -261,26 +273,28 @@ BUSY_SECONDS = Series(
     "Time of the engine loop, by part: host work, and waiting for the device.",
     labels=("part",),
 )
+QUEUE_USE = Series(
+    "headrace:queue_usage",
+    "gauge",
+    "Waiting requests as a share of max_num_queued_reqs, 0 to 1; absent without a limit.",
+)
 OLDEST_WAIT = Series(
     "headrace:oldest_waiting_seconds",
     "gauge",
     "Wait of the oldest request that has no first token yet.",
-    alert="over 30 s for a minute",
 )
 LOOP_LAG = Series(
     "headrace:event_loop_lag_seconds",
     "histogram",
     "Delay of the HTTP event loop: how much later than due a timer ran; measured once per second.",
     bounds=STEP_SECONDS_BOUNDS,
-    alert="p95 over 0.1 s",
 )
 RESTARTS = Series(
     "headrace:engine_restarts",
     "counter",
     "Restarts of a dead or hung engine.",
-    alert="any",
 )
-ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, else 0.", alert="0 for a minute")
+ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, else 0.")
 SLEEP_STATE = Series(
     "headrace:engine_sleep_state",
     "gauge",
@@ -309,6 +323,31 @@ CONFIG_INFO = Series(
 )
 BUILD_INFO = Series(
     "headrace:build_info", "gauge", "Always 1; the label holds the version of Headrace.", labels=("version",)
+)
+
+
+def _gpu(name: str, help: str) -> Series:
+    return Series(f"headrace:gpu_{name}", "gauge", help, labels=("gpu",))
+
+
+GPU_UTILIZATION = _gpu("utilization", "Share of time in which a kernel ran on the GPU, 0 to 1, as NVML reports it.")
+GPU_MEMORY_USED = _gpu("memory_used_bytes", "GPU memory in use, by all processes.")
+GPU_MEMORY_TOTAL = _gpu("memory_total_bytes", "Memory of the GPU.")
+GPU_POWER = _gpu("power_watts", "Power draw of the GPU.")
+GPU_TEMPERATURE = _gpu("temperature_celsius", "Temperature of the GPU.")
+GPU_SM_CLOCK = _gpu("sm_clock_hertz", "Clock of the GPU's multiprocessors.")
+GPU_MEMORY_CLOCK = _gpu("memory_clock_hertz", "Clock of the GPU's memory.")
+GPU_INFO = Series(
+    "headrace:gpu_info",
+    "gauge",
+    "Always 1, for each GPU that CUDA_VISIBLE_DEVICES allows; `gpu` is its index in the driver.",
+    labels=("gpu", "name", "uuid"),
+)
+GPU_TELEMETRY_INFO = Series(
+    "headrace:gpu_telemetry_info",
+    "gauge",
+    "Always 1; where the figures of GPUs come from (nvml, nvidia-smi, none), and why they are missing if they are.",
+    labels=("source", "missing"),
 )
 
 SERIES: tuple[Series, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Series))

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.bench.engines.metrics import Sample
 from headrace.doctor.diagnosis import MIN_TOKENS, Diagnosis, diagnosing
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative
@@ -32,6 +31,7 @@ from headrace.monitor.metrics import ServerMetrics
 from headrace.plan.gpus import Gpu, match_gpu
 from headrace.plan.shape import ModelShape
 from headrace.sched import SchedulerStats
+from headrace.scrape.page import Sample
 
 SNAPSHOT_S = 10.0  # between two snapshots; the shortest interval that is judged
 WINDOW_S = 30.0  # the longest interval that is judged

@@ -93,6 +93,12 @@ class RequestQueue:
         """The wait of the oldest waiting request."""
         return next((self._clock() - arrived for arrived in self._arrivals.values()), 0.0)
 
+    @property
+    def usage(self) -> float | None:
+        """Waiting requests as a share of the limit; None without a limit."""
+        limit: float | None = self.limits.max_requests
+        return None if not limit or math.isinf(limit) else self.num_waiting / limit
+
     def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> Reservation:
         """Reserve places for `num_requests`, all or none. `num_tokens`: an estimate, until `count_tokens`.
 

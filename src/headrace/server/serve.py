@@ -14,6 +14,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import ServerMetrics
 from headrace.plan.gpus import Gpu
 from headrace.sched import SchedulerStats
@@ -36,6 +37,7 @@ from headrace.server.http.lifecycle import (
 from headrace.server.http.routes import Router
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
+from headrace.server.self_monitor import SelfMonitor
 from headrace.server.state import ServerState
 
 OnReady = Callable[["Server"], Awaitable[None]]
@@ -79,7 +81,8 @@ async def _run(
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
-        return await server.lifecycle.run(listener)
+        with server.self_monitor.running(), server.gpus:
+            return await server.lifecycle.run(listener)
     finally:
         await engine.close()
 
@@ -106,7 +109,8 @@ class Server:
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
         config = config or EngineConfig()
-        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config))
+        self.gpus = GpuMonitor.of_device(settings.device)
+        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config), gpus=self.gpus)
         self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
         policy = BatchPolicy.of(
             options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
@@ -133,6 +137,8 @@ class Server:
         )
         self.services.bottleneck = self.bottleneck
         self._diagnosing: asyncio.Task[None] | None = None
+        self.self_monitor = SelfMonitor(self.metrics, self.services.observe_engine, print_line=print_line)
+        self.services.self_monitor = self.self_monitor
         self.lifecycle = Lifecycle(
             Gate(
                 App(self.services, ROUTES),

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
+from headrace.monitor.evaluation import AlertStates
+from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
 from headrace.server.options import ServerOptions
 
@@ -31,6 +33,8 @@ class Reservation(Protocol):
 class RequestQueue(Protocol):
     @property
     def oldest_wait_s(self) -> float: ...
+    @property
+    def usage(self) -> float | None: ...
     def reserve(self, num_requests: int = 1, *, num_tokens: int = 0) -> Reservation: ...
 
 
@@ -42,6 +46,7 @@ class Metrics(Protocol):
     def answered(self, handler: str, method: str, status: int) -> None: ...
     def restarted(self) -> None: ...
     def oldest_wait(self, seconds: float) -> None: ...
+    def queue_usage(self, share: float | None) -> None: ...
     def observe(self, stats: EngineStats | None) -> None: ...
     def render(self, accept: str | None = None) -> tuple[bytes, str]: ...
 
@@ -76,6 +81,15 @@ class Control(Protocol):
     def reload_keys(self) -> bool: ...
 
 
+class SelfMonitor(Protocol):
+    """History of the server's own metrics, and its alerts."""
+
+    @property
+    def history(self) -> History: ...
+    @property
+    def alerts(self) -> AlertStates: ...
+
+
 @dataclass
 class Services:
     engine: AsyncEngine
@@ -93,14 +107,20 @@ class Services:
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests being handled
     num_restarts: int = 0  # of the engine
+    self_monitor: SelfMonitor | None = None
     bottleneck: Bottleneck | None = None
 
     def observe_engine(self) -> EngineStats | None:
-        """Take the engine's counters into the metrics. Returns them; None if no engine responds."""
+        """Bring the metrics up to date: the engine's counters and restarts, and the state of the queue.
+
+        Whatever reads the metrics calls it first: a scrape, the watch of bottlenecks, the alerts. It returns the
+        engine's counters; None if no engine responds.
+        """
         while self.num_restarts < self.engine.num_restarts:
             self.num_restarts += 1
             self.metrics.restarted()
         self.metrics.oldest_wait(self.queue.oldest_wait_s)
+        self.metrics.queue_usage(self.queue.usage)
         stats = self.engine.stats if self.engine.phase == "ready" else None
         self.metrics.observe(stats)
         return stats

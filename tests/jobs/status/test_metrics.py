@@ -15,7 +15,7 @@ from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.metrics import NOT_SHOWN, SERIES
 from headrace.jobs.status.metrics_server import MetricsServer
-from headrace.jobs.store.status_file import JobStatus, Saved
+from headrace.jobs.store.status_file import GpuStatus, JobStatus, Saved
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -82,13 +82,24 @@ def test_counters_are_shown_by_key_and_unknown_values_are_left_out() -> None:
 def test_the_page_has_the_name_type_help_and_label_of_every_series() -> None:
     known = {"lines_total": 9, "tokens_left": 1, "seconds_left": 1.0, "limited_by": "disk", "gpu_seconds": 1.0}
     by_key = {"errors": {"x": 1}, "retries": {"x": 1}, "engine_deaths": {"engine": 1}}
-    families = list(text_string_to_metric_families(page(status(**known, **by_key, cost=1.0))))
+    gpu = GpuStatus(
+        index=0, name="x", utilization=0.5, memory_bytes=1.0, memory_total_bytes=2.0, power_w=3.0, temperature_c=4.0
+    )
+    families = list(text_string_to_metric_families(page(status(**known, **by_key, cost=1.0, gpus=[gpu]))))
     assert [
         (f"{family.name}{'_total' * (family.type == 'counter')}", family.type, family.documentation)
         for family in families
     ] == [(series.shown_name, series.kind, series.help) for series in SERIES]
     labels = [{name for sample in family.samples for name in sample.labels} for family in families]
     assert labels == [{"model_name"} | ({series.label} if series.label else set()) for series in SERIES]
+
+
+def test_what_a_gpu_does_not_report_is_left_out() -> None:
+    gpus = [GpuStatus(index=0, name="x", power_w=300.0), GpuStatus(index=1, name="x", power_w=400.0, utilization=0.5)]
+    shown = values(page(status(gpus=gpus)))
+    assert (shown["headrace:job_gpu_power_watts", "0"], shown["headrace:job_gpu_power_watts", "1"]) == (300.0, 400.0)
+    assert [label for name, label in shown if name == "headrace:job_gpu_utilization"] == ["1"]
+    assert not any(name == "headrace:job_gpu_temperature_celsius" for name, _ in shown)
 
 
 def test_large_counts_are_exact() -> None:

@@ -5,60 +5,17 @@ Headrace, vLLM and SGLang export different names for the same counts. What a ser
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
-
 from headrace.bench.engines.base import SettingInForce
+from headrace.scrape.names import COUNTERS, common_names
+from headrace.scrape.page import Sample, samples
 
-# Common name: the series that hold it, by preference. The suffix _total of counters is added.
-COUNTERS: dict[str, tuple[str, ...]] = {
-    "num_preemptions": ("headrace:num_preemptions", "vllm:num_preemptions", "sglang:num_retracted_requests"),
-    "num_prompt_tokens": ("headrace:prompt_tokens", "vllm:prompt_tokens", "sglang:prompt_tokens"),
-    "num_generated_tokens": ("headrace:generation_tokens", "vllm:generation_tokens", "sglang:generation_tokens"),
-    "prefix_queried_tokens": (
-        "headrace:prefix_cache_queries",
-        "vllm:prefix_cache_queries",
-        "vllm:gpu_prefix_cache_queries",
-        "sglang:prompt_tokens",
-    ),
-    "prefix_hit_tokens": (
-        "headrace:prefix_cache_hits",
-        "vllm:prefix_cache_hits",
-        "vllm:gpu_prefix_cache_hits",
-        "sglang:cached_tokens",
-    ),
-    "num_recomputed_tokens": ("headrace:recomputed_tokens",),
-    "num_steps": ("headrace:steps", "vllm:iteration_tokens_total_count"),
-    "num_refused": ("headrace:requests_refused", "vllm:admission_rejections"),
-}
+__all__ = ["COUNTERS", "INFO", "Sample", "common_names", "counters", "samples", "settings"]
+
 # The time of Headrace's engine loop, by its label: computing on the host, and waiting for the device.
 ENGINE_TIME = "headrace:engine_seconds_total"
 _PARTS = {"host": "host_seconds", "wait": "wait_seconds"}
 INFO = ("headrace:cache_config_info", "vllm:cache_config_info", "headrace:config_info", "sglang:cache_config_info")
 _ENGINE_LABELS = ("engine", "model_name", "engine_index", "engine_type")
-
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-class Sample(NamedTuple):
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-def samples(text: str) -> Iterator[Sample]:
-    """The samples of a page in Prometheus' text format. Lines that are none are skipped."""
-    for line in text.splitlines():
-        found = _LINE.match(line)
-        if line.startswith("#") or found is None:
-            continue
-        try:
-            value = float(found[3])
-        except ValueError:
-            continue
-        yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value)
 
 
 def counters(text: str) -> dict[str, float]:
@@ -71,18 +28,6 @@ def counters(text: str) -> dict[str, float]:
         if part is not None:
             times[part] = times.get(part, 0.0) + sample.value
     return common_names(sums) | times
-
-
-def common_names(sums: Mapping[str, float]) -> dict[str, float]:
-    """Counters of an engine, by its own names, under the common ones."""
-    found = {}
-    for name, series in COUNTERS.items():
-        for each in series:
-            key = next((key for key in (f"{each}_total", each) if key in sums), None)
-            if key is not None:
-                found[name] = sums[key]
-                break
-    return found
 
 
 def settings(text: str) -> dict[str, SettingInForce]:

@@ -8,13 +8,13 @@ from time import monotonic, sleep
 from headrace.bench.engines import metrics
 from headrace.bench.engines.base import EngineFailure
 from headrace.bench.engines.http import HttpError, ServerClient
-from headrace.bench.engines.metrics import Sample
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.snapshots import ScrapeError, Snapshot, evidence_of_snapshots
 from headrace.errors import ModelError
 from headrace.plan.catalogue import find_entry
 from headrace.plan.shape import ModelShape
 from headrace.plan.source import shape_of_config
+from headrace.scrape.page import Sample
 
 DEFAULT_INTERVAL_S = 10.0
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.bench.engines.metrics import Sample, common_names
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative, Histogram, growth
 from headrace.errors import HeadraceError
 from headrace.plan.gpus import Gpu
 from headrace.plan.shape import ModelShape
+from headrace.scrape.names import common_names
+from headrace.scrape.page import Sample
 
 # Series by preference: ours have finer buckets than the aliases of the same server.
 _GAUGES = {

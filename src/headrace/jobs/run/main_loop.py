@@ -92,6 +92,7 @@ class MainLoop:
                 self._engine.abort(request_id)
             self._in_flight.close()
             self._reporter.show(self._stop.final_state if self._is_over and not self._has_failed else "failed")
+            self._reporter.close()
         return self._reporter.report()
 
     def _iterate(self, wait_s: float) -> EngineDeadError | None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from time import perf_counter
 
 from headrace.engine.in_force import settings_in_force
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.status.gpus import gpu_statuses
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile
@@ -41,6 +43,7 @@ class StatusReporter:
                 num_before=directory.num_before if directory else 0,
             )
         )
+        self._gpus = GpuMonitor.of_device(engine.settings.device)
         self.num_expected = num_expected  # lines of this run, as far as is known
 
     @property
@@ -60,6 +63,7 @@ class StatusReporter:
             state=state,
         )
         status = replace(status, **context.recovery.status_fields)
+        status = replace(status, gpus=gpu_statuses(self._gpus), gpus_missing=self._gpus.now().missing or None)
         if state == "running" and context.disk.is_full:
             status = replace(status, state="paused", paused_because=context.disk.reason)
         if context.directory is not None:
@@ -68,6 +72,10 @@ class StatusReporter:
         self._on_status(status)
         if context.directory is None or context.directory.is_ours():
             self._status_file.write(status, now=status.state != "running")
+
+    def close(self) -> None:
+        """Stop reading the GPUs; `report` has what was read."""
+        self._gpus.stop()
 
     def report(self) -> JobReport:
         context, stop = self._context, self._context.stop
@@ -91,4 +99,6 @@ class StatusReporter:
             is_on_gpu=engine.settings.device == "cuda",
             gpu_price=context.job.gpu_price,
             seconds_by_limit=self._meter.seconds_by_limit,
+            gpus=tuple(gpu_statuses(self._gpus)),
+            gpus_missing=self._gpus.now().missing or None,
         )

@@ -22,6 +22,7 @@ NOT_SHOWN = (
     "journal_bytes",
     "limited_because",
     "paused_because",
+    "gpus_missing",
 )
 
 
@@ -113,6 +114,21 @@ SERIES = (
     JobSeries("seconds_left", "gauge", "Time left, if known.", lambda s: s.seconds_left),
     JobSeries("limited_by", "gauge", "1 for the current bottleneck.", lambda s: _given(s.limited_by), "limit"),
     JobSeries("gpu_seconds", "gauge", "GPU time used, loading included.", lambda s: s.gpu_seconds),
+    JobSeries(
+        "gpu_utilization",
+        "gauge",
+        "Share of time in which a kernel ran on the GPU, 0 to 1.",
+        lambda s: _by_gpu(s, "utilization"),
+        "gpu",
+    ),
+    JobSeries("gpu_memory_used_bytes", "gauge", "GPU memory in use.", lambda s: _by_gpu(s, "memory_bytes"), "gpu"),
+    JobSeries(
+        "gpu_memory_total_bytes", "gauge", "Memory of the GPU.", lambda s: _by_gpu(s, "memory_total_bytes"), "gpu"
+    ),
+    JobSeries("gpu_power_watts", "gauge", "Power draw of the GPU.", lambda s: _by_gpu(s, "power_w"), "gpu"),
+    JobSeries(
+        "gpu_temperature_celsius", "gauge", "Temperature of the GPU.", lambda s: _by_gpu(s, "temperature_c"), "gpu"
+    ),
     JobSeries("cost", "gauge", "Cost so far, in the currency of --gpu-price.", lambda s: s.cost),
     JobSeries("retries", "counter", "Requests retried, by cause, in all runs.", lambda s: s.retries, "cause"),
     JobSeries("engine_deaths", "counter", "Engines lost, in all runs.", lambda s: s.engine_deaths, "lost"),
@@ -143,6 +159,12 @@ class JobCollector(Collector):
 
 def _one_of(state: JobState) -> dict[str, float]:
     return {each: float(each == state) for each in get_args(JobState)}
+
+
+def _by_gpu(status: JobStatus, field: str) -> dict[str, float] | None:
+    """What the GPUs report, by index; what they do not is left out."""
+    values = {str(gpu.index): getattr(gpu, field) for gpu in status.gpus}
+    return {index: value for index, value in values.items() if value is not None} or None
 
 
 def _given(name: str | None) -> dict[str, float] | None:

@@ -17,7 +17,7 @@ from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
 from headrace.jobs.status.bottleneck import Limit
 from headrace.jobs.store.failure_log import FailureCounts
-from headrace.jobs.store.status_file import Saved
+from headrace.jobs.store.status_file import GpuStatus, Saved
 from headrace.models.digests import digest_of_local_model
 from headrace.models.spec import ModelSpec
 
@@ -130,6 +130,8 @@ class JobReport:
     was_expired: bool = False  # by the deadline: unfinished lines became error lines
     failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
     seconds_by_limit: Mapping[Limit, float] = field(default_factory=dict)  # how long each bottleneck was the one
+    gpus: tuple[GpuStatus, ...] = ()
+    gpus_missing: str | None = None  # why there are no figures of GPUs
 
     @property
     def gpu_hours(self) -> float | None:
@@ -197,6 +199,8 @@ class JobReport:
             "seconds": self.seconds,
             "start_seconds": self.start_seconds,
             "gpu_hours": self.gpu_hours,
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "gpus_missing": self.gpus_missing,
             "cost": self.cost,
             "cost_per_million_tokens": self.cost_per_million(tally.num_prompt_tokens + tally.num_generated_tokens),
             "cost_per_million_completion_tokens": self.cost_per_million(tally.num_generated_tokens),

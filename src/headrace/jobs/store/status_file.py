@@ -43,6 +43,25 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuStatus:
+    """One GPU now, and in this run so far, all processes on it included. None: it does not report the figure."""
+
+    index: int
+    name: str
+    utilization: float | None = None  # share of time with a kernel running
+    memory_bytes: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    utilization_mean: float | None = None
+    utilization_max: float | None = None
+    power_mean_w: float | None = None
+    power_max_w: float | None = None
+    memory_peak_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    temperature_max_c: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """Shares are between 0 and 1, times in seconds; None: unknown, or not known yet."""
 
@@ -80,6 +99,8 @@ class JobStatus:
     limited_because: str | None = None
     gpu_seconds: float | None = None
     cost: float | None = None  # in the currency of --gpu-price
+    gpus: list[GpuStatus] = field(default_factory=list)
+    gpus_missing: str | None = None  # why there are no figures of GPUs now
     paused_because: str | None = None
     retries: dict[str, int] = field(default_factory=dict)  # by cause; this and the next three are of all runs
     engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process

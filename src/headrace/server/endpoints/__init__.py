@@ -2,7 +2,7 @@
 
 - `chat`, `completions`, `responses`, `embeddings`: the endpoints that run the model. They share `generation` (from the
   queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
-- `tokenize`, `models`, `status`, `server_info`, `admin`, `profile`, `openapi`: the others.
+- `tokenize`, `models`, `status`, `server_info`, `alerts`, `admin`, `profile`, `openapi`: the others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
 
@@ -21,6 +21,7 @@ from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints import (
     admin,
+    alerts,
     chat,
     completions,
     embeddings,
@@ -105,6 +106,7 @@ ROUTES: tuple[Route, ...] = (
         handler=server_info.show,
         summary="Every setting in use, with its source and reason",
     ),
+    Route(path="/alerts", method="GET", handler=alerts.show, summary="The state of every alert"),
     Route(path="/load", method="GET", handler=status.load, summary="The number of requests in progress"),
     Route(
         path="/metrics",

@@ -21,6 +21,7 @@ from headrace.openai.sampling import Limits
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
+from headrace.server.request_queue import Overloaded
 from headrace.server.services import Reservation, Services
 from headrace.types import Request, SamplingParams, SequenceEvent
 
@@ -176,7 +177,7 @@ async def run_stream(
             async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
                     yield stream
-    except (ClientGoneError, ApiError, asyncio.CancelledError):
+    except (ClientGoneError, ApiError, Overloaded, asyncio.CancelledError):
         reason = "abort"
         raise
     finally:
