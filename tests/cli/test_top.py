@@ -103,11 +103,20 @@ def test_wrong_usage_is_exit_code_2(
     assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
+# A test run in the background of a shell ignores SIGINT, and its children inherit that.
+WITH_CTRL_C = """\
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from headrace.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_clean_terminal(address: str, number: signal.Signals, code: int) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
-    command = [sys.executable, "-m", "headrace", "top", address, "--interval", "0.05"]
+    command = [sys.executable, "-c", WITH_CTRL_C, "top", address, "--interval", "0.05"]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
