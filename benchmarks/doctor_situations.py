@@ -162,7 +162,8 @@ SITUATIONS = (
         causes=("stalls",),
         stage=lambda: staging.live(
             {"max_num_seqs": 8, "enable_chunked_prefill": False},
-            staging.mixed(staging.workload(8, 24), staging.workload(600, 1), 4),
+            # Answers of equal lengths end together, and the next prompts would start together with the long one.
+            staging.mixed(staging.workload(8, 24, spread=0.5), staging.workload(600, 1), 4),
             4,
             min_steps=90,
         ),

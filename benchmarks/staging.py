@@ -64,10 +64,18 @@ def workload(
     num_requests: int = 1024,
     *,
     ends: Literal["exact", "random"] = "exact",
+    spread: float = 0.0,
     vocabulary: int = VOCABULARY,
 ) -> Workload:
     """Random tokens, so that no prompts share a prefix. With ends="random", lengths are not known in advance."""
-    spec = WorkloadSpec(name="random", input_len=input_len, output_len=output_len, num_requests=num_requests, ends=ends)
+    spec = WorkloadSpec(
+        name="random",
+        input_len=input_len,
+        output_len=output_len,
+        num_requests=num_requests,
+        ends=ends,
+        spread=spread,
+    )
     return build(spec.for_vocabulary(vocabulary))
 
 

@@ -1,4 +1,4 @@
-"""Tunes a real vLLM: `make vllm-test HEADRACE_VLLM_PYTHON=/path/to/python`. Takes 15 minutes on two cores.
+"""Tunes a real vLLM: `make vllm-test HEADRACE_VLLM_PYTHON=/path/to/python`. Takes about 12 minutes on two cores.
 
 HEADRACE_VLLM_TUNE_RECORD=FILE keeps the record. Starts are in eager mode, since compiling takes minutes.
 """
@@ -29,7 +29,7 @@ def test_a_real_vllm_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     output = tmp_path / "vllm.tune.json"
     engine = ["--engine", "vllm", "--vllm-python", os.environ[PYTHON]]
     search = ["--search", "max_num_seqs=0,4,32", "--search", "enable_chunked_prefill=true,false"]
-    code = main([MODEL, *engine, *WORKLOAD, *FIXED, *search, "--budget", "14m", "-o", str(output)])
+    code = main([MODEL, *engine, *WORKLOAD, *FIXED, *search, "--budget", "10m", "-o", str(output)])
     record = json.loads(output.read_text())
     if RECORD in os.environ:
         shutil.copy(output, os.environ[RECORD])
