@@ -220,6 +220,12 @@ SITUATIONS = (
         stage=lambda: staging.offline(tight(), staging.workload(8, 24, 24)),
     ),
     Situation(
+        name="offline-slots",
+        injected="offline, max_num_seqs 2 for 24 requests",
+        causes=("offline-slots",),
+        stage=lambda: staging.offline({"max_num_seqs": 2}, staging.workload(8, 16, 24)),
+    ),
+    Situation(
         name="offline-small-load",
         injected="offline, 4 requests for 64 slots",
         causes=("small-load",),
@@ -279,8 +285,8 @@ SITUATIONS = (
     ),
     Situation(
         name="healthy-offline",
-        injected="nothing: 48 requests for 12 slots",
-        stage=lambda: staging.offline({"max_num_seqs": 12}, staging.workload(8, 16, 48)),
+        injected="nothing: 48 requests, with the defaults",
+        stage=lambda: staging.offline({}, staging.workload(8, 16, 48)),
     ),
     Situation(
         name="healthy-online",

@@ -28,6 +28,15 @@ HELD: dict[str, Any] = {  # 4 sequences of 20 tokens, in a cache of 128 tokens f
     "output_len": 12.0,
     "settings": {"max_num_seqs": 12, "num_gpu_blocks": 32, "block_size": 4},
 }
+FEW_SLOTS: dict[str, Any] = {  # 3.5 of 4 slots busy, which need 80 of 4,096 tokens of cache
+    "output_tokens": 350.0,
+    "num_steps": 100.0,
+    "tokens_per_step": 5.0,
+    "prompt_len": 8.0,
+    "output_len": 12.0,
+    "is_on_cpu": True,
+    "settings": {"max_num_seqs": 4, "num_gpu_blocks": 256, "block_size": 16},
+}
 CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and what just does not
     "client": (online(client=ClientCost(cpu_share=0.81)), online(client=ClientCost(cpu_share=0.8))),
     "refusals": (live(num_refused=5.0, num_answered=495.0), live(num_refused=4.0, num_answered=496.0)),
@@ -70,6 +79,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         live(num_running=244.0, num_waiting=9.0, kv_use=0.49),
         live(num_running=244.0, num_waiting=9.0, kv_use=0.5),
     ),
+    "offline-slots": (offline(**FEW_SLOTS, num_requests=8.0), offline(**FEW_SLOTS, num_requests=7.0)),
     "small-load": (live(num_running=63.0), live(num_running=64.0)),
     "host": (live(host_seconds=5.0, wait_seconds=5.0), live(host_seconds=4.9, wait_seconds=5.1)),
     "prefill": (
@@ -127,6 +137,29 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         planned("vllm serve m --max-model-len 4096 --max-num-batched-tokens 8191"),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({"num_requests": 400.0}, True),
+        ({"num_requests": 400.0, "output_tokens": 190.0}, False),  # half of the slots are empty
+        ({"num_requests": 400.0, "prompt_len": 600.0}, False),  # four sequences need more than half of the cache
+        ({"num_requests": 400.0, "num_preemptions": 9.0, "recomputed_tokens": 1e5}, False),
+    ],
+)
+def test_few_slots_of_an_offline_run_are_named_if_nothing_else_holds_it_back(
+    changes: dict[str, Any], is_found: bool
+) -> None:
+    assert (found(offline(**{**FEW_SLOTS, **changes}), "offline-slots") is not None) == is_found
+
+
+def test_an_offline_run_is_not_advised_more_slots_than_it_has_requests_or_its_device_uses() -> None:
+    few = found(offline(**FEW_SLOTS, num_requests=12.0), "offline-slots")
+    assert few is not None and few.advice[0].value == 12
+    many = {"settings": {**FEW_SLOTS["settings"], "max_num_seqs": 128, "num_gpu_blocks": 65_536}}
+    busy = {**FEW_SLOTS, "output_tokens": 12_000.0, "num_requests": 10_000.0}
+    assert found(offline(**{**busy, **many}), "offline-slots") is None
 
 
 def test_every_rule_has_a_case() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from headrace.doctor.estimates import TARGET_KV_USE, batch_gain
+from headrace.doctor.estimates import TARGET_KV_USE, batch_gain, has_known_lengths, tokens_per_sequence
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import MEASURED, Advice, Finding, Rule
+from headrace.doctor.rules.cache import is_preempting
 from headrace.doctor.rules.load import MIN_LIMITED_SHARE, is_client_bound
 from headrace.doctor.rules.prefill import is_prefill_bound
+from headrace.engine.resolve import CPU_FULL_RATE_SEQS, GPU_MIN_FULL_RATE_SEQS
 
 FULL_SLOTS_SHARE = 0.95
 LOW_KV_USE = 0.5  # below it, memory is not the reason for waiting
 MIN_SLOT_SHARE = 0.25  # of max_num_seqs; below it, the batch is small
 MAX_GROWTH = 8.0  # times as many slots are advised at most
+MIN_BUSY_SHARE = 0.5  # of the slots of an offline run, on average over all of it: its end leaves some empty
+MIN_BATCH_GAIN = 0.05  # predicted, for which more slots are advised to an offline run
 MORE_LOAD = 4.0  # times as many sequences: for how many the gain is predicted
 
 
@@ -67,6 +71,51 @@ def slots_full(evidence: Evidence) -> Finding | None:
     )
 
 
+def offline_slots_full(evidence: Evidence) -> Finding | None:
+    """An offline run submits all it has, so its slots are full until its end, unless blocks or prompts hold it back."""
+    slots, batch, size = evidence.number("max_num_seqs"), evidence.mean_batch, evidence.cache_tokens
+    if not slots or batch is None or not size or evidence.num_requests is None or not has_known_lengths(evidence):
+        return None
+    need = tokens_per_sequence(evidence) / size  # of the cache, one sequence at its end
+    is_busy = batch >= MIN_BUSY_SHARE * slots or batch > slots - 1
+    if not is_backed_up(evidence) or not is_busy or slots * need >= LOW_KV_USE:
+        return None
+    if is_preempting(evidence) or is_prefill_bound(evidence):
+        return None
+    value = _more_slots(evidence, slots, need)
+    gain = batch_gain(evidence, batch, batch * value / slots)
+    if value <= slots or (gain is not None and gain < MIN_BATCH_GAIN):
+        return None
+    return Finding(
+        severity="problem",
+        title="the batch is too small: max_num_seqs is the limit, not memory",
+        numbers=(
+            ("sequences per step", f"{batch:,.1f} of {slots:,.0f} slots"),
+            ("requests", f"{evidence.num_requests:,.0f}, all submitted at once"),
+            ("cache that full slots need at their end", f"{slots * need:.0%}"),
+        ),
+        why="Requests wait for a slot while more than half of the KV cache is empty. A decode step costs nearly the "
+        "same for more sequences until the device is bound by compute.",
+        advice=(
+            Advice(
+                text=f"raise max_num_seqs from {slots:,.0f} to {value:,}, or leave it out: it is then chosen by device "
+                "and memory",
+                certainty="rule of thumb" if gain is None else "predicted",
+                setting="max_num_seqs",
+                value=value,
+                gain=gain,
+                why="" if gain is None else "decode steps of both sizes by plan's roofline",
+            ),
+        ),
+    )
+
+
+def _more_slots(evidence: Evidence, slots: float, need: float) -> int:
+    """As many as there are requests, as the cache holds, and as the device computes at its full rate."""
+    full_rate = CPU_FULL_RATE_SEQS if evidence.is_on_cpu else GPU_MIN_FULL_RATE_SEQS
+    return int(min(evidence.num_requests or slots, MAX_GROWTH * slots, TARGET_KV_USE / need, full_rate))
+
+
 def too_few_requests(evidence: Evidence) -> Finding | None:
     slots, batch = evidence.number("max_num_seqs"), evidence.mean_batch
     if not slots or batch is None or batch <= 0 or batch >= MIN_SLOT_SHARE * slots or is_backed_up(evidence):
@@ -111,6 +160,18 @@ RULES = (
         check=slots_full,
         needs=("mean_batch", "kv_use", "[max_num_seqs]"),
         sources=("live", "job"),
+        limit="slots",
+    ),
+    Rule(
+        id="offline-slots",
+        title="offline run limited by its slots",
+        guide="A1, B4",
+        threshold=f"2 requests per slot or more, {MIN_BUSY_SHARE:.0%} or all but one of the slots busy, which need "
+        f"under {LOW_KV_USE:.0%} of the cache at their end; fewer than {CPU_FULL_RATE_SEQS} slots on a CPU, "
+        f"{GPU_MIN_FULL_RATE_SEQS} on a GPU",
+        check=offline_slots_full,
+        needs=("mean_batch", "[max_num_seqs]"),
+        sources=("offline",),
         limit="slots",
     ),
     Rule(
