@@ -80,7 +80,7 @@ def test_a_gpu_and_lengths_make_predictions_possible(capsys: pytest.CaptureFixtu
 
 
 def test_wrong_usage_is_explained(capsys: pytest.CaptureFixture[str], summary: Path) -> None:
-    assert "needs --url ADDRESS, a RECORD or a command" in usage_error(capsys)
+    assert "needs the ADDRESS of a server, a RECORD or a command" in usage_error(capsys)
     assert "judged alone" in usage_error(capsys, str(summary), "--url", "http://x")
     assert "--interval must be above 0" in usage_error(capsys, "--url", "http://x", "--interval", "0")
     assert "unknown GPU" in usage_error(capsys, str(summary), "--gpu", "H999")
@@ -99,3 +99,8 @@ def test_reading_imports_no_torch(kind: str, summary: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "rule" in done.stdout
     assert not set(done.stderr.split()) & {"torch", "numba", "transformers", "huggingface_hub"}
+
+
+def test_an_address_needs_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "http://127.0.0.1:9", "--interval", "0.01"]) == 1
+    assert "connection refused" in capsys.readouterr().err

@@ -25,7 +25,7 @@ DEFAULT_INTERVAL_S = 10.0
 FIXES = ("first", "all")
 EPILOG = """\
 examples:
-  headrace doctor --url http://127.0.0.1:8000             a live server: two scrapes, 10 seconds apart
+  headrace doctor http://127.0.0.1:8000                   a live server: two scrapes, 10 seconds apart
   headrace doctor record.json                             a record of headrace bench, or a --json-summary of a job
   headrace doctor --gpu H100 -- vllm serve Qwen/Qwen3-8B --max-num-seqs 2048
   headrace doctor "headrace serve smollm2 --max-num-batched-tokens 0"
@@ -77,12 +77,14 @@ def main(arguments: Sequence[str]) -> int:
 def build_parser() -> CommandParser:
     parser = CommandParser(
         prog="headrace doctor",
-        usage="headrace doctor (--url ADDRESS | RECORD | -- COMMAND ...) [options]",
+        usage="headrace doctor (ADDRESS | RECORD | -- COMMAND ...) [options]",
         description="Names what limits a server, a benchmark or a job, with numbers, and what to change.",
         epilog=EPILOG,
     )
-    parser.add_argument("record", nargs="?", metavar="RECORD", help="a record, a job's summary, or a quoted command")
-    parser.add_argument("--url", metavar="ADDRESS", help="a live server with /metrics: Headrace, vLLM or SGLang")
+    parser.add_argument("record", nargs="?", metavar="RECORD", help="an address, a record, a job's summary, or a quoted command")
+    parser.add_argument(
+        "--url", metavar="ADDRESS", help="a live server with /metrics: Headrace, vLLM or SGLang; with --, its command"
+    )
     parser.add_argument(
         "--interval",
         type=float,
@@ -146,9 +148,11 @@ def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _read(parser: CommandParser, given: argparse.Namespace, command: list[str]) -> Evidence:
     if not command and given.record is not None and given.url is None and _is_command(given.record):
         command, given.record = [given.record], None
+    if given.url is None and given.record is not None and given.record.startswith(("http://", "https://")):
+        given.url, given.record = given.record, None
     kinds = [given.url is not None, given.record is not None, bool(command)]
     if not any(kinds):
-        parser.error("needs --url ADDRESS, a RECORD or a command after --")
+        parser.error("needs the ADDRESS of a server, a RECORD or a command after --")
     if given.record is not None and (given.url is not None or command):
         parser.error("a RECORD is judged alone; leave out --url and the command")
     if given.interval <= 0:
