@@ -198,6 +198,16 @@ SITUATIONS = (
         ),
     ),
     Situation(
+        name="online-slots",
+        injected="max_num_seqs 2 for a load test of 12 clients",
+        causes=("slots-recorded",),
+        stage=lambda: staging.online(
+            {"max_num_seqs": 2, "max_num_queued_reqs": 64},
+            staging.workload(8, 16),
+            ClosedLoop(concurrency=12, num_requests=36),
+        ),
+    ),
+    Situation(
         name="client-and-refusals",
         injected="two causes: the load generator is stopped for 0.4 of every 0.55 s, and a queue of 2 for 4 slots",
         causes=("client", "refusals"),
@@ -222,7 +232,7 @@ SITUATIONS = (
     Situation(
         name="offline-slots",
         injected="offline, max_num_seqs 2 for 24 requests",
-        causes=("offline-slots",),
+        causes=("slots-recorded",),
         stage=lambda: staging.offline({"max_num_seqs": 2}, staging.workload(8, 16, 24)),
     ),
     Situation(

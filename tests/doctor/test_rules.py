@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
         live(num_running=244.0, num_waiting=9.0, kv_use=0.49),
         live(num_running=244.0, num_waiting=9.0, kv_use=0.5),
     ),
-    "offline-slots": (offline(**FEW_SLOTS, num_requests=8.0), offline(**FEW_SLOTS, num_requests=7.0)),
+    "slots-recorded": (offline(**FEW_SLOTS, num_requests=8.0), offline(**FEW_SLOTS, num_requests=7.0)),
     "small-load": (live(num_running=63.0), live(num_running=64.0)),
     "host": (live(host_seconds=5.0, wait_seconds=5.0), live(host_seconds=4.9, wait_seconds=5.1)),
     "prefill": (
@@ -151,15 +151,21 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {  # rule: what triggers it, and w
 def test_few_slots_of_an_offline_run_are_named_if_nothing_else_holds_it_back(
     changes: dict[str, Any], is_found: bool
 ) -> None:
-    assert (found(offline(**{**FEW_SLOTS, **changes}), "offline-slots") is not None) == is_found
+    assert (found(offline(**{**FEW_SLOTS, **changes}), "slots-recorded") is not None) == is_found
 
 
 def test_an_offline_run_is_not_advised_more_slots_than_it_has_requests_or_its_device_uses() -> None:
-    few = found(offline(**FEW_SLOTS, num_requests=12.0), "offline-slots")
+    few = found(offline(**FEW_SLOTS, num_requests=12.0), "slots-recorded")
     assert few is not None and few.advice[0].value == 12
     many = {"settings": {**FEW_SLOTS["settings"], "max_num_seqs": 128, "num_gpu_blocks": 65_536}}
     busy = {**FEW_SLOTS, "output_tokens": 12_000.0, "num_requests": 10_000.0}
-    assert found(offline(**{**busy, **many}), "offline-slots") is None
+    assert found(offline(**{**busy, **many}), "slots-recorded") is None
+
+
+def test_few_slots_of_a_closed_loop_are_named() -> None:
+    assert found(online(**FEW_SLOTS, num_in_flight=12.0), "slots-recorded") is not None
+    assert found(online(**FEW_SLOTS, num_in_flight=7.0), "slots-recorded") is None
+    assert found(online(**FEW_SLOTS, num_in_flight=None), "slots-recorded") is None
 
 
 def test_every_rule_has_a_case() -> None:

@@ -89,3 +89,28 @@ def test_a_load_that_only_makes_a_server_queue_is_not_raised() -> None:
 def test_a_server_that_meets_no_slo_says_which() -> None:
     with pytest.raises(SloMissedError, match=r"with 1 concurrent: .*success>=0.9 by 0.0%"):
         served(Behaviour(refused_share=1.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_requests", "longer"),
+    [
+        (0.5, 10_000, 96 * 4),  # four times as many take two seconds
+        (0.5, 200, 200),  # no more than the workload has: a prompt that comes again is cached
+        (0.5, 100, None),
+        (1.9, 10_000, None),
+        (8.0, 10_000, None),
+        (0.0, 10_000, None),
+    ],
+)
+def test_a_level_that_is_over_at_once_is_measured_again_with_more_requests(
+    seconds: float, num_requests: int, longer: int | None
+) -> None:
+    asked: list[int] = []
+
+    class Timed(ServeGoal):
+        def _run(self, engine: Any, workload: Any, load: Any, *, warms_up: bool) -> dict[str, Any]:
+            asked.append(load.num_requests)
+            return {"summary": {"seconds": seconds}}
+
+    Timed(Slo.parse("e2e:p95<60s"))._level(FakeRunning(lambda _: 1.0), workload(num_requests, 4, 4), 32, is_first=True)
+    assert asked == [96] + ([] if longer is None else [longer])

@@ -81,7 +81,9 @@ def build_parser() -> CommandParser:
         description="Names what limits a server, a benchmark or a job, with numbers, and what to change.",
         epilog=EPILOG,
     )
-    parser.add_argument("record", nargs="?", metavar="RECORD", help="an address, a record, a job's summary, or a quoted command")
+    parser.add_argument(
+        "record", nargs="?", metavar="RECORD", help="an address, a record, a job's summary, or a quoted command"
+    )
     parser.add_argument(
         "--url", metavar="ADDRESS", help="a live server with /metrics: Headrace, vLLM or SGLang; with --, its command"
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BUDGET = "20m"
 MIN_RUN_TIMEOUT_S = 120.0  # of one trial; the budget allows more
 SERVER_SETTINGS = ("max_queue_delay_us", "preferred_batch_size")  # of `headrace serve`, that may be searched
-SERVE_REQUESTS = 512  # of a named workload with --goal serve: each load level takes its own
+SERVE_REQUESTS = 2048  # of a named workload with --goal serve: a load level takes as many as it needs
 SLO_EXAMPLE = "headrace tune --goal serve --slo 'ttft:p95<500ms;tpot:p95<100ms'"
 
 EPILOG = """\

@@ -72,6 +72,7 @@ class Evidence:
     output_tokens: float | None = None
     num_running: float | None = None
     num_waiting: float | None = None
+    num_in_flight: float | None = None  # kept by the clients of a closed loop
     kv_use: float | None = None  # the highest seen
     num_preemptions: float | None = None
     recomputed_tokens: float | None = None

@@ -109,6 +109,7 @@ def _of_online(record: Record, origin: str) -> Evidence:
         num_answered=num_ok,
         num_refused=_number(summary.get("num_refused")),
         num_failed=None if None in failed else sum(each or 0.0 for each in failed),
+        num_in_flight=_number(found(level, "load", "concurrency")),
         client=_client(client),
         ttft_p95_s=_seconds(found(summary, "ttft_ms", "p95")),
         token_gap_p50_s=_seconds(found(summary, "itl_ms", "p50")),

@@ -20,13 +20,16 @@ MORE_LOAD = 4.0  # times as many sequences: for how many the gain is predicted
 
 
 def is_backed_up(evidence: Evidence) -> bool | None:
-    """Whether requests wait for the engine. A job and an offline run submit everything they have."""
+    """Whether requests wait for the engine."""
     if evidence.num_waiting is not None:
         return evidence.num_waiting >= 1
-    slots = evidence.number("max_num_seqs")
-    if evidence.source in ("offline", "job") and evidence.num_requests is not None and slots:
-        return evidence.num_requests >= 2 * slots
-    return None
+    slots, submitted = evidence.number("max_num_seqs"), num_submitted(evidence)
+    return None if submitted is None or not slots else submitted >= 2 * slots
+
+
+def num_submitted(evidence: Evidence) -> float | None:
+    """Requests that the engine has at a time: a job and an offline run submit everything they have."""
+    return evidence.num_requests if evidence.source in ("offline", "job") else evidence.num_in_flight
 
 
 def are_slots_full(evidence: Evidence) -> bool:
@@ -71,18 +74,22 @@ def slots_full(evidence: Evidence) -> Finding | None:
     )
 
 
-def offline_slots_full(evidence: Evidence) -> Finding | None:
-    """An offline run submits all it has, so its slots are full until its end, unless blocks or prompts hold it back."""
+def recorded_slots_full(evidence: Evidence) -> Finding | None:
+    """A record has no gauges. If more is submitted than there are slots, they are full until the end of the run, unless
+    blocks or prompts hold it back."""
     slots, batch, size = evidence.number("max_num_seqs"), evidence.mean_batch, evidence.cache_tokens
-    if not slots or batch is None or not size or evidence.num_requests is None or not has_known_lengths(evidence):
+    submitted = num_submitted(evidence)
+    if not slots or batch is None or not size or submitted is None or not has_known_lengths(evidence):
         return None
     need = tokens_per_sequence(evidence) / size  # of the cache, one sequence at its end
     is_busy = batch >= MIN_BUSY_SHARE * slots or batch > slots - 1
-    if not is_backed_up(evidence) or not is_busy or slots * need >= LOW_KV_USE:
+    if submitted < 2 * slots or not is_busy or slots * need >= LOW_KV_USE:
         return None
     if is_preempting(evidence) or is_prefill_bound(evidence):
         return None
-    value = _more_slots(evidence, slots, need)
+    # As many as are submitted, as the cache holds, and as the device computes at its full rate.
+    full_rate = CPU_FULL_RATE_SEQS if evidence.is_on_cpu else GPU_MIN_FULL_RATE_SEQS
+    value = int(min(submitted, MAX_GROWTH * slots, TARGET_KV_USE / need, full_rate))
     gain = batch_gain(evidence, batch, batch * value / slots)
     if value <= slots or (gain is not None and gain < MIN_BATCH_GAIN):
         return None
@@ -91,7 +98,7 @@ def offline_slots_full(evidence: Evidence) -> Finding | None:
         title="the batch is too small: max_num_seqs is the limit, not memory",
         numbers=(
             ("sequences per step", f"{batch:,.1f} of {slots:,.0f} slots"),
-            ("requests", f"{evidence.num_requests:,.0f}, all submitted at once"),
+            ("requests submitted at a time", f"{submitted:,.0f}"),
             ("cache that full slots need at their end", f"{slots * need:.0%}"),
         ),
         why="Requests wait for a slot while more than half of the KV cache is empty. A decode step costs nearly the "
@@ -108,12 +115,6 @@ def offline_slots_full(evidence: Evidence) -> Finding | None:
             ),
         ),
     )
-
-
-def _more_slots(evidence: Evidence, slots: float, need: float) -> int:
-    """As many as there are requests, as the cache holds, and as the device computes at its full rate."""
-    full_rate = CPU_FULL_RATE_SEQS if evidence.is_on_cpu else GPU_MIN_FULL_RATE_SEQS
-    return int(min(evidence.num_requests or slots, MAX_GROWTH * slots, TARGET_KV_USE / need, full_rate))
 
 
 def too_few_requests(evidence: Evidence) -> Finding | None:
@@ -163,15 +164,15 @@ RULES = (
         limit="slots",
     ),
     Rule(
-        id="offline-slots",
-        title="offline run limited by its slots",
+        id="slots-recorded",
+        title="too small a batch: slots of a benchmark",
         guide="A1, B4",
-        threshold=f"2 requests per slot or more, {MIN_BUSY_SHARE:.0%} or all but one of the slots busy, which need "
-        f"under {LOW_KV_USE:.0%} of the cache at their end; fewer than {CPU_FULL_RATE_SEQS} slots on a CPU, "
+        threshold=f"2 requests at a time per slot or more, {MIN_BUSY_SHARE:.0%} or all but one of the slots busy, "
+        f"which need under {LOW_KV_USE:.0%} of the cache at their end; fewer than {CPU_FULL_RATE_SEQS} slots on a CPU, "
         f"{GPU_MIN_FULL_RATE_SEQS} on a GPU",
-        check=offline_slots_full,
+        check=recorded_slots_full,
         needs=("mean_batch", "[max_num_seqs]"),
-        sources=("offline",),
+        sources=("offline", "online"),
         limit="slots",
     ),
     Rule(
