@@ -56,7 +56,9 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--guided-decoding-backend": _ignored("llguidance is the only backend for structured output"),
     "--num-lookahead-slots": _ignored("blocks are allocated when they are needed"),
     "--disable-log-requests": _ignored("it is the default; --enable-log-requests turns logging on", value=False),
-    "--disable-log-stats": _ignored("statistics are on /metrics, not in the log", value=False),
+    "--disable-log-stats": _ignored(
+        "the log has one line a minute while there is work; statistics are on /metrics", value=False
+    ),
     "--disable-uvicorn-access-log": _ignored("there is no access log without --enable-log-requests", value=False),
     "--max-num-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
     "--max-long-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),

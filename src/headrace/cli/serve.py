@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.server.serve import serve
 
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("headrace.access").setLevel(logging.INFO)
+    for name in ("headrace.access", "headrace.load"):
+        logging.getLogger(name).setLevel(logging.INFO)
     fetch_if_missing(parsed.config.model)
     on_ready = None
     if given.checkpoint is not None:

@@ -35,6 +35,7 @@ from headrace.server.http.lifecycle import (
     run_on_uvloop,
 )
 from headrace.server.http.routes import Router
+from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
@@ -100,9 +101,10 @@ class Server:
         print_line: PrintLine,
         config: EngineConfig | None = None,
         gpu: Gpu | None = None,
+        load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`gpu` and `clock` are for the watch of bottlenecks."""
+        """`gpu`, `load_log` and `clock` are for the watch of bottlenecks."""
         settings = engine.settings
         self._engine = engine
         self._options = options
@@ -132,7 +134,7 @@ class Server:
             self._observed,
             model=shape_of_sizes({"name": model_name, **shape_of(engine.spec)}),
             gpu=gpu,
-            print_line=print_line,
+            load_log=load_log,
             clock=clock,
         )
         self.services.bottleneck = self.bottleneck
