@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from headrace.config import setting
 from headrace.errors import ConfigError
+from headrace.logs import LogFormat
 from headrace.openai.sampling import MAX_N
 from headrace.types import refuses_unknown
 
@@ -72,6 +73,7 @@ class ServerOptions:
     shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
     enable_request_id_headers: bool = setting(True, "return the request id in X-Request-Id")
     enable_log_requests: bool = setting(False, "log each request (never its text)")
+    log_format: LogFormat = setting("text", "format of the log: text, or json for one object per line")
     enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
     tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
     profiler_dir: str | None = setting(
@@ -148,6 +150,7 @@ def _seconds(value: Any) -> bool:
 _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("port",), _integer(0, 65535), "between 0 and 65535"),
     (("overload_status",), lambda value: value in (503, 429), "503 or 429"),
+    (("log_format",), lambda value: value in get_args(LogFormat), " or ".join(get_args(LogFormat))),
     (("queue_timeout_action",), lambda value: value in get_args(QueuePolicy), " or ".join(get_args(QueuePolicy))),
     (
         (
