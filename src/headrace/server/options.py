@@ -40,9 +40,11 @@ class ServerOptions:
     cache_salt_per_key: bool = setting(True, "do not share the prefix cache between different keys")
 
     # limits
-    max_num_queued_reqs: int | None = setting(None, "maximum number of waiting requests; default: 4 x max_num_seqs")
+    max_num_queued_reqs: int | None = setting(
+        None, "maximum number of waiting requests; default: 4 x max_num_seqs, at least 1,024"
+    )
     max_num_queued_tokens: int | None = setting(
-        None, "maximum number of waiting prompt tokens; default: 4 x the KV cache"
+        None, "maximum number of waiting prompt tokens; default: 4 x the KV cache, at least 1,048,576"
     )
     overload_status: int = setting(503, "HTTP status when the queue is full: 503 or 429")
     request_timeout_s: float | None = setting(

@@ -32,12 +32,13 @@ from headrace.server.http.lifecycle import (
     address_of,
     check_tls,
     open_listener,
+    raise_file_limit,
     run_on_uvloop,
 )
 from headrace.server.http.routes import Router
 from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import QueueLimits, RequestQueue
+from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.state import ServerState
 
@@ -51,6 +52,7 @@ def serve(
     is ready, before connections are accepted."""
     keys = Keys(options, print_line=print_line)
     check_tls(options)
+    raise_file_limit()
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
@@ -177,10 +179,9 @@ class Server:
         for choice in self._engine.settings.choices:
             self._print_line(f"{choice.name} = {choice.value} ({choice.reason})")
         limits = self.queue.limits
-        if self._options.max_num_queued_reqs is None:
-            self._print_line(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
-        if self._options.max_num_queued_tokens is None:
-            self._print_line(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
+        for name, limit in (("max_num_queued_reqs", limits.max_requests), ("max_num_queued_tokens", limits.max_tokens)):
+            if getattr(self._options, name) is None:
+                self._print_line(f"{name} = {limit:,} ({REASONS[name]})")
 
     async def _abort_all(self) -> None:
         self.dispatcher.close()
