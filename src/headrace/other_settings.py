@@ -137,7 +137,7 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--response-role": _refused("the role of answers is always assistant", "assistant"),
     "--trust-request-chat-template": _refused("chat templates in requests are never run", value=False),
     "--enable-log-outputs": _refused("prompts and answers are never logged", value=False),
-    "--otlp-traces-endpoint": _refused("tracing is not supported; statistics are on /metrics"),
+    "--collect-detailed-traces": _ignored("each span of --otlp-traces-endpoint has the times of queue and model"),
     "--custom-histogram-buckets": _refused("the buckets are vLLM's; metrics with headrace: names have finer ones"),
     "--enable-ssl-refresh": _refused("a new certificate needs a restart", value=False),
     "--ssl-ciphers": _refused("Python's defaults are used; a TLS proxy can use others"),

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.doctor.readers.shapes import shape_of_sizes
@@ -40,7 +41,11 @@ from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
+from headrace.server.services import Traces
 from headrace.server.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.server.tracing import RequestTraces
 
 OnReady = Callable[["Server"], Awaitable[None]]
 
@@ -53,11 +58,24 @@ def serve(
     keys = Keys(options, print_line=print_line)
     check_tls(options)
     raise_file_limit()
+    traces = _traces(config, options)
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
-        return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready))
+        try:
+            return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces))
+        finally:
+            if traces is not None:
+                traces.close()
+
+
+def _traces(config: EngineConfig, options: ServerOptions) -> RequestTraces | None:
+    if options.traces_url is None:
+        return None
+    from headrace.server.tracing import RequestTraces
+
+    return RequestTraces(options.traces_url, model_name=options.served_model_name or config.model)
 
 
 async def _run(
@@ -68,6 +86,7 @@ async def _run(
     listener: socket.socket,
     print_line: PrintLine,
     on_ready: OnReady | None,
+    traces: RequestTraces | None = None,
 ) -> int:
     try:
         server = Server(
@@ -77,6 +96,7 @@ async def _run(
             model_name=options.served_model_name or config.model,
             config=config,
             gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
+            traces=traces,
             print_line=print_line,
         )
         server.print_settings()
@@ -103,6 +123,7 @@ class Server:
         print_line: PrintLine,
         config: EngineConfig | None = None,
         gpu: Gpu | None = None,
+        traces: Traces | None = None,
         load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -130,6 +151,7 @@ class Server:
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
             config=config,
+            traces=traces,
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,
