@@ -56,7 +56,9 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--guided-decoding-backend": _ignored("llguidance is the only backend for structured output"),
     "--num-lookahead-slots": _ignored("blocks are allocated when they are needed"),
     "--disable-log-requests": _ignored("it is the default; --enable-log-requests turns logging on", value=False),
-    "--disable-log-stats": _ignored("statistics are on /metrics, not in the log", value=False),
+    "--disable-log-stats": _ignored(
+        "the log has one line a minute while there is work; statistics are on /metrics", value=False
+    ),
     "--disable-uvicorn-access-log": _ignored("there is no access log without --enable-log-requests", value=False),
     "--max-num-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
     "--max-long-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
@@ -135,7 +137,7 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--response-role": _refused("the role of answers is always assistant", "assistant"),
     "--trust-request-chat-template": _refused("chat templates in requests are never run", value=False),
     "--enable-log-outputs": _refused("prompts and answers are never logged", value=False),
-    "--otlp-traces-endpoint": _refused("tracing is not supported; statistics are on /metrics"),
+    "--collect-detailed-traces": _ignored("each span of --otlp-traces-endpoint has the times of queue and model"),
     "--custom-histogram-buckets": _refused("the buckets are vLLM's; metrics with headrace: names have finer ones"),
     "--enable-ssl-refresh": _refused("a new certificate needs a restart", value=False),
     "--ssl-ciphers": _refused("Python's defaults are used; a TLS proxy can use others"),

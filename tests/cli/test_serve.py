@@ -23,6 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving-operations.md"
 FIELDS = {field.name: field for field in dataclasses.fields(ServerOptions)}
 EXAMPLES: dict[str, Any] = {"root_path": "/llm", "overload_status": 429, "allowed_origins": "https://a.example"}
 EXAMPLES |= {"preferred_batch_size": "4,8", "queue_timeout_action": "delay", "tool_call_parser": "hermes"}
+EXAMPLES |= {"log_format": "json", "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces"}
 EXAMPLES |= {
     name: "text" for name, field in FIELDS.items() if field.type in ("str", "str | None") and name not in EXAMPLES
 }

@@ -305,7 +305,7 @@ def test_a_cache_that_was_made_small_should_be_larger() -> None:
     assert ("num_gpu_blocks_override", 48) in [(advice.setting, advice.value) for advice in finding.advice]
 
 
-def test_a_long_queue_of_headrace_is_a_problem_beyond_its_default_limit() -> None:
+def test_a_long_queue_of_headrace_is_a_problem_if_it_is_long_for_its_slots() -> None:
     seen = {"num_waiting": 146.0, "settings": {"max_num_seqs": 4}}
     finding = found(live(**seen), "queue")
     assert finding is not None and finding.severity == "problem" and finding.advice[0].value == 16
@@ -318,6 +318,14 @@ def test_a_long_queue_without_a_limit_is_a_problem() -> None:
         seen = live(engine="vllm", num_waiting=waiting, settings={"max_num_queued_reqs": None})
         finding = found(seen, "queue")
         assert finding is not None and finding.severity == severity
+        assert finding.advice[0].value == 1024
+
+
+def test_a_limit_that_is_advised_does_not_refuse_the_clients_of_a_load_test() -> None:
+    for slots, value in ((4, 1024), (256, 1024), (1000, 4000)):
+        settings = {"max_num_queued_reqs": None, "max_num_seqs": slots}
+        finding = found(live(engine="vllm", settings=settings), "queue")
+        assert finding is not None and finding.advice[0].value == value
 
 
 # The batch and the steps.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.monitor.pages import Page
+from tests.server.apache_bench import ab_command, ab_report, needs_ab
 
-AB = shutil.which("ab")
 DOCS = Path(__file__).parents[2] / "docs" / "python.md"
 SLOW = """
 import time
@@ -29,7 +26,7 @@ def predict(items):
 app = DynamicBatcher(predict, max_batch_size=1, max_queue_size=1, max_wait_ms=0).app()
 """
 
-pytestmark = pytest.mark.skipif(AB is None, reason="needs ab: apt-get install apache2-utils")
+pytestmark = needs_ab
 
 
 @contextmanager
@@ -65,12 +62,9 @@ def fetch(url: str) -> str:
 
 def load(address: str, directory: Path, body: str, *, num: int, concurrency: int) -> dict[str, str]:
     """What `ab` reports, by name."""
-    (directory / "body.json").write_text(body)
-    command = [str(AB), "-l", "-n", str(num), "-c", str(concurrency), "-p", "body.json", "-T", "application/json"]
-    done = subprocess.run(
-        [*command, f"{address}/predict"], cwd=directory, capture_output=True, text=True, timeout=300, check=True
-    )
-    return dict(re.findall(r"^([A-Z][\w /-]+):\s+(\S+)", done.stdout, flags=re.MULTILINE))
+    command = ab_command(f"{address}/predict", directory, body, num=num, concurrency=concurrency)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return ab_report(done.stdout)
 
 
 def example() -> str:

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.doctor.diagnosis import Diagnosis, diagnose
+from headrace.doctor.diagnosis import diagnose
 from headrace.doctor.readers.live import evidence_of_pages
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
@@ -23,12 +23,12 @@ from headrace.histogram import Histogram
 from headrace.monitor import RequestTimes, ServerMetrics
 from headrace.sched import SchedulerStats
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, TOKEN_GAP_BOUNDS
-from headrace.server.bottleneck import LINE_S, REPEAT_S, SNAPSHOT_S, WINDOW_S, BottleneckLog, BottleneckWatch, own_gpu
+from headrace.server.bottleneck import SNAPSHOT_S, WINDOW_S, BottleneckWatch, own_gpu
 from headrace.server.http.keys import Keys
 from headrace.server.http.lifecycle import open_listener
+from headrace.server.load_log import LINE_S, LoadLog
 from headrace.server.options import ServerOptions
 from headrace.server.serve import Server
-from tests.doctor.builders import live
 from tests.server.endpoints.test_admin import ask
 from tests.server.live import run, until
 from tests.server.test_serve import LimitedEngine, Running, with_server
@@ -54,7 +54,10 @@ class Watched:
         self.has_engine = True
         self._gaps, self._steps = Histogram(TOKEN_GAP_BOUNDS), Histogram(BATCH_TOKENS_BOUNDS)
         self._watch = BottleneckWatch(
-            self.metrics, self._observe, print_line=self.printed.append, clock=lambda: self.now
+            self.metrics,
+            self._observe,
+            load_log=LoadLog(lambda line, figures: self.printed.append(line)),
+            clock=lambda: self.now,
         )
 
     def work(self, *, num_generated: int = 0, num_prompt: int = 0, num_preemptions: int = 0, **gauges: Any) -> None:
@@ -182,45 +185,6 @@ def test_the_gpu_is_the_first_that_the_process_may_use(monkeypatch: pytest.Monke
         assert found is None or found.name.startswith(name or "")
 
 
-FULL = diagnose(live(num_preemptions=90.0, recomputed_tokens=9_000.0))
-FULLER = diagnose(live(num_preemptions=180.0, recomputed_tokens=18_000.0))
-DECODE = diagnose(live())
-NO_LOAD: dict[str, Any] = {"output_tokens": 0.0, "prompt_tokens": 0.0, "num_running": 0.0}
-IDLE = diagnose(live(**NO_LOAD))
-IDLE_AND_WRONG = diagnose(live(**NO_LOAD, settings={"gpu_memory_utilization": 0.99}))
-STALLED = diagnose(live(output_tokens=0.0, prompt_tokens=0.0))
-
-
-@pytest.mark.parametrize(
-    ("said", "times"),
-    [
-        ([(0, FULL)], [0]),
-        ([(0, IDLE), (30, FULL)], [30]),
-        ([(0, IDLE_AND_WRONG)], []),
-        ([(0, STALLED)], [0]),
-        ([(0, FULL), (10, DECODE), (LINE_S, DECODE)], [0, LINE_S]),  # at most one line a minute
-        ([(0, FULL), (LINE_S, FULLER), (2 * LINE_S, FULL)], [0]),  # other numbers are no change
-        ([(0, FULL), (REPEAT_S - 1, FULL), (REPEAT_S, FULL)], [0, REPEAT_S]),
-        ([(0, FULL), (LINE_S, IDLE), (2 * LINE_S, FULL)], [0]),
-    ],
-)
-def test_lines_are_few_and_new(said: list[tuple[float, Diagnosis]], times: list[float]) -> None:
-    lines: list[str] = []
-    log, printed_at = BottleneckLog(lines.append), []
-    for now, diagnosis in said:
-        num_before = len(lines)
-        log.take(diagnosis, now)
-        printed_at += [now] * (len(lines) - num_before)
-    assert printed_at == times
-
-
-def test_a_line_names_the_bottleneck_and_what_to_try() -> None:
-    lines: list[str] = []
-    BottleneckLog(lines.append).take(FULL, 0.0)
-    (line,) = lines
-    assert line.startswith("bottleneck: limited by cache: the KV cache is full and sequences are preempted. Try: ")
-
-
 def test_the_document_needs_a_key_if_the_server_has_keys(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         assert (await ask(made, "/bottleneck", "GET")).status_code == 401
@@ -231,7 +195,7 @@ def test_the_document_needs_a_key_if_the_server_has_keys(engine: LimitedEngine) 
 
 
 @pytest.mark.embedded
-def test_the_real_server_names_its_full_slots_and_prints_it_once() -> None:
+def test_the_real_server_names_its_full_slots_and_logs_it_with_its_load() -> None:
     """The embedded model with one slot: five requests wait while the first decodes."""
     now, printed = [0.0], list[str]()
     config = EngineConfig(model="smollm2", max_num_seqs=1, max_model_len=512)
@@ -240,14 +204,15 @@ def test_the_real_server_names_its_full_slots_and_prints_it_once() -> None:
 
     async def body() -> None:
         options = ServerOptions(port=0, max_num_queued_reqs=8)
-        keys = Keys(options, environ={}, print_line=printed.append)
+        keys = Keys(options, environ={}, print_line=lambda line: None)
         server = Server(
             engine,
             options,
             keys,
             model_name="smollm2",
             config=config,
-            print_line=printed.append,
+            print_line=lambda line: None,
+            load_log=LoadLog(lambda line, figures: printed.append(line)),
             clock=lambda: now[0],
         )
         listener = open_listener(options)
@@ -263,12 +228,9 @@ def test_the_real_server_names_its_full_slots_and_prints_it_once() -> None:
             await engine.close()
 
     run(body)
-    lines = [line for line in printed if line.startswith("bottleneck: ")]
-    assert (
-        len(lines) == 1
-        and lines[0].startswith("bottleneck: limited by slots: ")
-        and "Try: raise max_num_seqs" in lines[0]
-    )
+    (line,) = printed
+    assert "; limited by slots: " in line and "Try: raise max_num_seqs" in line
+    assert f"generation throughput {120 / SNAPSHOT_S:.1f} tokens/s" in line
 
 
 async def _load_it(server: Server, engine: AsyncEngine, client: httpx2.AsyncClient, now: list[float]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,15 @@ from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import MAX_RETRY_S, WINDOW_S, Overloaded, QueueLimits, RequestQueue
+from headrace.server.request_queue import (
+    MAX_RETRY_S,
+    MIN_QUEUED_REQS,
+    MIN_QUEUED_TOKENS,
+    WINDOW_S,
+    Overloaded,
+    QueueLimits,
+    RequestQueue,
+)
 from headrace.server.state import ServerState
 from tests.hand_timer import HandTimer
 
@@ -286,8 +295,17 @@ def test_a_server_that_is_not_ready_refuses_requests() -> None:
 
 
 def test_the_default_limits_are_four_times_the_engines_capacity(settings: Settings) -> None:
+    large = replace(settings, max_num_seqs=1000, num_blocks=100_000)
+    limits = QueueLimits.of(ServerOptions(), large)
+    assert (limits.max_requests, limits.max_tokens) == (4 * 1000, 4 * 100_000 * 16)
+
+
+def test_a_small_engine_has_a_queue_that_load_tests_do_not_fill(settings: Settings) -> None:
     limits = QueueLimits.of(ServerOptions(), settings)
-    assert (limits.max_requests, limits.max_tokens) == (4 * 8, 4 * 100 * 16)
+    assert (limits.max_requests, limits.max_tokens) == (MIN_QUEUED_REQS, MIN_QUEUED_TOKENS) == (1024, 2**20)
+
+
+def test_given_limits_are_kept_however_small(settings: Settings) -> None:
     options = ServerOptions(max_num_queued_reqs=5, max_num_queued_tokens=6)
     assert QueueLimits.of(options, settings) == QueueLimits(5, 6, max_num_seqs=8)
 

@@ -125,8 +125,9 @@ def test_a_finished_request_leaves_nothing_behind(engine: LimitedEngine) -> None
 def test_automatic_settings_are_printed_with_their_reasons(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         made.server.print_settings()
-        assert "max_num_queued_reqs = 16 (4 x max_num_seqs)" in made.printed
-        assert "max_num_queued_tokens = 16,384 (4 x the tokens of the KV cache)" in made.printed
+        assert "max_num_queued_reqs = 1,024 (4 x max_num_seqs, at least 1,024)" in made.printed
+        reason = "4 x the tokens of the KV cache, at least 1,048,576"
+        assert f"max_num_queued_tokens = 1,048,576 ({reason})" in made.printed
         assert [line for line in made.printed if line.startswith("max_model_len = 512 (")]
 
     with_server(engine, body)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import shlex
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ from headrace.cli.removed_flags import ALIASES, table, without_other_flags
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.logs import LogFormat, set_up_logs
 from headrace.server.options import GROUPS, ServerOptions
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--explain-flags" in arguments:
         print(table(), end="")
         return 0
+    set_up_logs(asked_log_format(arguments))  # before the first line: a usage error is JSON too
     parsed = read(parser, arguments)
     given = parser.parse_args(without_other_flags(arguments, lambda line: None, parser.flags))
     check_auto_flags(parser, given)
@@ -68,14 +70,37 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.cli.fetching import fetch_if_missing
     from headrace.server.serve import serve
 
-    logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("headrace.access").setLevel(logging.INFO)
+    set_up_logs(parsed.options.log_format)
     fetch_if_missing(parsed.config.model)
     on_ready = None
     if given.checkpoint is not None:
         on_ready = _writes_checkpoint(given.checkpoint, parsed.config, arguments)
     with names_checkpoint(auto):
         return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
+
+
+def asked_log_format(arguments: Sequence[str]) -> LogFormat:
+    """The format of the log before anything is parsed: from the command line, else from its settings file."""
+    given = _value_of("--log-format", arguments)
+    path = _value_of("--config", arguments)
+    if given is None and path is not None:
+        try:
+            keys = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            keys = {}  # `read` reports it
+        given = keys.get("log-format", keys.get("log_format"))
+    return "json" if given == "json" else "text"
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """The last value of a flag."""
+    value = None
+    for position, argument in enumerate(arguments):
+        if argument == flag and position + 1 < len(arguments):
+            value = arguments[position + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
 
 
 def build_parser() -> CommandParser:

@@ -67,33 +67,35 @@ class RequestMeter:
         if event.timing is not None:
             self._note(event, event.timing)
 
-    def finish(self, reason: str, lengths: Sequence[int] = ()) -> None:
-        """Record the end: a finish reason, `abort` or `error`, and the number of tokens of each answer."""
+    def finish(self, reason: str, lengths: Sequence[int] = ()) -> RequestTimes | None:
+        """Record the end: a finish reason, `abort` or `error`, and the number of tokens of each answer.
+
+        Returns what was recorded; None if it has been recorded before.
+        """
         if self._is_finished:
-            return
+            return None
         self._is_finished = True
         now, params = self._clock(), self._request.params
         last_token = self._last_token
         if last_token is None and self._first_token is not None:  # ended by a stop string, which the front found
             last_token = now
-        self._metrics.finished(
-            RequestTimes(
-                arrived=self._arrived,
-                finished=now,
-                queued_until=self._queued_until,
-                first_token=self._first_token,
-                last_token=last_token,
-                num_prompt=len(self._request.prompt_token_ids),
-                num_cached=self._num_cached,
-                num_generated=sum(lengths),
-                num_longest=max(lengths, default=0),
-                max_tokens=params.max_tokens,
-                n=params.num_sequences,
-                num_preemptions=self._num_preemptions,
-                first_token_is_counted=True,
-            ),
-            reason,
+        times = RequestTimes(
+            arrived=self._arrived,
+            finished=now,
+            queued_until=self._queued_until,
+            first_token=self._first_token,
+            last_token=last_token,
+            num_prompt=len(self._request.prompt_token_ids),
+            num_cached=self._num_cached,
+            num_generated=sum(lengths),
+            num_longest=max(lengths, default=0),
+            max_tokens=params.max_tokens,
+            n=params.num_sequences,
+            num_preemptions=self._num_preemptions,
+            first_token_is_counted=True,
         )
+        self._metrics.finished(times, reason)
+        return times
 
     def _note(self, event: SequenceEvent, timing: SequenceTiming) -> None:
         self._queued_until = _earlier(self._queued_until, timing.started_at)

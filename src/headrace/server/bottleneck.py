@@ -1,7 +1,7 @@
 """Doctor's diagnosis of this server, from its own counters, for GET /bottleneck and the log.
 
     tick, once a second ─▶ gauges
-          every 10 s    ─▶ a snapshot of the counters ─▶ doctor over the last 30 s ─▶ the document, and maybe a line
+          every 10 s    ─▶ a snapshot of the counters ─▶ doctor over the last 30 s ─▶ the document, and `LoadLog`
 
 It runs on the event loop, in slices of one rule at most; benchmarks/bottleneck_cost.py measures them. A request only
 gets the finished document. Figures are differences of two snapshots, never lifetime counters.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.doctor.diagnosis import MIN_TOKENS, Diagnosis, diagnosing
+from headrace.doctor.diagnosis import Diagnosis, diagnosing
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.readers.histograms import Cumulative
 from headrace.doctor.readers.snapshots import ScrapeError, Snapshot, evidence_of_snapshots
@@ -28,15 +28,15 @@ from headrace.hardware.describe import gpu_facts
 from headrace.hardware.nvml import is_visible
 from headrace.monitor import table
 from headrace.monitor.metrics import ServerMetrics
+from headrace.monitor.store import Values
 from headrace.plan.gpus import Gpu, match_gpu
 from headrace.plan.shape import ModelShape
 from headrace.sched import SchedulerStats
 from headrace.scrape.page import Sample
+from headrace.server.load_log import LoadLog
 
 SNAPSHOT_S = 10.0  # between two snapshots; the shortest interval that is judged
 WINDOW_S = 30.0  # the longest interval that is judged
-LINE_S = 60.0  # at least between two lines in the log
-REPEAT_S = 600.0  # a line that says the same comes again after this time
 ORIGIN = "this server"
 
 _NUMBERS = tuple(series for series in table.SERIES if series.kind != "histogram")
@@ -66,14 +66,14 @@ class BottleneckWatch:
         *,
         model: ModelShape | None = None,
         gpu: Gpu | None = None,
-        print_line: Callable[[str], None] = lambda line: None,
+        load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._metrics = metrics
         self._observe = observe
         self._model, self._gpu = model, gpu
         self._clock = clock
-        self._log = BottleneckLog(print_line)
+        self._log = LoadLog() if load_log is None else load_log
         self._bounds = {series: (*metrics.bounds(series), float("inf")) for series in _HISTOGRAMS}
         self._snapshots: deque[tuple[float, Snapshot]] = deque()
         self._gauges: deque[_Gauges] = deque()
@@ -94,18 +94,21 @@ class BottleneckWatch:
         """The work of one tick, in slices."""
         now = self._clock()
         state = self._observe()
+        self._log.see(state)
         if state is not None:
             self._gauges.append(_Gauges(now, state.num_running, state.num_waiting, state.kv_use))
         if self._snapshots and now < self._snapshots[-1][0] + SNAPSHOT_S:
             return
         yield
-        self._snapshots.append((now, self._snapshot()))
+        values = self._metrics.copy()
+        self._snapshots.append((now, self._snapshot(values)))
+        diagnosis = None
         if len(self._snapshots) > 1:
             yield
             diagnosis = yield from self._diagnosis(now)
             yield
             self._publish(diagnosis)
-            self._log.take(diagnosis, now)
+        self._log.take(values, diagnosis, now)
 
     def _diagnosis(self, now: float) -> Generator[None, None, Diagnosis]:
         while len(self._snapshots) > 2 and self._snapshots[0][0] < now - WINDOW_S:
@@ -149,8 +152,7 @@ class BottleneckWatch:
     def _publish(self, diagnosis: Diagnosis) -> None:
         self._document = msgspec.json.encode(diagnosis.as_json())
 
-    def _snapshot(self) -> Snapshot:
-        values = self._metrics.copy()
+    def _snapshot(self, values: Values) -> Snapshot:
         samples: dict[str, list[Sample]] = {}
         for series in _NUMBERS:
             name = f"{series.name}_total" if series.kind == "counter" else series.name
@@ -175,36 +177,3 @@ def own_gpu() -> Gpu | None:
     visible = (facts for index, facts in enumerate(gpu_facts()) if is_visible(index, facts.get("uuid", "")))
     first = next(visible, None)
     return None if first is None else match_gpu(first.get("name", ""))
-
-
-class BottleneckLog:
-    """Prints the headline of a diagnosis: at most once a minute, again only if it changed or after ten minutes."""
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print_line = print_line
-        self._printed_at: float | None = None
-        self._last: tuple[str | None, ...] = ()
-
-    def take(self, diagnosis: Diagnosis, now: float) -> None:
-        if _is_idle(diagnosis.evidence) or (diagnosis.limit is None and not diagnosis.problems):
-            return
-        said = _said(diagnosis)
-        if self._printed_at is not None:
-            waited = now - self._printed_at
-            if waited < LINE_S or (said == self._last and waited < REPEAT_S):
-                return
-        self._printed_at, self._last = now, said
-        headline = diagnosis.headline
-        self._print_line(f"bottleneck: {headline[0].lower()}{headline[1:]}")
-
-
-def _is_idle(evidence: Evidence) -> bool:
-    """Too few tokens to judge, and not because running sequences are stuck."""
-    num_tokens = (evidence.output_tokens or 0.0) + (evidence.prompt_tokens or 0.0)
-    return num_tokens < MIN_TOKENS and (evidence.num_running or 0.0) < 1
-
-
-def _said(diagnosis: Diagnosis) -> tuple[str | None, ...]:
-    """What a line says, without numbers, which differ each time."""
-    limit = None if diagnosis.limit is None else diagnosis.limit.rule
-    return limit, next((finding.rule for finding in diagnosis.problems), None)

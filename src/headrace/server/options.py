@@ -7,11 +7,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from headrace.config import setting
 from headrace.errors import ConfigError
+from headrace.logs import LogFormat
 from headrace.openai.sampling import MAX_N
 from headrace.types import refuses_unknown
+
+TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 
 QueuePolicy = Literal["reject", "delay"]
 
@@ -39,9 +43,11 @@ class ServerOptions:
     cache_salt_per_key: bool = setting(True, "do not share the prefix cache between different keys")
 
     # limits
-    max_num_queued_reqs: int | None = setting(None, "maximum number of waiting requests; default: 4 x max_num_seqs")
+    max_num_queued_reqs: int | None = setting(
+        None, "maximum number of waiting requests; default: 4 x max_num_seqs, at least 1,024"
+    )
     max_num_queued_tokens: int | None = setting(
-        None, "maximum number of waiting prompt tokens; default: 4 x the KV cache"
+        None, "maximum number of waiting prompt tokens; default: 4 x the KV cache, at least 1,048,576"
     )
     overload_status: int = setting(503, "HTTP status when the queue is full: 503 or 429")
     request_timeout_s: float | None = setting(
@@ -72,6 +78,10 @@ class ServerOptions:
     shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
     enable_request_id_headers: bool = setting(True, "return the request id in X-Request-Id")
     enable_log_requests: bool = setting(False, "log each request (never its text)")
+    log_format: LogFormat = setting("text", "format of the log: text, or json for one object per line")
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL to which OpenTelemetry traces are sent, such as http://127.0.0.1:4318/v1/traces; default: none"
+    )
     enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
     tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
     profiler_dir: str | None = setting(
@@ -96,7 +106,7 @@ class ServerOptions:
             from headrace.text.tool_calls import check_parser_name  # it imports the tokenizer library
 
             check_parser_name(self.tool_call_parser)
-        _ = self.preferred_batch_sizes, self.origins  # raise here if they cannot be parsed
+        _ = self.preferred_batch_sizes, self.origins, self.traces_url  # raise here if they cannot be parsed
 
     @property
     def preferred_batch_sizes(self) -> tuple[int, ...]:
@@ -113,6 +123,23 @@ class ServerOptions:
             if "://" not in origin or origin.endswith("/"):
                 raise ConfigError(f"allowed_origins must be like https://example.com, got {origin!r}")
         return origins
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where traces are sent. The usual path is added to an address without one."""
+        if self.otlp_traces_endpoint is None:
+            return None
+        url = urlsplit(self.otlp_traces_endpoint)
+        if url.scheme == "grpc" or (url.scheme in ("http", "https") and url.netloc.endswith(":4317")):
+            raise ConfigError(
+                f"otlp_traces_endpoint {self.otlp_traces_endpoint!r} is for gRPC, which is not supported; give the "
+                f"collector's HTTP port, such as http://{url.hostname or 'HOST'}:4318/v1/traces"
+            )
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(
+                f"otlp_traces_endpoint must be like http://127.0.0.1:4318/v1/traces, got {self.otlp_traces_endpoint!r}"
+            )
+        return url._replace(path=TRACES_PATH).geturl() if url.path in ("", "/") else self.otlp_traces_endpoint
 
 
 GROUPS = {  # the first field of each group, its title and description
@@ -148,6 +175,7 @@ def _seconds(value: Any) -> bool:
 _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("port",), _integer(0, 65535), "between 0 and 65535"),
     (("overload_status",), lambda value: value in (503, 429), "503 or 429"),
+    (("log_format",), lambda value: value in get_args(LogFormat), " or ".join(get_args(LogFormat))),
     (("queue_timeout_action",), lambda value: value in get_args(QueuePolicy), " or ".join(get_args(QueuePolicy))),
     (
         (

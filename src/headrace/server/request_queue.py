@@ -21,7 +21,15 @@ from headrace.errors import HeadraceError, RequestError
 from headrace.server.options import ServerOptions
 from headrace.server.state import ServerState
 
-QUEUE_FACTOR = 4  # default queue size, in multiples of what the engine can run
+# The default size of the queue: in multiples of what the engine can run, and at least this much. A small engine must
+# not refuse the clients of a load test: refusals are fast, and make the worst settings look best (docs/decisions.md).
+QUEUE_FACTOR = 4
+MIN_QUEUED_REQS = 1024
+MIN_QUEUED_TOKENS = 2**20  # 1,024 prompts of 1,024 tokens; such a queue holds 45 to 70 MB
+REASONS = {
+    "max_num_queued_reqs": f"4 x max_num_seqs, at least {MIN_QUEUED_REQS:,}",
+    "max_num_queued_tokens": f"4 x the tokens of the KV cache, at least {MIN_QUEUED_TOKENS:,}",
+}
 
 WINDOW_S = 30  # window over which the drain rate is measured
 MIN_BUSY_S = 1  # requests must have waited for this long without a break before the rate is measured
@@ -50,8 +58,8 @@ class QueueLimits:
     def of(cls, options: ServerOptions, settings: Settings) -> QueueLimits:
         num_cache_tokens = settings.num_blocks * settings.block_size
         return cls(
-            max_requests=options.max_num_queued_reqs or QUEUE_FACTOR * settings.max_num_seqs,
-            max_tokens=options.max_num_queued_tokens or QUEUE_FACTOR * num_cache_tokens,
+            max_requests=options.max_num_queued_reqs or max(MIN_QUEUED_REQS, QUEUE_FACTOR * settings.max_num_seqs),
+            max_tokens=options.max_num_queued_tokens or max(MIN_QUEUED_TOKENS, QUEUE_FACTOR * num_cache_tokens),
             max_num_seqs=settings.max_num_seqs,
         )
 

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.doctor.readers.shapes import shape_of_sizes
@@ -32,13 +33,19 @@ from headrace.server.http.lifecycle import (
     address_of,
     check_tls,
     open_listener,
+    raise_file_limit,
     run_on_uvloop,
 )
 from headrace.server.http.routes import Router
+from headrace.server.load_log import LoadLog
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import QueueLimits, RequestQueue
+from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
+from headrace.server.services import Traces
 from headrace.server.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.server.tracing import RequestTraces
 
 OnReady = Callable[["Server"], Awaitable[None]]
 
@@ -50,11 +57,25 @@ def serve(
     is ready, before connections are accepted."""
     keys = Keys(options, print_line=print_line)
     check_tls(options)
+    raise_file_limit()
+    traces = _traces(config, options)
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
-        return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready))
+        try:
+            return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces))
+        finally:
+            if traces is not None:
+                traces.close()
+
+
+def _traces(config: EngineConfig, options: ServerOptions) -> RequestTraces | None:
+    if options.traces_url is None:
+        return None
+    from headrace.server.tracing import RequestTraces
+
+    return RequestTraces(options.traces_url, model_name=options.served_model_name or config.model)
 
 
 async def _run(
@@ -65,6 +86,7 @@ async def _run(
     listener: socket.socket,
     print_line: PrintLine,
     on_ready: OnReady | None,
+    traces: RequestTraces | None = None,
 ) -> int:
     try:
         server = Server(
@@ -74,6 +96,7 @@ async def _run(
             model_name=options.served_model_name or config.model,
             config=config,
             gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
+            traces=traces,
             print_line=print_line,
         )
         server.print_settings()
@@ -100,9 +123,11 @@ class Server:
         print_line: PrintLine,
         config: EngineConfig | None = None,
         gpu: Gpu | None = None,
+        traces: Traces | None = None,
+        load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`gpu` and `clock` are for the watch of bottlenecks."""
+        """`gpu`, `load_log` and `clock` are for the watch of bottlenecks."""
         settings = engine.settings
         self._engine = engine
         self._options = options
@@ -126,13 +151,14 @@ class Server:
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
             config=config,
+            traces=traces,
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,
             self._observed,
             model=shape_of_sizes({"name": model_name, **shape_of(engine.spec)}),
             gpu=gpu,
-            print_line=print_line,
+            load_log=load_log,
             clock=clock,
         )
         self.services.bottleneck = self.bottleneck
@@ -175,10 +201,9 @@ class Server:
         for choice in self._engine.settings.choices:
             self._print_line(f"{choice.name} = {choice.value} ({choice.reason})")
         limits = self.queue.limits
-        if self._options.max_num_queued_reqs is None:
-            self._print_line(f"max_num_queued_reqs = {limits.max_requests:,} (4 x max_num_seqs)")
-        if self._options.max_num_queued_tokens is None:
-            self._print_line(f"max_num_queued_tokens = {limits.max_tokens:,} (4 x the tokens of the KV cache)")
+        for name, limit in (("max_num_queued_reqs", limits.max_requests), ("max_num_queued_tokens", limits.max_tokens)):
+            if getattr(self._options, name) is None:
+                self._print_line(f"{name} = {limit:,} ({REASONS[name]})")
 
     async def _abort_all(self) -> None:
         self.dispatcher.close()

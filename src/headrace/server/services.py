@@ -16,6 +16,7 @@ from headrace.monitor.evaluation import AlertStates
 from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
 from headrace.server.options import ServerOptions
+from headrace.types import Request
 
 
 class Reservation(Protocol):
@@ -81,6 +82,12 @@ class Control(Protocol):
     def reload_keys(self) -> bool: ...
 
 
+class Traces(Protocol):
+    """Spans of requests."""
+
+    def finished(self, scope: Mapping[str, Any], request: Request, times: RequestTimes, reason: str) -> None: ...
+
+
 class SelfMonitor(Protocol):
     """History of the server's own metrics, and its alerts."""
 
@@ -109,6 +116,7 @@ class Services:
     num_restarts: int = 0  # of the engine
     self_monitor: SelfMonitor | None = None
     bottleneck: Bottleneck | None = None
+    traces: Traces | None = None  # None: requests are not traced
 
     def observe_engine(self) -> EngineStats | None:
         """Bring the metrics up to date: the engine's counters and restarts, and the state of the queue.

@@ -32,7 +32,7 @@ def test_every_setting_has_a_source(engine: AsyncEngine) -> None:
         assert settings["max_num_seqs"]["value"] == engine.settings.max_num_seqs
         assert settings["block_size"] == {"value": engine.settings.block_size, "source": "default", "reason": ""}
         assert (settings["max_n"]["value"], settings["max_n"]["source"]) == (3, "given")
-        assert settings["max_num_queued_reqs"]["value"] == 4 * engine.settings.max_num_seqs
+        assert settings["max_num_queued_reqs"]["value"] == 1024
         assert settings["max_num_queued_reqs"]["source"] == "automatic"
         assert told["model"]["vocab_size"] == engine.spec.vocab_size
         assert told["version"]

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.http.lifecycle import SPARE_FILES, address_of, check_tls, max_connections, open_listener
+from headrace.server.http.lifecycle import (
+    SPARE_FILES,
+    WANTED_FILES,
+    address_of,
+    check_tls,
+    max_connections,
+    open_listener,
+    raise_file_limit,
+)
 from headrace.server.options import ServerOptions
 from tests.server.live import Live, read_answer, run, until
 
@@ -209,6 +217,23 @@ def test_the_connection_limit_leaves_spare_file_descriptors(monkeypatch: pytest.
     assert max_connections() == 1024 - SPARE_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert max_connections() == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "limit"),
+    [(1024, 4096, 4096), (1024, -1, WANTED_FILES), (1024, 1 << 20, WANTED_FILES), (1 << 20, 1 << 20, None)],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
+    soft: int, hard: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    assert resource.RLIM_INFINITY == -1
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: raised.append(limits))
+    raise_file_limit()
+    assert raised == ([] if limit is None else [(limit, hard)])
 
 
 # ---- TLS

@@ -12,7 +12,8 @@ MAX_LOOP_LAG_P95_S = 0.1  # as the alert in docs/metrics.md
 MAX_LOOP_LAG_P75_S = 0.05  # servers look once a second: the p95 of a short interval is one late look
 MIN_LIMITED_SHARE = 0.3  # of a job's time under one bottleneck
 MAX_WAITING = 100  # the guides' alert (C2)
-QUEUE_PER_SLOT = 4  # waiting requests: Headrace's default limit
+QUEUE_PER_SLOT = 4  # waiting requests; more wait longer than four others run
+MIN_QUEUE_LIMIT = 1024  # Headrace's default: a lower limit refuses the clients of an ordinary load test
 
 
 def is_client_bound(evidence: Evidence) -> bool:
@@ -209,7 +210,8 @@ def stalled(evidence: Evidence) -> Finding | None:
 
 
 def unlimited_queue(evidence: Evidence) -> Finding | None:
-    """vLLM's queue has no limit unless one is set. Headrace's has one by default, so that only a long queue counts."""
+    """vLLM's queue has no limit unless one is set. Headrace's has one, so that only a queue that is long for its slots
+    counts."""
     waiting, slots = evidence.num_waiting, evidence.number("max_num_seqs")
     is_long = waiting is not None and waiting > MAX_WAITING
     limit = evidence.settings.get("max_num_queued_reqs")
@@ -217,11 +219,12 @@ def unlimited_queue(evidence: Evidence) -> Finding | None:
         if limit is not None:
             return None
         title, shown = "the queue has no limit", "not set: no limit"
+        value = max(MIN_QUEUE_LIMIT, int(QUEUE_PER_SLOT * slots)) if slots else MIN_QUEUE_LIMIT
     else:
         if not is_long or not slots or (waiting or 0.0) <= QUEUE_PER_SLOT * slots:
             return None
         title, shown = "the queue is longer than requests can wait for", "not reported" if limit is None else str(limit)
-    value = int(QUEUE_PER_SLOT * slots) if slots else None
+        value = int(QUEUE_PER_SLOT * slots)
     numbers = [("max_num_queued_reqs", shown)]
     if waiting is not None:
         numbers.append(("waiting", f"{waiting:,.0f}" + (f" for {slots:,.0f} slots" if slots else "")))
@@ -233,7 +236,7 @@ def unlimited_queue(evidence: Evidence) -> Finding | None:
         "computed for nobody. A limit refuses early, and clients retry elsewhere.",
         advice=(
             Advice(
-                text=f"set --max-num-queued-reqs {value or '(4 times max_num_seqs)'}",
+                text=f"set --max-num-queued-reqs {value}",
                 certainty="rule of thumb",
                 setting="max_num_queued_reqs",
                 value=value,

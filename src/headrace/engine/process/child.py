@@ -1,4 +1,5 @@
-"""The process of an engine. The front runs `python -m headrace.engine.process.child SOCKET PARENT HEARTBEAT_S CORE`.
+"""The process of an engine. The front runs `python -m headrace.engine.process.child SOCKET PARENT HEARTBEAT_S CORE`,
+with `json` at the end if its log is JSON.
 
     main thread    loads the core, then runs its loop; sends a frame for each step with events
     reader thread  puts commands into the loop's inbox, and sends heartbeats
@@ -31,6 +32,7 @@ from headrace.engine.process.channel import Channel
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
+from headrace.logs import set_up_logs
 from headrace.types import SequenceEvent
 
 if TYPE_CHECKING:
@@ -232,11 +234,15 @@ def _ignore_stop_signals() -> None:
 
 
 def main(argv: list[str]) -> int:
-    fd, parent, heartbeat_s, core = argv
+    fd, parent, heartbeat_s, core, *log_format = argv
     _die_with(int(parent))
     _ignore_stop_signals()
-    sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    if log_format == ["json"]:
+        set_up_logs("json")
+        sys.stdout = sys.stderr
+    else:
+        sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
+        logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("headrace").setLevel(logging.INFO)
     channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
     status = EngineChild(channel, float(heartbeat_s)).run(core)

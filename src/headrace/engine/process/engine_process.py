@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import headrace
-from headrace import errors
+from headrace import errors, logs
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
@@ -36,6 +36,8 @@ from headrace.types import Request, SequenceEvent
 LOAD_CORE = "headrace.engine.start:load_core"
 HEARTBEAT_S = 1.0
 CLOSE_S = 10.0  # for the step in flight, before the process is killed
+LAST_LINES_S = 1.0  # for the last lines of its log; a child of its own may keep the pipe open
+LOGGER = "headrace.engine"  # of its output that is not a record
 EXIT_S = 5.0  # for the process to exit after it closed the socket, or was killed
 
 
@@ -80,6 +82,7 @@ class EngineProcess:
         ours, self._theirs = socket.socketpair()
         self._channel = Channel(ours)
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_copier: threading.Thread | None = None
         # The child asks Linux to kill it with the thread that started it: this one, which lives until the child ends.
         self._thread = threading.Thread(target=self._run, name="headrace-engine-process", daemon=True)
         self._thread.start()
@@ -214,13 +217,22 @@ class EngineProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._theirs as theirs:
             command = [sys.executable, "-P", "-m", "headrace.engine.process.child"]
-            return subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid()), str(self._heartbeat_s), self._core],
+            arguments = [str(theirs.fileno()), str(os.getpid()), str(self._heartbeat_s), self._core]
+            process = subprocess.Popen(
+                [*command, *arguments, *(["json"] if logs.is_json() else [])],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # to stderr: stdout belongs to the front
+                # To stderr: stdout belongs to the front. As JSON, through this process: not all of it is our text.
+                stdout=subprocess.PIPE if logs.is_json() else 2,
+                stderr=subprocess.STDOUT if logs.is_json() else None,
                 pass_fds=[theirs.fileno()],
                 env=child_environment(),
             )
+        if process.stdout is not None:
+            self._log_copier = threading.Thread(
+                target=logs.copy_lines, args=(process.stdout, LOGGER), name="headrace-engine-log", daemon=True
+            )
+            self._log_copier.start()
+        return process
 
     def _take(self, frames: list[bytes]) -> None:
         events: list[SequenceEvent] = []
@@ -257,6 +269,8 @@ class EngineProcess:
     def _end(self) -> None:
         self._channel.hang_up()
         status = None if self._process is None else _wait_for(self._process)
+        if self._log_copier is not None:
+            self._log_copier.join(LAST_LINES_S)
         reason = "it was closed" if self._is_closing else _describe_exit(status)
         self._failure = self._failure or EngineDeadError(reason)
         self._channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams
@@ -80,7 +81,7 @@ async def search_beams(
     services.metrics.received(n=params.beam_width, max_tokens=params.max_tokens)
     meter = RequestMeter(services.metrics, counted, arrived=arrived)
     relay = Relay()
-    reason = "abort"
+    reason, num_generated = "abort", 0
     try:
         with exchange.watched_by(relay, deadline_s=deadline(services, exchange, arrived)):
             reservation.started()
@@ -93,9 +94,12 @@ async def search_beams(
             )
         answers = list(_answers(found, prompt, services, request))
         reason = answers[0].finish_reason or "stop"
+        num_generated = sum(len(answer.token_ids) for answer in answers)
         return answers
     finally:
-        meter.finish(reason)
+        times = meter.finish(reason)
+        if services.traces is not None and times is not None:
+            services.traces.finished(exchange.scope, counted, replace(times, num_generated=num_generated), reason)
 
 
 def _answers(

@@ -183,7 +183,19 @@ async def run_stream(
     finally:
         for meter, each in zip(meters, requests, strict=True):
             ended = "error" if each.error is not None else each.finish_reason or reason
-            meter.finish(ended, each.lengths)
+            times = meter.finish(ended, each.lengths)
+            if services.traces is not None and times is not None:
+                services.traces.finished(exchange.scope, each.request, times, ended)
+        if services.options.enable_log_requests:
+            note_tokens(exchange, requests)
+
+
+def note_tokens(exchange: Exchange, requests: Sequence[Running]) -> None:
+    """Count the tokens of a request for its line in the log."""
+    exchange.scope.get("headrace", {}).update(
+        num_prompt_tokens=sum(len(each.request.prompt_token_ids) for each in requests),
+        num_output_tokens=sum(sum(each.lengths) for each in requests),
+    )
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from headrace.engine.in_force import settings_in_force, shape_of
 from headrace.engine.settings import SettingInForce
 from headrace.server.http.exchange import Exchange
 from headrace.server.options import ServerOptions
-from headrace.server.request_queue import QueueLimits
+from headrace.server.request_queue import REASONS, QueueLimits
 from headrace.server.services import Services
 from headrace.version import __version__
 
@@ -51,10 +51,7 @@ def _of_server(services: Services) -> dict[str, SettingInForce]:
         value = getattr(options, field.name)
         found[field.name] = SettingInForce(value, "default" if value == field.default else "given")
     limits = QueueLimits.of(options, services.engine.settings)
-    for name, limit, reason in (
-        ("max_num_queued_reqs", limits.max_requests, "4 x max_num_seqs"),
-        ("max_num_queued_tokens", limits.max_tokens, "4 x the tokens of the KV cache"),
-    ):
+    for name, limit in (("max_num_queued_reqs", limits.max_requests), ("max_num_queued_tokens", limits.max_tokens)):
         if getattr(options, name) is None:
-            found[name] = SettingInForce(limit, "automatic", reason)
+            found[name] = SettingInForce(limit, "automatic", REASONS[name])
     return found

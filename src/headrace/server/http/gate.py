@@ -29,6 +29,7 @@ Header = tuple[bytes, bytes]
 MAX_PRESENTED_KEYS = 4
 MAX_HELD_BODIES = 64  # limit on all bodies held at once, in multiples of max_body_bytes
 PREFLIGHT_SECONDS = b"600"
+TOKEN_COUNTS = ("num_prompt_tokens", "num_output_tokens")  # of a request, once an endpoint knows them
 
 _REASONS = {
     401: "auth",
@@ -45,7 +46,7 @@ log = logging.getLogger("headrace.access")
 
 class Gate:
     """Wraps an ASGI application. What it finds out about a request is in `scope["headrace"]`: `request_id`,
-    `arrived_at`, and `key_name`, `cache_salt` and `is_admin` of the key."""
+    `arrived_at`, and `key_name`, `cache_salt` and `is_admin` of the key. Endpoints add the `TOKEN_COUNTS`."""
 
     def __init__(
         self,
@@ -199,15 +200,16 @@ class Gate:
 
     def _log(self, scope: Scope, answer: _Answer) -> None:
         facts = scope["headrace"]
-        log.info(
-            "%s %s %s key=%s id=%s %.3fs",
-            scope["method"],
-            _printable(scope["path"]),
-            answer.status,
-            facts.get("key_name"),
-            facts["request_id"],
-            self._clock() - facts["arrived_at"],
-        )
+        fields = {
+            "method": scope["method"],
+            "path": _printable(scope["path"]),
+            "status": answer.status,
+            "key": facts.get("key_name"),
+            "request_id": facts["request_id"],
+            "seconds": round(self._clock() - facts["arrived_at"], 3),
+        }
+        tokens = {name: facts[name] for name in TOKEN_COUNTS if name in facts}
+        log.info("%s %s %s key=%s id=%s %.3fs", *fields.values(), extra={**fields, **tokens})
 
 
 class _Answer:

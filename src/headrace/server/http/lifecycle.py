@@ -30,6 +30,7 @@ PrintLine = Callable[[str], None]
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 60
+WANTED_FILES = 65_536
 SPARE_FILES = 128  # file descriptors kept for the model, logs and pipes; the rest may be connections
 ABORT_S = 5.0  # for the last chunk of an aborted response
 WATCH_S = 1.0  # between two checks of the engine and of the event loop lag
@@ -234,6 +235,17 @@ def check_tls(options: ServerOptions) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the TLS files of --ssl-certfile and --ssl-keyfile cannot be used: {error}") from error
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files as far as needed and allowed: where it is 1,024, connections would be
+    closed before the queue is full, without a Retry-After."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < WANTED_FILES:
+        limit = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def max_connections() -> int:
