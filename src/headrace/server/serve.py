@@ -126,6 +126,7 @@ class Server:
             dispatcher=self.dispatcher,
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
             config=config,
+            gpus=self.gpus,
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,

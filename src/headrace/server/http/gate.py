@@ -1,7 +1,7 @@
 """ASGI middleware in front of the application: authentication, CORS, and limits on body size and read time.
 
 Denies by default: every path but the public ones needs a key once there are keys. It decides by `scope["path"]`, the
-string the application routes by; the Host header and the URL are not used.
+string the application routes by, and never by the URL. The Host header is used only to recognize the server's own page.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from headrace.server.http.errors import ApiError, error_body
@@ -85,7 +87,7 @@ class Gate:
     async def _handle(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         origin = _header(scope, b"origin")
         if origin is not None:
-            self._check_origin(origin)
+            self._check_origin(origin, scope)
             if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
                 await self._answer_preflight(scope, answer)
                 return
@@ -135,15 +137,29 @@ class Gate:
 
     # ---- CORS
 
-    def _check_origin(self, origin: bytes) -> None:
+    def _check_origin(self, origin: bytes, scope: Scope) -> None:
         """Refuse other origins on every request: browsers send a preflight only for some."""
-        if "*" not in self._origins and origin.decode("latin-1") not in self._origins:
-            raise ApiError(
-                403,
-                "pages of this origin may not use the server; --allowed-origins lists those that may",
-                type="permission_error",
-                code="origin",
-            )
+        if "*" in self._origins or origin.decode("latin-1") in self._origins or self._is_own_page(origin, scope):
+            return
+        raise ApiError(
+            403,
+            "pages of this origin may not use the server; --allowed-origins lists those that may",
+            type="permission_error",
+            code="origin",
+        )
+
+    def _is_own_page(self, origin: bytes, scope: Scope) -> bool:
+        """Whether the server's own page sent the request: it comes from the address that it asks.
+
+        The same holds for a page of another site whose name was pointed at this server after the page was loaded (DNS
+        rebinding). So a name is accepted only if keys are needed, which such a page does not have; an IP address and
+        `localhost` cannot be pointed elsewhere.
+        """
+        scheme, _, authority = origin.lower().partition(b"://")
+        host = _header(scope, b"host")
+        if scheme not in (b"http", b"https") or host is None or authority != host.lower():
+            return False
+        return self._keys.are_required or _is_fixed_host(authority.decode("latin-1"))
 
     async def _answer_preflight(self, scope: Scope, answer: _Answer) -> None:
         asked = _header(scope, b"access-control-request-headers") or b"authorization, content-type, x-api-key"
@@ -313,6 +329,15 @@ def _has_body(scope: Scope) -> bool:
 def _content_length(scope: Scope) -> int:
     value = _header(scope, b"content-length") or b"0"
     return int(value) if value.isdigit() else 0  # the parser has refused anything else
+
+
+def _is_fixed_host(authority: str) -> bool:
+    """Whether it is an IP address or `localhost`, with or without a port."""
+    try:
+        name = urlsplit(f"//{authority}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def _is_plain(value: bytes) -> bool:
