@@ -53,7 +53,7 @@ def test_every_path_except_the_public_ones_needs_a_key(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready"])
-def test_health_and_ready_need_no_key(path: str) -> None:
+def test_the_public_paths_need_no_key(path: str) -> None:
     assert closed().ask(path).status == 200
 
 

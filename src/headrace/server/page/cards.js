@@ -29,7 +29,7 @@ const CARDS = [
     title: "Requests/s",
     format: formatNumber,
     lines: [
-      { key: "finished_per_s", label: "finished", why: NO_SAMPLES },
+      { key: "finished_per_s", label: "done", why: NO_SAMPLES },
       { key: "refused_per_s", label: "refused", why: NO_SAMPLES },
       { key: "errors_per_s", label: "failed", why: NO_SAMPLES },
     ],

@@ -25,7 +25,7 @@ function formatShare(value) {
 function formatSeconds(value) {
   if (!isKnown(value)) return UNKNOWN;
   if (value >= 120) return formatAge(value);
-  if (value >= 1) return `${withDigits(value, value >= 10 ? 1 : 2)} s`;
+  if (value >= 1 || value === 0) return `${withDigits(value, value >= 10 ? 1 : 2)} s`;
   const milliseconds = 1000 * value;
   return `${withDigits(milliseconds, milliseconds >= 100 ? 0 : milliseconds >= 10 ? 1 : 2)} ms`;
 }

@@ -16,7 +16,7 @@ function showAlerts({ states }) {
   const numUnknown = states.filter(({ state }) => state === "unknown").length;
   const parts = [numFiring ? `${numFiring} firing` : "None firing"];
   if (active.length > numFiring) parts.push(`${active.length - numFiring} pending`);
-  if (numUnknown) parts.push(`${numUnknown} unknown yet`);
+  if (numUnknown) parts.push(`${numUnknown} unknown`);
   const summary = byId("alerts-summary");
   setText(summary, states.length ? parts.join(", ") : "Not evaluated yet");
   summary.className = `headline ${numFiring ? "bad" : ""}`;
