@@ -54,7 +54,7 @@ check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documen
 docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-tables: $(VENV)/.ready-dev  ## rewrite the tables of the docs that are generated from the code
+tables: $(VENV)/.ready-dev  ## rewrite the tables of the docs and the Grafana dashboard from the code
 	@$(BIN)/python tools/docs_tables.py
 
 figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results

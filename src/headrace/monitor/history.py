@@ -148,6 +148,8 @@ class History:
         times = self._live_times()
         first = int(np.searchsorted(times, times[-1] - span_s - ROUNDING_S)) if len(times) else 0
         first = min(max(first, after - (self.num_recorded - len(self))), len(self))
+        if first == len(self):
+            return {name: [] for name in ("time", *columns)}
         shown = {"time": self._live_wall_times()[first:]}
         for name, column in columns.items():
             shown[name] = self._column(column, first)

@@ -194,6 +194,18 @@ def test_the_servers_own_page_may_use_it(origin: str, host: str, status: int) ->
     assert answer.status == status
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "llm.example", "health", "127.0.0.1/health"])
+def test_no_host_and_no_origin_replace_a_key(host: str) -> None:
+    for path in PATHS:
+        assert closed().ask(path, {"Host": host}).status == 401
+        assert closed().ask(path, {"Host": host, "Origin": f"http://{host}"}).status == 401
+
+
+def test_two_hosts_are_not_the_servers_own_page() -> None:
+    headers = [("Origin", "http://127.0.0.1"), ("Host", "127.0.0.1"), ("Host", "evil.example")]
+    assert GateBench().ask(headers=headers).status == 403
+
+
 def test_with_keys_the_servers_own_page_may_have_a_name() -> None:
     page = {"Origin": "https://llm.example", "Host": "llm.example"}
     assert closed().ask(headers=BEARER | page).status == 200

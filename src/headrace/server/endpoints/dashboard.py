@@ -19,7 +19,7 @@ from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.page import dashboard_page
 from headrace.server.self_monitor import COLUMNS
-from headrace.server.services import Services
+from headrace.server.services import SelfMonitor, Services
 from headrace.version import __version__
 
 NUM_DIGITS = 4  # of a figure
@@ -35,9 +35,15 @@ async def data(services: Services, exchange: Exchange) -> None:
     monitor = services.self_monitor
     if monitor is None:
         raise ApiError(503, "this server does not watch itself", type="server_error", code="no_monitor")
+    body = figures(services, monitor, since=_since(exchange))
+    await exchange.reply(200, msgspec.json.encode(body), headers={"Cache-Control": "no-store"})
+
+
+def figures(services: Services, monitor: SelfMonitor, *, since: int) -> dict[str, Any]:
+    """The figures of this moment, and the samples after the first `since`."""
     history = monitor.history
-    columns = history.table(COLUMNS, after=_since(exchange))
-    body = {
+    columns = history.table(COLUMNS, after=since)
+    return {
         "server": services.instance_id,
         "version": __version__,
         "model": services.model_name,
@@ -52,7 +58,6 @@ async def data(services: Services, exchange: Exchange) -> None:
             "columns": {name: _short(values) for name, values in columns.items()},
         },
     }
-    await exchange.reply(200, msgspec.json.encode(body), headers={"Cache-Control": "no-store"})
 
 
 def _since(exchange: Exchange) -> int:

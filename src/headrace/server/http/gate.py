@@ -1,7 +1,7 @@
 """ASGI middleware in front of the application: authentication, CORS, and limits on body size and read time.
 
 Denies by default: every path but the public ones needs a key once there are keys. It decides by `scope["path"]`, the
-string the application routes by, and never by the URL. The Host header is used only to recognize the server's own page.
+string the application routes by; the Host header and the URL are not used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.keys import Key, Keys
+from headrace.server.http.origins import is_own_page
 from headrace.server.http.routes import ADMIN_PREFIX
 from headrace.server.options import ServerOptions
 
@@ -139,7 +138,9 @@ class Gate:
 
     def _check_origin(self, origin: bytes, scope: Scope) -> None:
         """Refuse other origins on every request: browsers send a preflight only for some."""
-        if "*" in self._origins or origin.decode("latin-1") in self._origins or self._is_own_page(origin, scope):
+        if "*" in self._origins or origin.decode("latin-1") in self._origins:
+            return
+        if is_own_page(origin, scope["headers"], are_keys_required=self._keys.are_required):
             return
         raise ApiError(
             403,
@@ -147,19 +148,6 @@ class Gate:
             type="permission_error",
             code="origin",
         )
-
-    def _is_own_page(self, origin: bytes, scope: Scope) -> bool:
-        """Whether the server's own page sent the request: it comes from the address that it asks.
-
-        The same holds for a page of another site whose name was pointed at this server after the page was loaded (DNS
-        rebinding). So a name is accepted only if keys are needed, which such a page does not have; an IP address and
-        `localhost` cannot be pointed elsewhere.
-        """
-        scheme, _, authority = origin.lower().partition(b"://")
-        host = _header(scope, b"host")
-        if scheme not in (b"http", b"https") or host is None or authority != host.lower():
-            return False
-        return self._keys.are_required or _is_fixed_host(authority.decode("latin-1"))
 
     async def _answer_preflight(self, scope: Scope, answer: _Answer) -> None:
         asked = _header(scope, b"access-control-request-headers") or b"authorization, content-type, x-api-key"
@@ -329,15 +317,6 @@ def _has_body(scope: Scope) -> bool:
 def _content_length(scope: Scope) -> int:
     value = _header(scope, b"content-length") or b"0"
     return int(value) if value.isdigit() else 0  # the parser has refused anything else
-
-
-def _is_fixed_host(authority: str) -> bool:
-    """Whether it is an IP address or `localhost`, with or without a port."""
-    try:
-        name = urlsplit(f"//{authority}").hostname or ""
-        return name == "localhost" or bool(ip_address(name))
-    except ValueError:
-        return False
 
 
 def _is_plain(value: bytes) -> bool:

@@ -86,7 +86,7 @@ class Card {
       this.values[place].title = isKnown(value) ? "" : why;
     });
     setText(this.time, cursor === null ? "now" : `at ${formatClock(data.time[cursor])}`);
-    if (this.foot) setText(this.foot, this.notes(live).join(" · "));
+    if (this.foot) setText(this.foot, cursor === null ? this.notes(live).join(" · ") : "");
     this.chart.draw(data, cursor);
   }
 }

@@ -14,10 +14,10 @@ function svgElement(tag, attributes, text) {
   return made;
 }
 
-// The smallest of 1, 2, 4, 5, 10 ... that is not below the value, so that its half is a short number too.
+// The smallest short number, whose half is short too, that is not below the value.
 function roundedUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  const factor = [1, 2, 4, 5, 10].find((each) => each * power >= value * (1 - 1e-9));
+  const factor = [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].find((each) => each * power >= value * (1 - 1e-9));
   return factor * power;
 }
 
