@@ -9,7 +9,7 @@ QUIET ?= -qq
 # Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 SEEDS ?= 10
-NOT_QUICK := gpu or slow or vllm or parity or properties or crash or interpreted or embedded or processes
+NOT_QUICK := gpu or slow or vllm or parity or properties or crash or interpreted or embedded or processes or browser
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -28,7 +28,7 @@ test: $(VENV)/.ready-dev  ## set up, then run the tests
 test-seeds: $(VENV)/.ready-dev  ## the tests with ten seeds: none may fail by chance
 	@$(BIN)/python tools/test_seeds.py --seeds $(SEEDS) -- $(PARALLEL) $(ARGS)
 
-quick: $(VENV)/.ready-dev  ## the tests that need neither large models, transformers, Triton nor other processes
+quick: $(VENV)/.ready-dev  ## the tests that need neither large models, transformers, Triton, a browser nor other processes
 	@$(BIN)/pytest $(PARALLEL) -m "not ($(NOT_QUICK))" $(ARGS)
 
 slow: $(VENV)/.ready-dev  ## the tests that take longer
@@ -54,7 +54,7 @@ check: $(VENV)/.ready-dev  ## format, lint, types, import layers and the documen
 docs: $(VENV)/.ready-dev  ## build the documentation site into build/site; broken links and anchors are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-tables: $(VENV)/.ready-dev  ## rewrite the tables of the docs that are generated from the code
+tables: $(VENV)/.ready-dev  ## rewrite the tables of the docs and the Grafana dashboard from the code
 	@$(BIN)/python tools/docs_tables.py
 
 figures: $(VENV)/.ready-dev  ## draw the figures of README and docs from the records in benchmarks/results

@@ -1,4 +1,4 @@
-"""The cost of metrics: per engine step, per event of a stream, per request and per scrape.
+"""The cost of metrics: per engine step, per event of a stream, per request, per scrape and per poll of the dashboard.
 
 For comparison: one observation of prometheus_client's histogram, the cost per token of a direct implementation. Times
 are CPU times of one thread, the minimum of many short rounds, so that other load on the machine matters little.
@@ -17,10 +17,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from time import monotonic, thread_time
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import prometheus_client
 from about import cpu_name
@@ -33,6 +36,7 @@ from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler, SchedulerLimits
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS
 from headrace.sched.token_gaps import TokenGaps
+from headrace.server.endpoints.dashboard import figures
 from headrace.server.self_monitor import SelfMonitor
 from headrace.types import Request, SamplingParams, SequenceEvent, SequenceTiming
 from headrace.version import __version__
@@ -56,6 +60,7 @@ class Costs:
     scrape_ms: float  # observe and render
     page_bytes: int
     sample_ms: float  # of the server's own history: read, record, evaluate every alert; once in ten seconds
+    poll_ms: float  # by an open dashboard page, every two seconds
 
     @property
     def token_us(self) -> float:
@@ -92,6 +97,7 @@ def measure() -> Costs:
         scrape_ms=1e3 * seconds_per_call(lambda: scrape(metrics, core), 2),
         page_bytes=len(metrics.render()[0]),
         sample_ms=1e3 * sample_seconds(),
+        poll_ms=1e3 * poll_seconds(),
     )
 
 
@@ -147,8 +153,8 @@ def request_seconds(metrics: ServerMetrics) -> float:
     return seconds_per_call(meter_one, NUM_CALLS // 10)
 
 
-def sample_seconds() -> float:
-    """One sample with a full history: an hour with a request in each interval, so that every baseline exists."""
+def full_history() -> tuple[SelfMonitor, Callable[[], None]]:
+    """An hour with a request in each interval, so that every baseline exists; and what adds another."""
     metrics, core, times = ServerMetrics("model"), steady_engine(), count(step=INTERVAL_S)
     refresh = partial(metrics.observe, core.stats)
     monitor = SelfMonitor(metrics, refresh, print_line=lambda line: None, clock=lambda: next(times))
@@ -160,7 +166,29 @@ def sample_seconds() -> float:
 
     for _ in range(monitor.history.max_samples):
         sample()
-    return seconds_per_call(sample, 5)
+    return monitor, sample
+
+
+def sample_seconds() -> float:
+    return seconds_per_call(full_history()[1], 5)
+
+
+def poll_seconds() -> float:
+    """One in five polls gets a sample that it does not have."""
+    monitor, _ = full_history()
+    services: Any = SimpleNamespace(
+        instance_id="one",
+        model_name="model",
+        started_at=0,
+        gpus=None,
+        state=SimpleNamespace(refuse_reason=lambda: None),
+    )
+    behind = cycle((1, 0, 0, 0, 0))
+
+    def poll() -> None:
+        msgspec.json.encode(figures(services, monitor, since=monitor.history.num_recorded - next(behind)))
+
+    return seconds_per_call(poll, 5)
 
 
 def scrape(metrics: ServerMetrics, core: EngineCore) -> None:

@@ -1,4 +1,4 @@
-"""Rewrites the tables of the documentation that are generated from the code: `make tables`."""
+"""Rewrites what is generated from the code, tables of the documentation and the Grafana dashboard: `make tables`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from headrace.cli.removed_flags import table as removed_flags
 from headrace.cli.serving_table import table as server_options
 from headrace.doctor.report import rules_table
 from headrace.models.families_table import table as families
+from headrace.monitor.grafana import dashboard
 from headrace.monitor.page import alerts_table, metrics_table
 from headrace.plan.markdown import accuracy_table, gpu_table, serving_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+GRAFANA = ROOT / "examples/grafana-dashboard.json"
 PLAN_ACCURACY = json.loads((ROOT / "benchmarks/results/plan-accuracy.json").read_text(encoding="utf-8"))
 TABLES = (
     ("metrics.md", metrics_table()),
@@ -44,6 +46,7 @@ def main() -> None:
     for name, table in TABLES:
         page = DOCS / name
         page.write_text(replace_table(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+    GRAFANA.write_text(json.dumps(dashboard(), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -98,6 +98,56 @@ def test_the_table_of_an_empty_history_is_empty() -> None:
     }
 
 
+def test_the_table_has_only_the_samples_after_a_number() -> None:
+    history = history_of(0, 100, 300, 600, span_s=20.0)
+    columns = {"tokens": Column(TOKENS), "kv": Column(KV), "p50": Column(FIRST, 0.5), "share": Column(TOKENS, per=KV)}
+    everything = history.table(columns)
+    assert history.num_recorded == 4
+    for after in range(4):
+        assert history.table(columns, after=after) == {name: values[after:] for name, values in everything.items()}
+    for after in (4, 99):  # the number may be of another server
+        assert history.table(columns, after=after) == {name: [] for name in everything}
+    long = history_of(*range(50), span_s=20.0)
+    assert len(long) == 4
+    assert long.table({"tokens": Column(TOKENS)}, after=48, span_s=999) == {
+        "time": [1e9 + 480, 1e9 + 490],
+        "tokens": [0.1, 0.1],
+    }
+
+
+def test_a_share_is_a_growth_divided_by_another() -> None:
+    hits, queries = Source(table.PREFIX_HITS), Source(table.PREFIX_QUERIES)
+    share = {"share": Column(hits, per=queries, window_s=10.0)}
+    history = History([hits, queries])
+    for step, (hit, queried) in enumerate(((0, 0), (0, 0), (10, 40), (30, 60))):
+        history.record({hits: hit, queries: queried}, now=10.0 * step, wall_time=0.0)
+    assert history.table(share)["share"] == [None, None, 0.25, 1.0]
+    assert history.now(share, {hits: 35, queries: 70}, now=40.0)["share"] == 0.5
+    assert history.now(share, {hits: 30, queries: 60}, now=40.0)["share"] is None
+
+
+def test_values_of_this_moment_are_those_of_one_more_sample() -> None:
+    history = history_of(0, 100, 200)
+    counts = [0] * NUM_BUCKETS
+    counts[7], counts[8] = 20, 60  # since the first sample: 20 up to 0.1 s, and 60 up to 0.25 s
+    columns = {"tokens": Column(TOKENS), "kv": Column(KV), "p50": Column(FIRST, 0.5)}
+    found = history.now(columns, {TOKENS: 260, KV: 0.5, FIRST: counts}, now=25.0)
+    assert found["tokens"] == pytest.approx(160 / 15)  # since the sample ten seconds ago or more
+    assert found["kv"] == 0.5
+    assert found["p50"] == pytest.approx(0.1 + 0.15 * (40 - 20) / 60)
+    assert len(history) == 3
+
+
+def test_values_of_this_moment_survive_a_reset_and_a_missing_value() -> None:
+    history = history_of(0, 100, 30)
+    column = {"tokens": Column(TOKENS), "kv": Column(KV)}
+    assert history.now(column, {TOKENS: 50, KV: None}, now=30.0) == {"tokens": 2.0, "kv": None}
+    assert history.now(column, {TOKENS: 10, KV: None}, now=30.0)["tokens"] == 1.0  # it was reset again
+    assert history.now(column, {TOKENS: None, KV: None}, now=30.0)["tokens"] is None
+    assert history_of().now(column, {TOKENS: 1, KV: None}, now=30.0)["tokens"] is None
+    assert history_of(5).now(column, {TOKENS: 6, KV: None}, now=0.0)["tokens"] is None
+
+
 def test_the_table_shows_its_span_only() -> None:
     assert len(history_of(*range(100)).table({"kv": Column(KV)}, span_s=50)["time"]) == 6
 

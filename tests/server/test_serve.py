@@ -80,7 +80,7 @@ async def running(
     **options: Any,
 ) -> AsyncIterator[Running]:
     printed: list[str] = []
-    made = ServerOptions(port=0, **options)
+    made = ServerOptions(**{"port": 0, **options})
     keys = Keys(made, environ=environ or {}, print_line=printed.append)
     server = Server(engine, made, keys, model_name="tiny", print_line=printed.append, clock=clock)
     listener = open_listener(made)

@@ -37,6 +37,7 @@ COMMANDS = {
     "top": Command("headrace.cli.top", "show live what a server does: throughput, latencies, queue, cache, GPUs"),
     "doctor": Command("headrace.cli.doctor", "name what limits a server, benchmark or job, and what to change"),
     "alerts": Command("headrace.cli.alerts", "print alerts for Prometheus, as a rule file"),
+    "grafana": Command("headrace.cli.grafana", "print a dashboard for Grafana"),
     "models": Command("headrace.cli.models", "list, fetch and remove models on this machine"),
 }
 

@@ -11,6 +11,7 @@
     alerts.py          every alert, declared once; docs/monitoring.md is generated from it
     conditions.py      the types of an alert's condition
     promql.py          alerts as Prometheus rules
+    grafana.py         a dashboard for Grafana
     history.py         an hour of samples in memory
     evaluation.py      alerts evaluated from the history
     wording.py         conditions and values in words

@@ -61,6 +61,7 @@ class History:
         self._times = np.zeros(2 * self.max_samples)  # of a monotonic clock
         self._wall_times = np.zeros(2 * self.max_samples)
         self._end = 0
+        self.num_recorded = 0  # samples since the start, dropped ones included
         self._raw = np.zeros(width)  # the last sample as it was read
         self._before_resets = np.zeros(width)
 
@@ -95,6 +96,7 @@ class History:
         self._times[self._end] = now
         self._wall_times[self._end] = wall_time
         self._end += 1
+        self.num_recorded += 1
 
     # ---- reading
 
@@ -136,24 +138,86 @@ class History:
         values = values[~np.isnan(values)]
         return float(np.median(values)) if len(values) else None
 
-    def table(self, columns: Mapping[str, Column], *, span_s: float = SPAN_S) -> dict[str, list[float | None]]:
-        """Columns of numbers for a dashboard, one row per sample, oldest first; None where there is no value."""
+    def table(
+        self, columns: Mapping[str, Column], *, span_s: float = SPAN_S, after: int = 0
+    ) -> dict[str, list[float | None]]:
+        """Columns of numbers for a dashboard, one row per sample, oldest first; None where there is no value.
+
+        `after`: without the first `after` samples since the start, which the reader has.
+        """
         times = self._live_times()
         first = int(np.searchsorted(times, times[-1] - span_s - ROUNDING_S)) if len(times) else 0
+        first = min(max(first, after - (self.num_recorded - len(self))), len(self))
+        if first == len(self):
+            return {name: [] for name in ("time", *columns)}
         shown = {"time": self._live_wall_times()[first:]}
         for name, column in columns.items():
-            shown[name] = self._column(column)[first:]
+            shown[name] = self._column(column, first)
         return {name: _as_json(values) for name, values in shown.items()}
 
-    def _column(self, column: Column) -> Floats:
-        rows = self._live_rows()[:, self._columns[column.source]]
+    def now(
+        self, columns: Mapping[str, Column], readings: Mapping[Source, Reading], *, now: float
+    ) -> dict[str, float | None]:
+        """The same columns at this moment, between two samples. Rates are over the last `interval_s` or a little more.
+
+        `readings` has the sources of the columns; gauges need not be in the history.
+        """
+        found = {name: self._value_now(column, readings, now) for name, column in columns.items()}
+        return {name: None if value is None or not np.isfinite(value) else value for name, value in found.items()}
+
+    def _value_now(self, column: Column, readings: Mapping[Source, Reading], now: float) -> float | None:
+        source = column.source
+        if source.series.kind == "gauge":
+            reading = readings[source]
+            assert not isinstance(reading, Sequence), f"{source.series.name} is a gauge"
+            return reading
+        window_s = column.window_s if column.quantile is not None or column.per is not None else self.interval_s
+        grown = self._growth_until(source, readings[source], now, window_s)
+        if grown is None:
+            return None
         if column.quantile is not None:
-            return self._quantiles_at(column.source, column.quantile, column.window_s, self._live_times())
-        values: Floats = rows.sum(axis=1)
-        if column.source.series.kind == "gauge" or not len(values):
-            return values
+            return float(quantiles(grown.counts[None], _bounds(source), column.quantile)[0])
+        if column.per is None:
+            return grown.total / grown.seconds
+        whole = self._growth_until(column.per, readings[column.per], now, window_s)
+        return grown.total / whole.total if whole is not None and whole.total else None
+
+    def _growth_until(self, source: Source, reading: Reading, now: float, window_s: float) -> Growth | None:
+        """The growth since the last sample that is at least `window_s` old, or since the first one."""
+        times, columns = self._live_times(), self._columns[source]
+        if not len(times) or now <= times[0] or reading is None:
+            return None
+        first = max(0, int(np.searchsorted(times, now - window_s + ROUNDING_S)) - 1)
+        raw, value = self._raw[columns], np.asarray(reading, float)
+        value = value + self._before_resets[columns] + np.where(value < raw, raw, 0.0)
+        return Growth(value - self._live_rows()[first, columns], float(now - times[first]))
+
+    def _column(self, column: Column, first: int) -> Floats:
+        """The values of a column in the samples from `first` on."""
+        times = self._live_times()
+        if column.quantile is not None:
+            return self._quantiles_at(column.source, column.quantile, column.window_s, times[first:])
+        if column.per is not None:
+            return self._shares_at(column.source, column.per, column.window_s, times[first:])
+        before = max(0, first - 1)  # a rate needs the sample before
+        values: Floats = self._live_rows()[before:, self._columns[column.source]].sum(axis=1)
+        if column.source.series.kind != "gauge" and len(values):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = np.diff(values, prepend=np.nan) / np.diff(times[before:], prepend=np.nan)
+        return values[first - before :]
+
+    def _shares_at(self, part: Source, whole: Source, window_s: float, ends: Floats) -> Floats:
+        """One growth divided by another for each window; NaN where the second is 0."""
+        if not len(self):
+            return np.zeros(0)
+        first, last = self._window(ends, window_s)
+        grown = []
+        for source in (part, whole):
+            values = self._live_rows()[:, self._columns[source]].sum(axis=1)
+            grown.append(values[np.maximum(last, 0)] - values[first])
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.diff(values, prepend=np.nan) / np.diff(self._live_times(), prepend=np.nan)
+            shares: Floats = np.where(last > first, grown[0] / grown[1], np.nan)
+        return shares
 
     def _quantiles_at(self, source: Source, quantile: float, window_s: float, ends: Floats) -> Floats:
         """A quantile for each window that ends at one of these times; NaN where nothing was counted."""
@@ -201,11 +265,17 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column for a dashboard: a gauge, a counter's growth per second, or a quantile over the last `window_s`."""
+    """A column for a dashboard: a gauge, a counter's growth per second, a quantile over the last `window_s`, or the
+    growth of one counter divided by that of another (`per`) over that time."""
 
     source: Source
     quantile: float | None = None
     window_s: float = 60.0
+    per: Source | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source,) if self.per is None else (self.source, self.per)
 
 
 def quantiles(counts: Floats, bounds: Sequence[float], quantile: float) -> Floats:

@@ -16,7 +16,8 @@ The engine's events reach the event loop in one call per step, or one for severa
 stream writes its chunks in that call, without waking its task; the task handles the first event, silence, the end
 and slow clients. A disconnect, a deadline and a dead engine end the stream's `EventQueue` with an error; leaving the
 stream aborts what is unfinished and releases the reservation. `http/lifecycle` drains, aborts and sets the exit code.
-`bottleneck` names what limits the server, once in ten seconds. `serve.py` connects these parts.
+`bottleneck` names what limits the server, once in ten seconds; `self_monitor` keeps an hour of history, which `page`
+shows in a browser. `serve.py` connects these parts.
 """
 
 from __future__ import annotations

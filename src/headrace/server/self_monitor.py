@@ -20,15 +20,27 @@ COLUMNS = {
     "generation_tokens_per_s": Column(Source(table.GENERATED_TOKENS)),
     "num_running": Column(Source(table.RUNNING)),
     "num_waiting": Column(Source(table.WAITING)),
+    "finished_per_s": Column(Source(table.FINISHED)),
     "refused_per_s": Column(OVERLOAD),
     "kv_use": Column(Source(table.KV_USE)),
+    "prefix_hit_share": Column(Source(table.PREFIX_HITS), per=Source(table.PREFIX_QUERIES)),
     "ttft_p50_s": Column(Source(table.FIRST_TOKEN_SECONDS), 0.5),
     "ttft_p95_s": Column(Source(table.FIRST_TOKEN_SECONDS), 0.95),
     "itl_p50_s": Column(Source(table.TOKEN_GAP_SECONDS), 0.5),
     "itl_p95_s": Column(Source(table.TOKEN_GAP_SECONDS), 0.95),
+    "e2e_p50_s": Column(Source(table.END_TO_END_SECONDS), 0.5),
+    "e2e_p95_s": Column(Source(table.END_TO_END_SECONDS), 0.95),
     "errors_per_s": Column(FAILED),
     "http_errors_per_s": Column(HTTP_ERRORS),
     "preemptions_per_s": Column(Source(table.PREEMPTIONS)),
+}
+
+# What it shows of this moment: the same, and gauges that need no history.
+LIVE_COLUMNS = COLUMNS | {
+    "prompt_tokens_per_s": Column(Source(table.PROMPT_RATE)),
+    "generation_tokens_per_s": Column(Source(table.GENERATION_RATE)),
+    "queue_use": Column(Source(table.QUEUE_USE)),
+    "oldest_wait_s": Column(Source(table.OLDEST_WAIT)),
 }
 
 
@@ -56,7 +68,7 @@ class SelfMonitor:
         self._clock = clock
         self._wall_clock = wall_clock
         sources = [source for alert in alerts for source in sources_of(alert.condition)]
-        sources += [column.source for column in COLUMNS.values()]
+        sources += [source for column in COLUMNS.values() for source in column.sources]
         self.history = History(sources, span_s=max(SPAN_S, *(lookback_s(alert.condition) for alert in alerts)))
         self.alerts = AlertStates(alerts, self.history)
 
@@ -67,6 +79,12 @@ class SelfMonitor:
         self.history.record(self._metrics.read(self.history.sources), now=now, wall_time=wall_time)
         for change in self.alerts.evaluate(now=now, wall_time=wall_time):
             self._print_line(str(change))
+
+    def now(self) -> dict[str, float | None]:
+        """The figures of this moment, by the names of `LIVE_COLUMNS`."""
+        self._refresh()
+        readings = self._metrics.read({source for column in LIVE_COLUMNS.values() for source in column.sources})
+        return self.history.now(LIVE_COLUMNS, readings, now=self._clock())
 
     @contextlib.contextmanager
     def running(self, interval_s: float = INTERVAL_S) -> Iterator[asyncio.Task[None]]:

@@ -152,6 +152,7 @@ class Server:
             deadline_s=lambda scope: allowed_seconds(scope, options.request_timeout_s),
             config=config,
             traces=traces,
+            gpus=self.gpus,
         )
         self.bottleneck = BottleneckWatch(
             self.metrics,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from time import time
 from types import TracebackType
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.core import EngineStats
+from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.evaluation import AlertStates
 from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
@@ -95,6 +97,7 @@ class SelfMonitor(Protocol):
     def history(self) -> History: ...
     @property
     def alerts(self) -> AlertStates: ...
+    def now(self) -> dict[str, float | None]: ...
 
 
 @dataclass
@@ -117,6 +120,8 @@ class Services:
     self_monitor: SelfMonitor | None = None
     bottleneck: Bottleneck | None = None
     traces: Traces | None = None  # None: requests are not traced
+    gpus: GpuMonitor | None = None
+    instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 
     def observe_engine(self) -> EngineStats | None:
         """Bring the metrics up to date: the engine's counters and restarts, and the state of the queue.

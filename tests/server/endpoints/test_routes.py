@@ -70,9 +70,9 @@ def test_an_added_route_is_in_the_document_with_its_body() -> None:
     assert "EchoRequest" in described["components"]["schemas"]
 
 
-def test_only_health_and_readiness_need_no_key() -> None:
-    assert Router(ROUTES).public_paths == {"/health", "/ready"}
-    assert Router(ADDED).public_paths == {"/health", "/ready", "/v1/echo"}
+def test_only_health_readiness_and_the_empty_page_need_no_key() -> None:
+    assert Router(ROUTES).public_paths == {"/", "/health", "/ready"}
+    assert Router(ADDED).public_paths == {"/", "/health", "/ready", "/v1/echo"}
 
 
 def test_an_admin_route_outside_the_prefix_of_the_gate_is_a_mistake() -> None:

@@ -17,7 +17,7 @@ PATHS = [
     "/load",
     "/openapi.json",
     "/nowhere",
-    "/",
+    "/dashboard/data",
 ]
 TRICKS = [
     "//v1/models",
@@ -44,7 +44,7 @@ def closed(**options: object) -> GateBench:
 
 
 @pytest.mark.parametrize("path", [*PATHS, *TRICKS])
-def test_every_path_except_health_and_ready_needs_a_key(path: str) -> None:
+def test_every_path_except_the_public_ones_needs_a_key(path: str) -> None:
     bench = closed()
     answer = bench.ask(path)
     assert answer.status == 401
@@ -52,8 +52,8 @@ def test_every_path_except_health_and_ready_needs_a_key(path: str) -> None:
     assert bench.ask(path, BEARER).status == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_health_and_ready_need_no_key(path: str) -> None:
+@pytest.mark.parametrize("path", ["/", "/health", "/ready"])
+def test_the_public_paths_need_no_key(path: str) -> None:
     assert closed().ask(path).status == 200
 
 
@@ -169,6 +169,48 @@ def test_a_request_from_an_unlisted_origin_is_refused() -> None:
     assert answer.status == 403 and "--allowed-origins" in answer.error["message"]
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert bench.echo.scopes == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", 200),
+        ("http://localhost:8000", "LOCALHOST:8000", 200),
+        ("https://[::1]:8000", "[::1]:8000", 200),
+        ("http://10.0.0.7", "10.0.0.7", 200),
+        ("http://127.0.0.1:9000", "127.0.0.1:8000", 403),  # another port is another origin
+        ("http://evil.example", "127.0.0.1:8000", 403),
+        ("http://evil.example:8000", "evil.example:8000", 403),  # it may have been pointed at this server
+        ("http://127.0.0.1.evil.example", "127.0.0.1.evil.example", 403),
+        ("http://localhost.evil.example", "localhost.evil.example", 403),
+        ("http://localhost@evil.example", "localhost@evil.example", 403),
+        ("file://127.0.0.1:8000", "127.0.0.1:8000", 403),
+        ("null", "null", 403),
+        ("http://[::1", "[::1", 403),
+    ],
+)
+def test_the_servers_own_page_may_use_it(origin: str, host: str, status: int) -> None:
+    answer = GateBench().ask(headers={"Origin": origin, "Host": host}, method="POST")
+    assert answer.status == status
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "llm.example", "health", "127.0.0.1/health"])
+def test_no_host_and_no_origin_replace_a_key(host: str) -> None:
+    for path in PATHS:
+        assert closed().ask(path, {"Host": host}).status == 401
+        assert closed().ask(path, {"Host": host, "Origin": f"http://{host}"}).status == 401
+
+
+def test_two_hosts_are_not_the_servers_own_page() -> None:
+    headers = [("Origin", "http://127.0.0.1"), ("Host", "127.0.0.1"), ("Host", "evil.example")]
+    assert GateBench().ask(headers=headers).status == 403
+
+
+def test_with_keys_the_servers_own_page_may_have_a_name() -> None:
+    page = {"Origin": "https://llm.example", "Host": "llm.example"}
+    assert closed().ask(headers=BEARER | page).status == 200
+    assert closed().ask(headers=page).status == 401
+    assert closed().ask(headers=BEARER | {"Origin": "https://evil.example", "Host": "llm.example"}).status == 403
 
 
 def test_a_listed_origin_is_allowed_and_named() -> None:

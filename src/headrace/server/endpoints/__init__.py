@@ -2,7 +2,8 @@
 
 - `chat`, `completions`, `responses`, `embeddings`: the endpoints that run the model. They share `generation` (from the
   queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
-- `tokenize`, `models`, `status`, `server_info`, `alerts`, `admin`, `profile`, `openapi`: the others.
+- `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`: the
+  others.
 
 Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
 
@@ -24,6 +25,7 @@ from headrace.server.endpoints import (
     alerts,
     chat,
     completions,
+    dashboard,
     embeddings,
     models,
     openapi,
@@ -120,6 +122,20 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         handler=status.bottleneck,
         summary="What limits the server, with its numbers, and what to change",
+    ),
+    Route(
+        path="/",
+        method="GET",
+        handler=dashboard.page,
+        summary="The dashboard page; it has no data of its own",
+        auth="none",
+        content_type="text/html",
+    ),
+    Route(
+        path="/dashboard/data",
+        method="GET",
+        handler=dashboard.data,
+        summary="Figures of this moment, and samples of the last hour from number `since` on",
     ),
     Route(path="/openapi.json", method="GET", handler=show_openapi, summary="This document"),
     Route(

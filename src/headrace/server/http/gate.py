@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.keys import Key, Keys
+from headrace.server.http.origins import is_own_page
 from headrace.server.http.routes import ADMIN_PREFIX
 from headrace.server.options import ServerOptions
 
@@ -86,7 +87,7 @@ class Gate:
     async def _handle(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         origin = _header(scope, b"origin")
         if origin is not None:
-            self._check_origin(origin)
+            self._check_origin(origin, scope)
             if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method") is not None:
                 await self._answer_preflight(scope, answer)
                 return
@@ -136,15 +137,18 @@ class Gate:
 
     # ---- CORS
 
-    def _check_origin(self, origin: bytes) -> None:
+    def _check_origin(self, origin: bytes, scope: Scope) -> None:
         """Refuse other origins on every request: browsers send a preflight only for some."""
-        if "*" not in self._origins and origin.decode("latin-1") not in self._origins:
-            raise ApiError(
-                403,
-                "pages of this origin may not use the server; --allowed-origins lists those that may",
-                type="permission_error",
-                code="origin",
-            )
+        if "*" in self._origins or origin.decode("latin-1") in self._origins:
+            return
+        if is_own_page(origin, scope["headers"], are_keys_required=self._keys.are_required):
+            return
+        raise ApiError(
+            403,
+            "pages of this origin may not use the server; --allowed-origins lists those that may",
+            type="permission_error",
+            code="origin",
+        )
 
     async def _answer_preflight(self, scope: Scope, answer: _Answer) -> None:
         asked = _header(scope, b"access-control-request-headers") or b"authorization, content-type, x-api-key"
