@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.doctor.diagnosis import Diagnosis
+from headrace.doctor.evidence import Evidence
+from headrace.doctor.findings import Advice, Finding
+from headrace.hardware.gpu_monitor import GpuFigures
+from headrace.hardware.nvml import GpuSample
 from tests.server.live import until
 from tests.server.test_serve import LimitedEngine, Running, running, with_server
 
@@ -52,6 +58,24 @@ async def load(made: Running, num_requests: int = 4) -> None:
     made.server.self_monitor.sample()
 
 
+@asynccontextmanager
+async def under_load(made: Running) -> AsyncIterator[None]:
+    """One request after the other, so that no rate falls to 0 while a test looks at it."""
+
+    async def send() -> None:
+        while True:
+            assert (await made.complete(max_tokens=20, ignore_eos=True)).status_code == 200
+
+    made.server.self_monitor.sample()
+    task = asyncio.create_task(send())
+    try:
+        yield
+        assert not task.done(), "a request failed"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def is_ready(page: Dashboard) -> None:
     await expect(page.tab.locator("#settings tr").first).to_be_visible()
     await expect(page.tab.locator("#state")).to_have_text("ready")
@@ -67,19 +91,18 @@ def test_the_page_shows_what_the_server_does_and_asks_nobody_else(engine: Limite
             await expect(page.figure("ttft_p50_s")).to_have_attribute("title", "no request in the last minute")
             await expect(page.tab.locator("#gpus")).to_have_text("No GPU figures: the engine runs on the CPU.")
             await expect(page.tab.locator("#alerts-summary")).to_have_text("Not evaluated yet")
-            await load(made)
-            for name in (
-                "generation_tokens_per_s",
-                "finished_per_s",
-                "ttft_p50_s",
-                "ttft_p95_s",
-                "itl_p50_s",
-                "e2e_p95_s",
-            ):
-                await expect(page.figure(name)).to_have_text(IS_A_NUMBER)
-            await expect(page.figure("prefix_hit_share")).to_have_text(re.compile(r"^[1-9]\d* %$"))
-            await expect(page.tab.locator("#alerts-summary")).to_contain_text("None firing")
-            await expect(page.tab.locator("#bottleneck")).to_contain_text("Not enough evidence")
+            async with under_load(made):
+                for name in (
+                    "generation_tokens_per_s",
+                    "finished_per_s",
+                    "ttft_p50_s",
+                    "ttft_p95_s",
+                    "itl_p50_s",
+                    "e2e_p95_s",
+                ):
+                    await expect(page.figure(name)).to_have_text(IS_A_NUMBER)
+                await expect(page.figure("prefix_hit_share")).to_have_text(re.compile(r"^[1-9]\d* %$"))
+                await expect(page.tab.locator("#alerts-summary")).to_contain_text("None firing")
             assert page.complaints == []
             assert page.outside == []
             assert {address.partition("?")[0].removeprefix(page.url) for address in page.requested} == {
@@ -87,6 +110,30 @@ def test_the_page_shows_what_the_server_does_and_asks_nobody_else(engine: Limite
             }
 
     with_server(engine, body)
+
+
+def test_the_bottleneck_is_shown_with_its_numbers_and_advice(engine: LimitedEngine) -> None:
+    advice = Advice(text="raise max_num_seqs from 8 to 64", certainty="predicted", gain=0.4)
+    finding = Finding(
+        severity="problem", title="the batch is too small", numbers=(("waiting", "5"),), why="slots", advice=(advice,)
+    )
+    evidence = Evidence(source="live", origin="a test", engine="headrace")
+    diagnosis = Diagnosis(evidence, "problems found", finding, (finding,), 18, ())
+
+    async def body(made: Running) -> None:
+        async with dashboard(made) as page:
+            await is_ready(page)
+            await expect(page.tab.locator("#bottleneck")).to_contain_text("Not enough evidence")
+            await expect(page.tab.locator("#findings .item")).to_have_count(0)
+            made.server.bottleneck._publish(diagnosis)
+            made.server.self_monitor.sample()  # with which the page asks for the diagnosis
+            await expect(page.tab.locator("#bottleneck")).to_have_text(diagnosis.headline)
+            item = page.tab.locator("#findings .item")
+            await expect(item).to_contain_text("The batch is too small: waiting 5")
+            advised = "Raise max_num_seqs from 8 to 64 (up to 40 % more throughput, predicted)"
+            await expect(item.locator("li")).to_have_text(advised)
+
+    with_server(engine, body, clock=lambda: 0.0)
 
 
 def test_running_and_waiting_requests_move(engine: LimitedEngine) -> None:
@@ -245,6 +292,24 @@ def test_an_alert_is_shown_with_its_advice(engine: LimitedEngine) -> None:
     with_server(engine, body)
 
 
+def test_figures_of_a_gpu_are_shown_and_unknown_ones_are_a_dash(engine: LimitedEngine) -> None:
+    sample = GpuSample(
+        0.0, 0, "GPU-0", "NVIDIA <i>H200</i>", utilization=0.5, memory_total_bytes=2.0**33, power_w=310.4
+    )
+
+    async def body(made: Running) -> None:
+        made.server.gpus.now = lambda: GpuFigures((sample,), "nvml")  # type: ignore[method-assign]
+        async with dashboard(made) as page:
+            await is_ready(page)
+            gpu = page.tab.locator("#gpus .gpu")
+            await expect(gpu.locator("h3")).to_have_text("0: NVIDIA <i>H200</i>")
+            await expect(gpu.locator("dd")).to_have_text(["", "50 %", "", "– of 8 GiB", "310 W"])
+            await expect(gpu.locator("dd").nth(3)).to_have_attribute("title", "the GPU does not report it")
+            assert page.complaints == []
+
+    with_server(engine, body)
+
+
 def test_an_odd_name_is_shown_as_it_is(engine: LimitedEngine) -> None:
     async def body(made: Running) -> None:
         made.server.services.model_name = ODD_NAME
@@ -274,8 +339,8 @@ def test_the_page_recovers_after_a_restart_of_the_server(engine: LimitedEngine) 
                 await is_ready(page)
                 await expect(notice).to_be_hidden()
                 await expect(page.tab.locator("path.line")).to_have_count(0)  # the samples of the new server only
-                await load(again)
-                await expect(page.figure("finished_per_s")).to_have_text(IS_A_NUMBER)
+                async with under_load(again):
+                    await expect(page.figure("finished_per_s")).to_have_text(IS_A_NUMBER)
 
     with_server(engine, body)
 

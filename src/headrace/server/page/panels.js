@@ -85,7 +85,7 @@ function gpuFigures(gpu) {
   const memory = `${formatGibibytes(gpu.memory_bytes)} of ${formatGibibytes(gpu.memory_total_bytes)}`;
   const list = element("dl", {});
   addMeter(list, "utilisation", gpu.utilization, formatShare(gpu.utilization));
-  addMeter(list, "memory", gpu.memory_bytes / gpu.memory_total_bytes, memory);
+  addMeter(list, "memory", isKnown(gpu.memory_bytes) ? gpu.memory_bytes / gpu.memory_total_bytes : null, memory);
   list.append(element("dt", {}, "power, heat, clock"));
   list.append(element("dd", { class: "wide" }, rest.join(", ") || "not reported"));
   return element("div", { class: "gpu" }, element("h3", {}, `${gpu.index}: ${gpu.name}`), list);
