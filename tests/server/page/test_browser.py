@@ -185,7 +185,7 @@ def test_settings_can_be_searched(engine: LimitedEngine) -> None:
             total = await rows.count()
             assert total > 30
             await page.tab.fill("#settings-search", "--max-num-queued-reqs")
-            await expect(rows).to_have_text(["max_num_queued_reqs16automatic4 x max_num_seqs"])
+            await expect(rows).to_have_text(["max_num_queued_reqs1024automatic4 x max_num_seqs, at least 1,024"])
             await expect(page.tab.locator("#settings-count")).to_have_text(f"1 of {total}")
             await page.tab.fill("#settings-search", "automatic KV CACHE")
             assert 0 < await rows.count() < total
