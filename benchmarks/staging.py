@@ -66,6 +66,7 @@ def workload(
     ends: Literal["exact", "random"] = "exact",
     spread: float = 0.0,
     vocabulary: int = VOCABULARY,
+    seed: int = 0,
 ) -> Workload:
     """Random tokens, so that no prompts share a prefix. With ends="random", lengths are not known in advance."""
     spec = WorkloadSpec(
@@ -75,6 +76,7 @@ def workload(
         num_requests=num_requests,
         ends=ends,
         spread=spread,
+        seed=seed,
     )
     return build(spec.for_vocabulary(vocabulary))
 

@@ -3,6 +3,7 @@
 HEADRACE_SLOW_DISK_S   each write to a regular file and each sync takes so many seconds longer: throttling a real
                        disk needs root
 HEADRACE_SLOW_PLAN_S   each plan of a step takes so many seconds longer, as on a slow or busy host
+HEADRACE_UNWATCHED     a server does not watch itself: no samples, alerts, diagnosis, log of its load, or GPU figures
 """
 
 from __future__ import annotations
@@ -43,3 +44,17 @@ if _PLAN_S > 0:
         return _plan(self)
 
     Scheduler.plan = plan
+
+if os.environ.get("HEADRACE_UNWATCHED"):
+    import asyncio
+
+    from headrace.hardware.gpu_monitor import GpuMonitor
+    from headrace.server.self_monitor import SelfMonitor
+    from headrace.server.serve import Server
+
+    async def sleep_on(self, interval_s):
+        await asyncio.Event().wait()
+
+    SelfMonitor._run = sleep_on
+    Server._on_lag = lambda self, lag_s: None
+    GpuMonitor.of_device = classmethod(lambda cls, device: cls(open=None, missing="not watched"))

@@ -1,0 +1,135 @@
+"""What it costs a server to be watched: two servers under the same load, in turn, one of which does not watch itself.
+
+    python benchmarks/watching_cost.py --json FILE                                           the embedded model
+    python benchmarks/watching_cost.py --model llama-3.2-1b --streams 512 --requests 3072 --input-len 32 \\
+        --output-len 128 --clients 4 --json FILE                                             on a GPU
+
+The watched server samples its metrics, evaluates alerts, diagnoses itself, logs its load and reads the GPU's figures,
+as every server does. During its rounds an open dashboard polls its data each second, and a Prometheus server scrapes
+it every five. The other one does none of it (`faults/sitecustomize.py`), and nobody asks it. Both count their
+metrics: `metrics_cost.py` has the cost of that. Rounds alternate (A B, B A, ...); the ratio is paired by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import staging
+from about import commit
+
+from headrace.bench.engines import RunningEngine
+from headrace.bench.engines.headrace_engine import HeadraceEngine
+from headrace.bench.load import ClosedLoop, run_load
+from headrace.bench.record import rounded
+from headrace.bench.statistics import ratio_of_rounds
+from headrace.config import EMBEDDED_MODEL
+from headrace.hardware.describe import machine_facts, package_versions
+
+POLLS = {"/dashboard/data": 1.0, "/metrics": 5.0, "/alerts": 10.0, "/bottleneck": 10.0}  # seconds between two
+BLOCK_SIZE = 16
+
+
+@contextmanager
+def asked(address: str) -> Iterator[dict[str, int]]:
+    """Ask as a dashboard and a Prometheus server do, in a thread for each address; yields how often each answered."""
+    stop, answers = threading.Event(), dict.fromkeys(POLLS, 0)
+
+    def ask(path: str, interval_s: float) -> None:
+        while not stop.wait(interval_s):
+            with urllib.request.urlopen(address + path, timeout=30) as answer:
+                answer.read()
+            answers[path] += 1
+
+    threads = [threading.Thread(target=ask, args=each, daemon=True) for each in POLLS.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def tokens_per_s(server: RunningEngine, given: argparse.Namespace, seed: int) -> float:
+    """One round. Every round has prompts of its own, so that none are found in the prefix cache."""
+    work = staging.workload(given.input_len, given.output_len, given.requests, vocabulary=given.vocabulary, seed=seed)
+    load = ClosedLoop(concurrency=given.streams, num_requests=given.requests)
+    assert server.address is not None
+    result = run_load(server.address, work, load, model_name=server.model_name, num_processes=given.clients)
+    if result.server_died or any(outcome.status != "ok" for outcome in result.outcomes):
+        raise SystemExit("a request was not answered")
+    return given.requests * given.output_len / result.seconds
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    num_blocks = 2 * given.streams * -(-(given.input_len + given.output_len) // BLOCK_SIZE)  # both must fit on a GPU
+    settings = {"max_num_seqs": given.streams, "num_gpu_blocks_override": num_blocks, "max_model_len": 512}
+    rounds: dict[str, list[float]] = {"watched": [], "unwatched": []}
+    answered = dict.fromkeys(POLLS, 0)
+    with ExitStack() as stack:
+        watched = stack.enter_context(HeadraceEngine(given.model).start(settings, serves=True))
+        with staging.faults({"HEADRACE_UNWATCHED": "1"}):
+            unwatched = stack.enter_context(HeadraceEngine(given.model).start(settings, serves=True))
+        servers = {"watched": watched, "unwatched": unwatched}
+        for server in servers.values():
+            tokens_per_s(server, given, seed=0)  # compiles, and fills allocators
+        for number in range(given.rounds):
+            for name in list(rounds)[:: 1 if number % 2 == 0 else -1]:
+                with ExitStack() as polls:
+                    if name == "watched":
+                        assert watched.address is not None
+                        answers = polls.enter_context(asked(watched.address))
+                    rounds[name].append(tokens_per_s(servers[name], given, seed=number + 1))
+                if name == "watched":
+                    answered = {path: answered[path] + answers[path] for path in POLLS}
+                print(f"round {number + 1}, {name}: {rounds[name][-1]:,.1f} output tokens/s", flush=True)
+    ratio = ratio_of_rounds(rounds["unwatched"], rounds["watched"], is_paired=True)
+    assert ratio is not None
+    return {
+        "kind": "watching-cost",
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": given.commit or commit(),
+        "machine": machine_facts(),
+        "versions": package_versions(),
+        "model": given.model,
+        "streams": given.streams,
+        "workload": {"num_requests": given.requests, "input_len": given.input_len, "output_len": given.output_len},
+        "polls_answered": answered,
+        "output_tokens_per_s": rounds,
+        "watched_to_unwatched": {"value": ratio.value, "low": ratio.low, "high": ratio.high},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--vocabulary", type=int, default=staging.VOCABULARY, help="tokens below it are in the prompts")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256, help="of each round")
+    parser.add_argument("--input-len", type=int, default=16)
+    parser.add_argument("--output-len", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=1, help="client processes")
+    parser.add_argument("--commit", default="", help="for a copy without its git directory")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    record = measure(given)
+    ratio = record["watched_to_unwatched"]
+    print(f"watched: {ratio['value']:.4f} [{ratio['low']:.4f}, {ratio['high']:.4f}] of unwatched")
+    if given.json is not None:
+        given.json.write_text(json.dumps(rounded(record), indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
