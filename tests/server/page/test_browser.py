@@ -335,9 +335,11 @@ def test_the_page_recovers_after_a_restart_of_the_server(engine: LimitedEngine) 
             notice = page.tab.locator("#notice")
             await expect(notice).to_have_text(re.compile(r"^Not reachable since \d\d:\d\d:\d\d\."))
             await expect(page.tab.locator("#state")).to_have_text("not reachable")
+            await expect(page.tab.locator(".card time").first).to_have_text("last known")
             async with running(engine, port=port) as again:
                 await is_ready(page)
                 await expect(notice).to_be_hidden()
+                await expect(page.tab.locator(".card time").first).to_have_text("now")
                 await expect(page.tab.locator("path.line")).to_have_count(0)  # the samples of the new server only
                 async with under_load(again):
                     await expect(page.figure("finished_per_s")).to_have_text(IS_A_NUMBER)

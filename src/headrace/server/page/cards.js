@@ -79,13 +79,14 @@ class Card {
     if (this.foot) this.element.append(this.foot);
   }
 
-  show(data, live, cursor) {
+  // `nowWord` says what the values are where there is no cursor.
+  show(data, live, cursor, nowWord) {
     this.lines.forEach(({ key, why }, place) => {
       const value = cursor === null ? live[key] : data[key][cursor];
       setText(this.values[place], this.format(value));
       this.values[place].title = isKnown(value) ? "" : why;
     });
-    setText(this.time, cursor === null ? "now" : `at ${formatClock(data.time[cursor])}`);
+    setText(this.time, cursor === null ? nowWord : `at ${formatClock(data.time[cursor])}`);
     if (this.foot) setText(this.foot, cursor === null ? this.notes(live).join(" · ") : "");
     this.chart.draw(data, cursor);
   }
@@ -95,6 +96,7 @@ class Card {
 class Board {
   constructor(container) {
     this.cursor = null;
+    this.isStale = false; // the server does not answer
     this.cards = CARDS.map((card) => new Card(card, (index) => this.moveCursor(index)));
     container.replaceChildren(...this.cards.map((card) => card.element));
     new ResizeObserver(() => this.draw()).observe(container);
@@ -124,6 +126,12 @@ class Board {
     this.draw();
   }
 
+  setStale(isStale) {
+    if (isStale === this.isStale) return;
+    this.isStale = isStale;
+    this.draw();
+  }
+
   moveCursor(index) {
     if (index === this.cursor) return;
     this.cursor = index;
@@ -132,6 +140,6 @@ class Board {
 
   draw() {
     if (this.data === null) return;
-    for (const card of this.cards) card.show(this.data, this.live, this.cursor);
+    for (const card of this.cards) card.show(this.data, this.live, this.cursor, this.isStale ? "last known" : "now");
   }
 }

@@ -95,7 +95,7 @@ function showNotice(text) {
 function reached() {
   page.unreachableSince = null;
   showNotice("");
-  document.body.classList.remove("is-stale");
+  setStale(false);
 }
 
 function lost(error) {
@@ -104,7 +104,12 @@ function lost(error) {
   const answered = error instanceof ServerError ? ` The last answer: ${error.message}.` : "";
   showNotice(`Not reachable since ${since}. Trying again every ${POLL_MS / 1000} s.${answered}`);
   showState("not reachable", "bad");
-  document.body.classList.add("is-stale");
+  setStale(true);
+}
+
+function setStale(isStale) {
+  document.body.classList.toggle("is-stale", isStale);
+  page.board.setStale(isStale);
 }
 
 // ---- the key
