@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             parsed = _with(parsed, auto.settings)
 
     from headrace.cli.fetching import fetch_if_missing
+    from headrace.engine.startup_display import terminal
     from headrace.server.serve import serve
 
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING, stream=sys.stderr)
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.checkpoint is not None:
         on_ready = _writes_checkpoint(given.checkpoint, parsed.config, arguments)
     with names_checkpoint(auto):
-        return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
+        return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready, terminal=terminal())
 
 
 def build_parser() -> CommandParser:

@@ -45,7 +45,7 @@ def locate(
 ) -> Path:
     """Returns the directory or GGUF file of a model."""
     if model != EMBEDDED_MODEL and _is_hub_id(model):
-        return _fetch_from_hub(model, revision=revision, load_format=load_format)
+        return _fetch_from_hub(model, revision=revision, load_format=load_format, progress=progress or _silent)
     if revision is not None:
         raise ConfigError(f"revision {revision!r} only applies to a hub model, and {model!r} is none")
     if model == EMBEDDED_MODEL:
@@ -180,15 +180,24 @@ def _not_fetched(reason: str) -> ModelError:
 # The hub.
 
 
-def _fetch_from_hub(name: str, *, revision: str | None, load_format: str) -> Path:
+def _fetch_from_hub(name: str, *, revision: str | None, load_format: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = _CONFIG_FILES if load_format == "random" else [*_CONFIG_FILES, "*.safetensors"]
     try:
+        if not _has_snapshot(name, revision):
+            progress(0, None)  # huggingface_hub shows how far it is
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_DUPLICATES))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise _hub_error(name, revision, error) from error
+
+
+def _has_snapshot(name: str, revision: str | None) -> bool:
+    """Whether the hub's cache has any file of this revision."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
 def _hub_error(name: str, revision: str | None, error: Exception) -> ModelError:

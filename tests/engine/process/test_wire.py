@@ -17,6 +17,7 @@ from headrace.engine.process import wire
 from headrace.engine.settings import Choice, Settings
 from headrace.histogram import HistogramCounts
 from headrace.sched import SchedulerLimits, SchedulerStats
+from headrace.startup import StageName, StartupStage
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent, SequenceTiming, TokenLogprobs
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -145,8 +146,11 @@ commands = st.one_of(
     st.just(wire.ForgetPrefixes()),
     st.just(wire.Close()),
 )
+stages = st.builds(
+    StartupStage, st.sampled_from(get_args(StageName)), counts, counts, optional(st.floats(0, 1e6, allow_nan=False))
+)
 messages = st.one_of(
-    st.builds(wire.Stage, texts),
+    st.builds(wire.Stage, stages),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
     st.builds(wire.Heartbeat, counts, st.booleans()),

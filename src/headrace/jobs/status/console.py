@@ -55,6 +55,11 @@ class Console:
         else:
             self.write(line)
 
+    @property
+    def terminal(self) -> TextIO | None:
+        """The stream, if it is a terminal and shows anything."""
+        return self._stream if self._enabled and self._stream.isatty() else None
+
     def write(self, line: str) -> None:
         """Write a message directly to the stream: takes no lock, so a signal handler may call it."""
         if self._enabled:
