@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import EMBEDDED_MODEL
-from headrace.errors import ConfigError, ModelError, nearest
+from headrace.errors import ConfigError, ModelError, ModelNotFoundError, nearest
 from headrace.models.cache import EMBEDDED_FILE, cached_models, embedded_path
 
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
@@ -52,7 +52,7 @@ def locate(
         return _embedded(progress)
     path = Path(model).expanduser()
     if not path.exists():
-        raise ModelError(
+        raise ModelNotFoundError(
             f"no model {model!r}: there is no such directory or GGUF file, and a hub id reads owner/name"
             f"{nearest(model, [EMBEDDED_MODEL])}"
         )
@@ -63,7 +63,7 @@ def fetch(name: str, *, revision: str | None = None, progress: Progress | None =
     """Downloads a model into the cache, or finds it there."""
     if name != EMBEDDED_MODEL and not _is_hub_id(name):
         known = [EMBEDDED_MODEL, *(model.name for model in cached_models())]
-        raise ModelError(
+        raise ModelNotFoundError(
             f"cannot fetch {name!r}: give {EMBEDDED_MODEL!r} or a hub id, owner/name{nearest(name, known)}"
         )
     return locate(name, revision=revision, progress=progress)
@@ -209,12 +209,12 @@ def _hub_error(name: str, revision: str | None, error: Exception) -> ModelError:
             "then log in with `hf auth login` or set HF_TOKEN"
         )
     if isinstance(error, RepositoryNotFoundError):
-        return ModelError(
+        return ModelNotFoundError(
             f"the hub has no model {name!r}, or it is private (then log in with `hf auth login` or set HF_TOKEN), "
             "and there is no directory of that name"
         )
     if isinstance(error, RevisionNotFoundError):
-        return ModelError(f"the hub model {name!r} has no revision {revision!r}")
+        return ModelNotFoundError(f"the hub model {name!r} has no revision {revision!r}")
     return ModelError(
         f"the hub model {name!r} could not be fetched and is not cached ({_first_line(error)}); check the network, "
         f"or fetch it elsewhere with `hf download {name}` and give its directory; {EMBEDDED_MODEL!r} needs no hub"

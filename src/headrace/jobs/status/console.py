@@ -63,8 +63,11 @@ class Console:
     def write(self, line: str) -> None:
         """Write a message directly to the stream: takes no lock, so a signal handler may call it."""
         if self._enabled:
-            self._stream.write(f"headrace: {line}\n")
-            self._stream.flush()
+            try:
+                self._stream.write(f"headrace: {line}\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # the reader of a pipe has gone, or the stream was closed: the job goes on
+                self._enabled = False
 
     def update(self, status: JobStatus) -> None:
         if self._live is not None:
