@@ -278,6 +278,7 @@ class LLM:
             self._is_busy.release()
         if error is not None:
             raise error
+        log_warnings(self._engine.settings.warnings)
 
     def start_profile(
         self,

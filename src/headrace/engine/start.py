@@ -24,7 +24,7 @@ from headrace.engine.grammars import Grammars
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
-from headrace.engine.resolve import GIB, resolve
+from headrace.engine.resolve import GIB, resolve_here
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
@@ -194,7 +194,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
     if "torch" not in sys.modules:
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
-    estimate = resolve(config, spec, facts)
+    estimate = resolve_here(config, spec, facts)
     importlib.import_module("torch")
     with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
         loading = executor.submit(tokenizer_of, config, checkpoint)
@@ -220,7 +220,7 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
-    estimate = resolve(config, model.spec, facts)
+    estimate = resolve_here(config, model.spec, facts)
     return _core_of(model, config, _measure_and_start(_decoder_of(model, estimate), config, estimate, facts))
 
 
@@ -258,7 +258,7 @@ def _measure_and_start(
         on_stage("profile")
         step_bytes = _measure_step(decoder, settings)
         step_memory = step_bytes + _graph_bytes(step_bytes, decoder.spec, settings)
-        settings = resolve(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
+        settings = resolve_here(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
     return _StartedRunner(_start_runner(decoder, settings, step_bytes, on_stage), settings)
 
 
@@ -358,6 +358,8 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -
 
 def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
     """The model's tokenizer; None for a model with random weights that has none and takes token ids only."""
+    if config.tokenizer and not Path(config.tokenizer).exists():
+        raise ConfigError(f"tokenizer={config.tokenizer!r}: there is no such directory or file")
     try:
         return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)
     except ModelError:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config import CapacityPolicy, EngineConfig, QueuePolicy
+from headrace.config import MAX_NUM_SEQS, CapacityPolicy, EngineConfig, QueuePolicy
 from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
 from headrace.engine.process import wire
@@ -124,6 +124,7 @@ engine_settings = st.builds(
     capacity_policy=st.sampled_from(get_args(CapacityPolicy)),
     seed=counts,
     choices=st.lists(st.builds(Choice, texts, texts, texts), max_size=3).map(tuple),
+    warnings=st.lists(texts, max_size=2).map(tuple),
     quantization=st.sampled_from([None, "fp8"]),
     full_rate_seqs=optional(positive),
 )
@@ -133,7 +134,7 @@ configs = st.builds(
     model=texts,
     tokenizer=optional(texts),
     dtype=st.sampled_from(["auto", "bfloat16"]),
-    max_num_seqs=optional(positive),
+    max_num_seqs=optional(st.integers(1, MAX_NUM_SEQS)),
     gpu_memory_utilization=optional(st.floats(0.1, 1.0)),
     kv_cache_memory_bytes=optional(st.integers(1, 2**63 - 1)),
     enable_prefix_caching=st.booleans(),
