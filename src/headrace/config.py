@@ -16,6 +16,11 @@ from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
 
+# Kernels read keys in vectors of 8 or 16 tokens and find a token's block with shifts. Half of a sequence's last block
+# is empty on average, and prefixes are shared in whole blocks, so large ones waste more.
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+MAX_NUM_SEQS = 16_384  # sequences in a step: each has a row of logits and a row of token ids, used or not
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -79,6 +84,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        self._check_ranges()
         if self.quantization not in (None, *get_args(Quantization)):
             raise ConfigError(
                 f"quantization must be one of {', '.join(get_args(Quantization))}, got {self.quantization!r}"
@@ -86,6 +92,19 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0.0 < share <= 1.0):
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {share!r}")
+
+    def _check_ranges(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise ConfigError(
+                f"block_size={self.block_size} is not one of {sizes}: kernels read keys in vectors of 8 or 16 tokens; "
+                "16 is the default"
+            )
+        if self.max_num_seqs is not None and self.max_num_seqs > MAX_NUM_SEQS:
+            raise ConfigError(
+                f"max_num_seqs={self.max_num_seqs:,} is more than {MAX_NUM_SEQS:,}: each sequence needs a row of "
+                "logits and of token ids, used or not; leave it out to have it chosen from model and memory"
+            )
 
     def _check_names_and_flags(self) -> None:
         if not isinstance(self.model, (str, PathLike)):

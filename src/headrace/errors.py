@@ -3,6 +3,7 @@
     HeadraceError
     ├── ConfigError            a setting is unknown, impossible, or would be ignored   (also a ValueError)
     ├── ModelError             a model cannot be found, read or run
+    │   ├── ModelNotFoundError      there is no such directory, file or hub model
     │   └── UnsupportedModelError   its architecture or format is not one we know
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
     ├── BatchError             a batched function returned no valid list of results
@@ -30,6 +31,10 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class ModelError(HeadraceError):
+    pass
+
+
+class ModelNotFoundError(ModelError):
     pass
 
 

@@ -50,7 +50,7 @@ def test_a_bad_threshold_is_refused(threshold: str, capsys: pytest.CaptureFixtur
 
 
 def test_an_unknown_alert_is_an_error_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["alerts", "--threshold", "RequestWaiting=3"]) == 1
+    assert main(["alerts", "--threshold", "RequestWaiting=3"]) == 2
     assert "did you mean 'RequestsWaiting'" in capsys.readouterr().err
 
 

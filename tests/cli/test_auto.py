@@ -205,7 +205,7 @@ def test_settings_that_are_refused_are_an_error_with_the_file(
     message: str,
 ) -> None:
     path = save(Path(TUNES) / "a.checkpoint", model, settings)
-    assert run(model, source, "--auto") == 1
+    assert run(model, source, "--auto") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("headrace: error: ") and message in error and str(path) in error
     assert not jobs
@@ -219,10 +219,10 @@ def test_settings_that_the_engine_refuses_at_its_start_name_the_file(
 
     monkeypatch.setattr("headrace.jobs.run.run_job.run_job", run_job)
     path = save(Path(TUNES) / "a.checkpoint", model, {"quantization": "fp8"})
-    assert run(model, source, "--auto") == 1
+    assert run(model, source, "--auto") == 2
     error = capsys.readouterr().err
     assert "needs a GPU. With --auto, settings come from" in error and str(path) in error
-    assert run(model, source) == 1
+    assert run(model, source) == 2
     assert str(path) not in capsys.readouterr().err
 
 

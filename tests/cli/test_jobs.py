@@ -131,5 +131,5 @@ def test_the_options_of_run_become_a_job(output: Path, monkeypatch: pytest.Monke
 def test_an_invalid_redo_is_refused(
     output: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert main(["run", str(output.parent / "in.jsonl"), "-o", str(output), *options]) == 1
+    assert main(["run", str(output.parent / "in.jsonl"), "-o", str(output), *options]) == 2
     assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cli import main as entry
 from headrace.cli.main import COMMANDS, main
-from headrace.errors import JobError
+from headrace.errors import ConfigError, HeadraceError, JobError, ModelNotFoundError
 from headrace.version import __version__
 
 
@@ -73,6 +73,16 @@ def test_an_error_is_one_line_and_exit_code_1(
     monkeypatch.setattr(entry, "load_command", lambda name: fail(JobError("no disk")))
     assert main(["run"]) == 1
     assert capsys.readouterr().err == "headrace: error: no disk\n"
+
+
+@pytest.mark.parametrize("error", [ConfigError("block size 7"), ModelNotFoundError("no model 'x'")])
+def test_a_wrong_setting_is_one_line_and_exit_code_2(
+    error: HeadraceError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    monkeypatch.setattr(entry, "load_command", lambda name: fail(error))
+    assert main(["serve"]) == 2
+    assert capsys.readouterr().err == f"headrace: error: {error}\n"
 
 
 def test_debugging_raises_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

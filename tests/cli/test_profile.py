@@ -47,7 +47,7 @@ def test_reading_a_profile_imports_no_torch(profile: Path) -> None:
 
 def test_a_bad_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("{}")
-    assert main(["profile", "--trace", str(tmp_path / "x.json")]) == 1
+    assert main(["profile", "--trace", str(tmp_path / "x.json")]) == 2
     assert "neither a trace nor a record" in capsys.readouterr().err
 
 

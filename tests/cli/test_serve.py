@@ -195,7 +195,7 @@ def test_a_setting_that_the_engine_refuses_is_an_error_of_one_line(
     command = [sys.executable, "-m", "headrace", "serve", str(tiny_directory), "--port", "0", *given]
     environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_DEBUG"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("headrace: error: ") and problem in line
 

@@ -194,6 +194,20 @@ def test_a_flag_that_headrace_refuses_comes_with_its_answer() -> None:
     assert mistakes("headrace serve qwen3-8b --tensor-parallel-size 1") == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ("--block-size 7", ("block_size", "7 (must be one of 8, 16, 32, 64, 128, 256)")),
+        ("--max-num-seqs 100000", ("max_num_seqs", "100,000 (at most 16,384)")),
+    ],
+)
+def test_values_that_headrace_refuses(flags: str, number: tuple[str, str]) -> None:
+    (finding,) = [each for each in judged(f"headrace serve qwen3-8b {flags}").findings if each.severity == "mistake"]
+    assert (finding.rule, finding.numbers) == ("impossible-value", (number,))
+    assert mistakes("headrace serve qwen3-8b --block-size 32 --max-num-seqs 512") == []
+    assert "impossible-value" not in mistakes(f"vllm serve qwen3-8b {flags}")
+
+
 def test_a_token_budget_of_0() -> None:
     text = "vllm serve qwen3-8b --max-num-batched-tokens 0"
     assert mistakes(text) == ["impossible-value"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
@@ -18,6 +17,7 @@ from headrace.engine.start import LoadedCore
 from headrace.errors import ConfigError, RequestError
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
+from headrace.startup import OnStage
 from headrace.steps import Masks, StepPlan, StepResult
 from headrace.types import Request
 
@@ -59,32 +59,32 @@ def settings_of(config: EngineConfig) -> Settings:
     )
 
 
-def faulty(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
-    report("pretending")
+def faulty(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
+    on_stage("load", 1, 2)
     settings = settings_of(config)
     runner = FaultyRunner(max_num_seqs=settings.max_num_seqs, vocab_size=VOCAB_SIZE)
     core = FaultyCore(Scheduler(settings.limits), runner, eos_token_ids=(EOS,), vocab_size=VOCAB_SIZE, seed=config.seed)
     return LoadedCore(core, settings)
 
 
-def refuses_config(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+def refuses_config(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     raise ConfigError("max_num_seqs of 7 is an odd number; try 8")
 
 
-def breaks(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+def breaks(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     raise RuntimeError("no such device")
 
 
-def never_ready(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
-    report("waiting for nothing")
+def never_ready(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
+    on_stage("compile")
     threading.Event().wait()
     raise AssertionError
 
 
-def breaks_the_second_time(config: EngineConfig, report: Callable[[str], None]) -> LoadedCore:
+def breaks_the_second_time(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     """Fail at every start but the first. `config.model` is a path that the first start creates."""
     try:
         with open(config.model, "x"):
-            return faulty(config, report)
+            return faulty(config, on_stage)
     except FileExistsError:
         raise RuntimeError("the device is still on fire") from None

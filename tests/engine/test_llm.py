@@ -262,3 +262,13 @@ def test_random_weights_run_without_any_weights_or_tokenizer(tmp_path: Path, tin
         assert len(output.outputs[0].token_ids) == 8
         with pytest.raises(ConfigError, match="no tokenizer"):
             random_llm.generate("text", GREEDY)
+
+
+def test_a_setting_that_is_probably_a_mistake_is_logged(
+    tiny_directory: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    llm = LLM(str(tiny_directory), device="cpu", max_num_seqs=5, num_gpu_blocks_override=16)
+    llm.close()
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("max_num_seqs=5 is more than the KV cache holds: 4 sequences of 64 tokens")
+    assert "loaded weights" not in capfd.readouterr().err  # stderr is no terminal

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.config import EngineConfig
-from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve
+from headrace.config import BLOCK_SIZES, EngineConfig
+from headrace.engine.resolve import GIB, GPU_RUNTIME_BYTES, resolve, resolve_here
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
 from headrace.hardware import GpuFacts, MachineFacts
@@ -164,7 +164,7 @@ def test_a_gpus_cache_is_its_share_less_weights_and_the_measured_step() -> None:
 
 def test_gpu_memory_of_other_processes_is_not_taken() -> None:
     small = replace(GPU, total_memory=8 * GIB, free_memory=4 * GIB)
-    resolved = on_gpu(small, max_num_seqs=100_000, max_num_batched_tokens=100_000)
+    resolved = on_gpu(small, max_num_seqs=16_384, max_num_batched_tokens=16_384)
     assert resolved.num_blocks == (4 * GIB - SPEC.num_params * 2 - 2 * GIB - GPU_RUNTIME_BYTES) // (BLOCK_BYTES // 2)
     assert "other processes have left" in reason(resolved, "num_blocks")
 
@@ -181,10 +181,11 @@ def test_a_gpu_runs_as_many_sequences_as_fill_its_processors_or_as_the_cache_hol
 
 
 def test_fp8_halves_the_layers_and_the_cache() -> None:
-    plain = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000)
-    half = on_gpu(max_num_seqs=400_000, max_num_batched_tokens=400_000, kv_cache_dtype="fp8", quantization="fp8")
+    small = replace(GPU, total_memory=10 * GIB)
+    plain = on_gpu(small, max_num_seqs=16_384, max_num_batched_tokens=16_384)
+    half = on_gpu(small, max_num_seqs=16_384, max_num_batched_tokens=16_384, kv_cache_dtype="fp8", quantization="fp8")
     saved = SPEC.num_linear_params
-    allowed = int(100 * GIB * 0.92) - 2 * GIB - GPU_RUNTIME_BYTES
+    allowed = int(10 * GIB * 0.92) - 2 * GIB - GPU_RUNTIME_BYTES
     assert plain.num_blocks == (allowed - 2 * SPEC.num_params) // (BLOCK_BYTES // 2)
     assert half.num_blocks == (allowed - 2 * SPEC.num_params + saved) // (BLOCK_BYTES // 4)
     assert (half.kv_dtype, half.dtype, half.quantization) == ("float8_e4m3fn", "bfloat16", "fp8")
@@ -208,3 +209,99 @@ def test_quantized_gemms_compute_in_bfloat16() -> None:
 def test_sequences_join_a_full_gpu_several_at_a_time() -> None:
     assert on_gpu().min_free_slots_to_start == 32
     assert settings().min_free_slots_to_start == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"block_size": 7}, "block_size=7 is not one of 8, 16, 32, 64, 128, 256"),
+        ({"block_size": 4}, "block_size=4 is not one of"),
+        ({"block_size": 512}, "block_size=512 is not one of"),
+        ({"max_num_seqs": 16_385}, "max_num_seqs=16,385 is more than 16,384: each sequence needs a row of logits and"),
+        ({"num_threads": 49}, "num_threads=49 is more than 8 for each of the 6 cores"),
+    ],
+)
+def test_values_outside_of_their_range_are_refused_with_the_reason(wish: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**wish)
+
+
+@pytest.mark.parametrize("size", BLOCK_SIZES)
+def test_block_sizes_in_the_range_are_taken(size: int) -> None:
+    assert settings(block_size=size).block_size == size
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        (
+            {"num_gpu_blocks_override": 8 * GIB // BLOCK_BYTES},
+            "num_gpu_blocks_override=1,048,576 is a KV cache of 8.0 GiB; .* does not fit into 8.0 GiB of memory",
+        ),
+        ({"kv_cache_memory_bytes": 10**15}, "kv_cache_memory_bytes=1,000,000,000,000,000 is a KV cache of 931,322.6"),
+    ],
+)
+def test_a_cache_that_memory_cannot_hold_is_refused_at_a_start(wish: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_here(EngineConfig(**wish), SPEC, facts())  # type: ignore[arg-type]
+    assert settings(**wish).num_blocks > 0  # a plan for several GPUs
+
+
+def test_a_cache_that_just_fits_is_taken_at_a_start() -> None:
+    num_blocks = (8 * GIB - 4 * SPEC.num_params) // BLOCK_BYTES
+    assert resolve_here(EngineConfig(num_gpu_blocks_override=num_blocks), SPEC, facts()).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (0.95, None),
+        (0.97, "gpu_memory_utilization=0.97 leaves 3.0 GiB of 100.0 GiB for the CUDA context"),
+        (1.0, "gpu_memory_utilization=1 leaves 0.0 GiB"),
+    ],
+)
+def test_a_memory_share_that_leaves_little_is_warned_about(share: float, message: str | None) -> None:
+    found = on_gpu(gpu_memory_utilization=share).warnings
+    assert len(found) == (message is not None)
+    assert message is None or (found[0].startswith(message) and "lower it to 0.95 or less (default: 0.92)" in found[0])
+
+
+def test_on_a_cpu_the_share_is_of_free_memory() -> None:
+    assert settings(gpu_memory_utilization=0.95).warnings == ()
+    (warning,) = settings(gpu_memory_utilization=0.975).warnings
+    assert warning.startswith("gpu_memory_utilization=0.975 leaves 0.1 GiB of 4.0 GiB free memory for everything else")
+
+
+@pytest.mark.parametrize("sized", [{"num_gpu_blocks_override": 64}, {"kv_cache_memory_bytes": 64 * BLOCK_BYTES}])
+def test_a_memory_share_without_effect_is_warned_about(sized: dict[str, int]) -> None:
+    (warning,) = settings(gpu_memory_utilization=0.97, **sized).warnings
+    assert warning.startswith(f"gpu_memory_utilization=0.97 has no effect: {next(iter(sized))} sets the size")
+
+
+def test_more_sequences_than_the_cache_holds_are_warned_about() -> None:
+    assert settings(max_num_seqs=16, num_gpu_blocks_override=64).warnings == ()  # 16 sequences of 64 tokens
+    (warning,) = settings(max_num_seqs=17, num_gpu_blocks_override=64).warnings
+    assert warning.startswith("max_num_seqs=17 is more than the KV cache holds: 16 sequences of 64 tokens")
+    assert "set 16 or less" in warning
+
+
+def test_slots_that_take_much_memory_are_warned_about() -> None:
+    each = 2 * 4 * SPEC.vocab_size + 4 * 4096 + 4 * 4096 // 16  # logits twice, token ids, block numbers
+    free = 100 * 2 * 10 * each  # half of it may be used, and a tenth of that is for 100 slots
+    sized = {"num_gpu_blocks_override": 6400, "max_num_seqs": 100}
+    assert settings(free_memory=free, **sized).warnings == ()
+    (warning,) = settings(free_memory=free * 99 // 100, **sized).warnings
+    assert warning.startswith("max_num_seqs=100 takes 0.0 GiB for logits and tables") and "10% of the memory" in warning
+
+
+def test_more_threads_than_cores_are_warned_about() -> None:
+    assert settings(num_threads=6).warnings == ()
+    (warning,) = settings(num_threads=7).warnings
+    assert warning.startswith("num_threads=7 is more than the 6 cores that this process may use")
+    assert on_gpu(num_threads=7).warnings == ()
+
+
+def test_automatic_settings_are_never_warned_about() -> None:
+    for free_memory in (64 * 1024 * 1024, GIB, 64 * GIB):
+        assert settings(free_memory=free_memory).warnings == ()
+    assert on_gpu().warnings == ()

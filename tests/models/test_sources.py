@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors as hub_errors
 
-from headrace.errors import ConfigError, ModelError
+from headrace.errors import ConfigError, ModelError, ModelNotFoundError
 from headrace.models import cache, sources
 
 CONTENT = b"GGUF" + bytes(1000)
@@ -131,7 +131,7 @@ def test_a_directory_wins_over_a_hub_id_of_the_same_name(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("model", ["smolm2", "no/such/path", "./nothing", "models/none.gguf"])
 def test_a_model_that_is_nowhere_is_refused_without_asking_the_network(model: str) -> None:
-    with pytest.raises(ModelError, match=f"no model {model!r}"):
+    with pytest.raises(ModelNotFoundError, match=f"no model {model!r}"):
         sources.locate(model)
 
 

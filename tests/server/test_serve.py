@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -118,6 +118,20 @@ def test_a_finished_request_leaves_nothing_behind(engine: LimitedEngine) -> None
         assert answer.json()["usage"]["completion_tokens"] == 2
         await until(lambda: made.server.queue.num_in_flight == 0)
         assert engine.stats.scheduler.num_running == engine.stats.scheduler.num_waiting == 0
+
+    with_server(engine, body)
+
+
+def test_warnings_about_settings_are_printed_first(engine: LimitedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned = replace(engine.settings, warnings=("max_num_seqs=4 is odd",))
+    monkeypatch.setattr(type(engine), "settings", property(lambda self: warned))
+
+    async def body(made: Running) -> None:
+        made.printed.clear()
+        made.server.print_settings()
+        assert made.printed[0] == "warning: max_num_seqs=4 is odd"
+        told = (await made.client.get("/server_info")).json()
+        assert told["warnings"] == ["max_num_seqs=4 is odd"]
 
     with_server(engine, body)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_config
+from headrace.cli.messages import print_line
 from headrace.cli.parser import CommandParser
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     fetch_if_missing(config.model)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print(f"headrace: loading {config.model} ...", file=sys.stderr, flush=True)
+        print_line(f"loading {config.model} ...")
     with Conversation.start(config, SamplingParams(**defaults), system=given.system) as conversation:
         if is_terminal:
             chat_in_terminal(conversation)

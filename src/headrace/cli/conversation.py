@@ -14,6 +14,7 @@ from headrace.config import EngineConfig
 from headrace.engine.answers import Answers
 from headrace.engine.prompts import PromptReader
 from headrace.engine.start import Engine, start_engine
+from headrace.engine.startup_display import library_display, log_warnings
 from headrace.errors import EngineDeadError, ModelError, RequestError
 from headrace.types import Request, SamplingParams, SequenceEvent
 
@@ -46,7 +47,9 @@ class Conversation:
     @classmethod
     def start(cls, config: EngineConfig, params: SamplingParams, *, system: str | None = None) -> Conversation:
         events: Events = SimpleQueue()
-        engine = start_engine(config, events.put)
+        with library_display() as display:
+            engine = start_engine(config, events.put, report=display)
+        log_warnings(engine.settings.warnings)
         try:
             return cls(engine, events, params, system=system)
         except BaseException:

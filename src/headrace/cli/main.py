@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.cli.messages import open_missing_stderr, print_line, print_text
 from headrace.cli.parser import CommandParser
-from headrace.errors import HeadraceError, nearest
+from headrace.errors import ConfigError, HeadraceError, ModelNotFoundError, nearest
 from headrace.version import __version__
 
 FAILED, USAGE, STOPPED = 1, 2, 130
@@ -56,19 +57,20 @@ class CommandModule(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C; `run` has more."""
+    """Run a command. Exit codes: 0 done, 1 error, 2 wrong usage or a wrong setting, 130 Ctrl-C; `run` has more."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    open_missing_stderr()
     try:
         return _dispatch(given)
     except HeadraceError as error:
         if _is_debugging():
             raise
-        print(f"headrace: error: {error}", file=sys.stderr)
-        return FAILED
+        print_line(f"error: {error}")
+        return USAGE if isinstance(error, (ConfigError, ModelNotFoundError)) else FAILED
     except KeyboardInterrupt:
         if _is_debugging():
             raise
-        print("\nheadrace: stopped", file=sys.stderr)
+        print_text("\nheadrace: stopped")
         return STOPPED
     except BrokenPipeError:
         # The reader of stdout is gone: discard what would be flushed at exit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
@@ -23,6 +24,7 @@ from headrace.cli.auto import (
 )
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, engine_config
+from headrace.cli.messages import print_line
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import without_other_flags
 from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
@@ -43,7 +45,7 @@ input lines:
 exit codes:
   0    every line was answered
   1    the job could not start or continue
-  2    wrong usage
+  2    wrong usage, or a setting that the engine refuses
   3    the job is done, and some lines became error lines; with --check, some lines cannot be answered
   4    cancelled by 'headrace cancel'
   75   stopped by Ctrl-C, SIGTERM, a full disk or an engine that keeps dying: run the same command again to continue
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         with names_checkpoint(auto):
             report = run_job(job, quiet=given.quiet)
     except ResumableJobError as error:
-        print(f"headrace: error: {error}", file=sys.stderr)
+        print_line(f"error: {error}")
         return RESUMABLE
     _print_report(report, given)
     if given.checkpoint is not None:
@@ -127,7 +129,7 @@ def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSetti
     from headrace.jobs.store.manifest import read_manifest
 
     fields = [field.name for field in dataclasses.fields(EngineConfig)]
-    say = (lambda line: None) if given.quiet else _print_line
+    say = (lambda line: None) if given.quiet else print_line
     if given.output is not None and not given.overwrite and is_durable(given.output):
         earlier = read_manifest(job_directory(given.output))
         if earlier is not None and earlier.auto_settings is not None:
@@ -150,18 +152,14 @@ def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSetti
 
 def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
     try:
-        given = parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
+        given = parser.parse_args(without_other_flags(arguments, print_line, parser.flags))
         if given.config is not None:
-            for name, value in read_settings(given.config, (EngineConfig,), _print_line).items():
+            for name, value in read_settings(given.config, (EngineConfig,), print_line).items():
                 if not hasattr(given, name):  # the command line overrides the file
                     setattr(given, name, value)
         return given
     except ConfigError as error:
         parser.error(str(error))
-
-
-def _print_line(line: str) -> None:
-    print(f"headrace: {line}", file=sys.stderr, flush=True)
 
 
 def build_parser() -> CommandParser:
@@ -327,9 +325,10 @@ def _print_report(report: JobReport, given: argparse.Namespace) -> None:
     from headrace.jobs.status.summary import headline, location, print_summary
 
     if not given.quiet:
-        print_summary(report, sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr has gone; the answers are written
+            print_summary(report, sys.stderr)
     elif report.exit_code:
-        print(f"headrace: {headline(report)}; {location(report)}", file=sys.stderr)
+        print_line(f"{headline(report)}; {location(report)}")
     if given.json_summary is not None:
         _write_json(report.as_json(), given.json_summary)
 
@@ -352,7 +351,7 @@ def _write_checkpoint(report: JobReport, job: JobSpec, given: argparse.Namespace
     )
     write_checkpoint(facts, given.checkpoint)
     if not given.quiet:
-        _print_line(f"checkpoint: {given.checkpoint}")
+        print_line(f"checkpoint: {given.checkpoint}")
 
 
 def _write_json(summary: dict[str, Any], path: str) -> None:

@@ -21,6 +21,7 @@ from headrace.cli.auto import (
 )
 from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
+from headrace.cli.messages import print_line
 from headrace.cli.parser import CommandParser
 from headrace.cli.removed_flags import ALIASES, table, without_other_flags
 from headrace.cli.settings_file import read_settings
@@ -43,7 +44,7 @@ Keys may also be in HEADRACE_API_KEY, VLLM_API_KEY and HEADRACE_ADMIN_KEY.
 exit codes:
   0    stopped by a signal, all requests answered
   1    the server could not start, its engine failed, or requests were aborted at shutdown
-  2    wrong usage"""
+  2    wrong usage, or a setting that the engine refuses"""
 
 
 class Parsed(NamedTuple):
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             parsed = _with(parsed, auto.settings)
 
     from headrace.cli.fetching import fetch_if_missing
+    from headrace.engine.startup_display import terminal
     from headrace.server.serve import serve
 
     set_up_logs(parsed.options.log_format)
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.checkpoint is not None:
         on_ready = _writes_checkpoint(given.checkpoint, parsed.config, arguments)
     with names_checkpoint(auto):
-        return serve(parsed.config, parsed.options, print_line=_print_line, on_ready=on_ready)
+        return serve(parsed.config, parsed.options, print_line=print_line, on_ready=on_ready, terminal=terminal())
 
 
 def asked_log_format(arguments: Sequence[str]) -> LogFormat:
@@ -133,7 +135,7 @@ def build_parser() -> CommandParser:
 def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
     """Parse the command line, which overrides the file. An invalid value is a usage error."""
     try:
-        given = parser.parse_args(without_other_flags(arguments, _print_line, parser.flags))
+        given = parser.parse_args(without_other_flags(arguments, print_line, parser.flags))
         values = _values(given)
         return Parsed(_make(EngineConfig, values), _make(ServerOptions, values))
     except ConfigError as error:
@@ -155,7 +157,7 @@ def _auto_settings(parsed: Parsed, given: argparse.Namespace) -> AutoSettings:
         given=names,
         known=fields,
         where=directories(given.checkpoints),
-        print_line=_print_line,
+        print_line=print_line,
         tune_arguments=["--slo", EXAMPLE],
     )
 
@@ -180,11 +182,11 @@ def _writes_checkpoint(path: Path, config: EngineConfig, arguments: Sequence[str
             facts = await self_check(server.services.engine, config.model, settings, command=command)
             checkpoint = write_checkpoint(facts, path)
         except HeadraceError as error:
-            _print_line(f"warning: no checkpoint was written: {error}")
+            print_line(f"warning: no checkpoint was written: {error}")
             return
-        _print_line(f"checkpoint: {path}: {checkpoint.at('decision', 'text')}")
+        print_line(f"checkpoint: {path}: {checkpoint.at('decision', 'text')}")
         for warning in checkpoint.facts["warnings"]:
-            _print_line(f"warning: {warning}")
+            print_line(f"warning: {warning}")
 
     return on_ready
 
@@ -200,14 +202,14 @@ def option_groups() -> list[tuple[str, str, list[dataclasses.Field[Any]]]]:
 
 def _values(given: argparse.Namespace) -> dict[str, Any]:
     owners = (EngineConfig, ServerOptions)
-    values = {} if given.config is None else read_settings(given.config, owners, _print_line)
+    values = {} if given.config is None else read_settings(given.config, owners, print_line)
     values |= {field.name: getattr(given, field.name) for field in _all_fields() if hasattr(given, field.name)}
     if given.positional_model is not None:
         if getattr(given, "model", given.positional_model) != given.positional_model:
             raise ConfigError(f"two models are given, {given.positional_model!r} and --model {given.model!r}; give one")
         values["model"] = given.positional_model
     if getattr(given, "api_key", None) is not None:
-        _print_line(
+        print_line(
             "warning: --api-key is visible to other users of this machine; use HEADRACE_API_KEY or --api-key-file"
         )
     return values
@@ -220,7 +222,3 @@ def _all_fields() -> list[dataclasses.Field[Any]]:
 def _make(owner: type[Any], values: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(owner)}
     return owner(**{name: value for name, value in values.items() if name in names})
-
-
-def _print_line(line: str) -> None:
-    print(f"headrace: {line}", file=sys.stderr, flush=True)

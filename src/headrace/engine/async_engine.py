@@ -32,9 +32,11 @@ from headrace.engine.readout_stream import ReadoutStream
 from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
-from headrace.engine.start import Engine, Report, start_engine, start_engine_process
+from headrace.engine.start import Engine, start_engine, start_engine_process
+from headrace.engine.startup_display import log_stage, log_warnings
 from headrace.errors import ConfigError, EngineDeadError, RequestError
 from headrace.models.spec import ModelSpec
+from headrace.startup import Report, StartupStage
 from headrace.text import Tokenizer
 from headrace.types import (
     EmbeddingRequestOutput,
@@ -63,13 +65,14 @@ class AsyncEngine:
         supervised: bool = False,
         step_timeout_s: float | None = None,
         max_engine_restarts: int | None = None,
-        report: Report = lambda stage: None,
+        report: Report = log_stage,
         **settings: Unpack[EngineOptions],
     ) -> None:
         """Load the model and start the engine. `config` is a TOML file of settings; arguments win over it.
 
         With `own_process` the engine runs in its own process. With `supervised` that process is restarted when it dies
-        or finishes no step for `step_timeout_s`. `report` is called with each stage of the start.
+        or finishes no step for `step_timeout_s`. `report` is called with the stages of each start, on
+        any thread; by default they are logged at level INFO.
         """
         engine_config = config_from(model, config, settings)
         rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
@@ -79,6 +82,7 @@ class AsyncEngine:
             raise ConfigError("only an engine in its own process can be supervised; add own_process=True")
         else:
             self._set_up(lambda deliver: start_engine(engine_config, deliver, report=report))
+        log_warnings(self._engine.settings.warnings)
 
     @classmethod
     def over(cls, start: Callable[[Deliver], Engine]) -> AsyncEngine:
@@ -111,7 +115,7 @@ class AsyncEngine:
         supervised: bool = False,
         step_timeout_s: float | None = None,
         max_engine_restarts: int | None = None,
-        report: Report = lambda stage: None,
+        report: Report = log_stage,
         **settings: Unpack[EngineOptions],
     ) -> AsyncEngine:
         """Load the model on a thread, without blocking the event loop."""
@@ -140,6 +144,16 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         return self._engine.stats
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the first start took."""
+        return self._engine.start_seconds
+
+    @property
+    def start_stages(self) -> tuple[StartupStage, ...]:
+        """The stages of the first start."""
+        return self._engine.start_stages
 
     @property
     def phase(self) -> Phase:

@@ -38,6 +38,7 @@ from headrace.engine.reconfigure import reconfigure
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
 from headrace.engine.start import Engine, start_engine
+from headrace.engine.startup_display import library_display, log_warnings
 from headrace.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from headrace.garbage import collecting_less_often
 from headrace.models.spec import ModelSpec
@@ -97,9 +98,12 @@ class LLM:
         **settings: Unpack[EngineOptions],
     ) -> None:
         """Load a model, by default the embedded one. `config` is a TOML file of settings, as `headrace tune` writes it;
-        arguments win over the file."""
+        arguments win over the file. On a terminal, the stages of the start are shown on stderr."""
         self._events: SimpleQueue[list[SequenceEvent]] = SimpleQueue()
-        self._engine = start_engine(config_from(model, config, settings), self._events.put)
+        with library_display() as display:
+            self._engine = start_engine(config_from(model, config, settings), self._events.put, report=display)
+            display.ready(self._engine.start_seconds, self._engine.start_stages)
+        log_warnings(self._engine.settings.warnings)
         self._reader = _reader_of(self._engine)
         self._ids = count()
         self._outputs: dict[str, Any] = {}  # of the running call
@@ -274,6 +278,7 @@ class LLM:
             self._is_busy.release()
         if error is not None:
             raise error
+        log_warnings(self._engine.settings.warnings)
 
     def start_profile(
         self,

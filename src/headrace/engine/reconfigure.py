@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
-from headrace.engine.resolve import resolve
+from headrace.engine.resolve import resolve_here
 from headrace.engine.settings import Settings
 from headrace.engine.start import Engine, LoadedModel, engine_of, facts_without, restart_core, start_core
 from headrace.errors import ConfigError
@@ -42,7 +42,7 @@ def reconfigure(engine: Engine, given: Mapping[str, Any], deliver: Deliver) -> R
         raise OtherWeightsError("this engine runs in another process; start a new one")
     config = config_of(model, given)
     facts = facts_without(model)
-    _refuse_other_weights(model, config, resolve(config, model.spec, facts))
+    _refuse_other_weights(model, config, resolve_here(config, model.spec, facts))
     engine.close()
     _release(model)
     try:

@@ -32,6 +32,9 @@ GPU_USUAL_TOKENS = 1024
 GPU_TILE_AREA = 128 * 128 * 128
 GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
+MAX_MEMORY_SHARE = 0.95  # above it, a warning: peaks that were not measured, and other processes, need memory too
+MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of all slots; above it, a warning
+MAX_THREADS_PER_CORE = 8  # more than this is refused
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
 GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/32 of the slots are free
@@ -39,6 +42,15 @@ GPU_START_FRACTION = 32  # when all slots are taken, new sequences start once 1/
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
     return _Resolver(config, spec, facts).settings()
+
+
+def resolve_here(config: EngineConfig, spec: ModelSpec, facts: MachineFacts) -> Settings:
+    """The same for an engine that is about to start: a KV cache that this machine can never hold is refused. (`plan`
+    resolves for several GPUs at once.)"""
+    resolver = _Resolver(config, spec, facts)
+    settings = resolver.settings()
+    resolver.refuse_more_than_memory(settings)
+    return settings
 
 
 class _Pace(TypedDict, total=False):
@@ -64,6 +76,7 @@ class _Resolver:
         self._spec = spec
         self._facts = facts
         self._choices: list[Choice] = []
+        self._warnings: list[str] = []
         self._on_gpu = False  # until `_device` says so
 
     def settings(self) -> Settings:
@@ -77,6 +90,8 @@ class _Resolver:
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
         max_model_len = self._max_model_len(num_blocks)
+        self._warn_about_memory_share()
+        self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
         return Settings(
             device=device,
             dtype=dtype,
@@ -96,6 +111,19 @@ class _Resolver:
             **self._pace(max_num_seqs),
             seed=config.seed,
             choices=tuple(self._choices),
+            warnings=tuple(self._warnings),
+        )
+
+    def refuse_more_than_memory(self, settings: Settings) -> None:
+        gpu, config = self._facts.gpu, self._config
+        total = gpu.total_memory if self._on_gpu and gpu is not None else self._facts.total_memory
+        cache, weights = settings.num_blocks * self._block_bytes(settings.kv_dtype), self._weight_bytes(settings.dtype)
+        if cache + weights <= total:
+            return
+        name = "kv_cache_memory_bytes" if config.num_gpu_blocks_override is None else "num_gpu_blocks_override"
+        raise ConfigError(
+            f"{name}={getattr(config, name):,} is a KV cache of {cache / GIB:,.1f} GiB; with weights of "
+            f"{weights / GIB:,.1f} GiB it does not fit into {total / GIB:,.1f} GiB of memory; lower it or leave it out"
         )
 
     def _pace(self, max_num_seqs: int) -> _Pace:
@@ -170,9 +198,20 @@ class _Resolver:
             )
 
     def _num_threads(self) -> int:
-        if self._config.num_threads is not None:
-            self._note("num_threads", self._config.num_threads, "as set")
-            return self._config.num_threads
+        given, num_cores = self._config.num_threads, self._facts.num_cores
+        if given is not None:
+            if given > MAX_THREADS_PER_CORE * num_cores:
+                raise ConfigError(
+                    f"num_threads={given:,} is more than {MAX_THREADS_PER_CORE} for each of the {num_cores} cores that "
+                    "this process may use; leave it out to use all cores"
+                )
+            if given > num_cores and not self._on_gpu:
+                self._warnings.append(
+                    f"num_threads={given} is more than the {num_cores} cores that this process may use: threads wait "
+                    f"for each other in every step; set {num_cores} or less"
+                )
+            self._note("num_threads", given, "as set")
+            return given
         self._note("num_threads", self._facts.num_cores, "all cores that this process may use")
         return self._facts.num_cores
 
@@ -277,6 +316,57 @@ class _Resolver:
             source = f"the {allowed / GIB:.1f} GiB that other processes have left"
         for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
         return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
+
+    def _warn_about_memory_share(self) -> None:
+        config, gpu = self._config, self._facts.gpu
+        share = config.gpu_memory_utilization
+        if share is None:
+            return
+        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+            if getattr(config, name) is not None:
+                self._warnings.append(
+                    f"gpu_memory_utilization={share:g} has no effect: {name} sets the size of the KV cache; leave out "
+                    "one of them"
+                )
+                return
+        if share <= MAX_MEMORY_SHARE:
+            return
+        if self._on_gpu and gpu is not None:
+            left, default = (1 - share) * gpu.total_memory, GPU_MEMORY_SHARE
+            needs = (
+                f"of {gpu.total_memory / GIB:.1f} GiB for the CUDA context, fragments and peaks that were not measured"
+            )
+        else:
+            left, default = (1 - share) * self._facts.free_memory, CPU_MEMORY_SHARE
+            needs = f"of {self._facts.free_memory / GIB:.1f} GiB free memory for everything else on this machine"
+        self._warnings.append(
+            f"gpu_memory_utilization={share:g} leaves {left / GIB:.1f} GiB {needs}; running out of memory ends all "
+            f"requests; lower it to {MAX_MEMORY_SHARE:g} or less (default: {default:g})"
+        )
+
+    def _warn_about_slots(self, dtype: str, num_blocks: int, max_num_seqs: int, max_model_len: int) -> None:
+        """Slots that the KV cache cannot fill, or whose own memory is large. Only a value that was set can be."""
+        if self._config.max_num_seqs is None:
+            return
+        in_cache = num_blocks * self._config.block_size // MIN_SEQ_TOKENS
+        if max_num_seqs > max(1, in_cache):
+            self._warnings.append(
+                f"max_num_seqs={max_num_seqs:,} is more than the KV cache holds: {in_cache:,} sequences of "
+                f"{MIN_SEQ_TOKENS} tokens; the others wait or are preempted; set {max(1, in_cache):,} or less, or a "
+                "larger cache"
+            )
+        allowed = self._memory(max_num_seqs).allowed
+        # Two sets of logits, one row of token ids, and block numbers.
+        each = (
+            2 * BYTES_OF[dtype] * self._spec.vocab_size
+            + 4 * max_model_len
+            + 4 * max_model_len // self._config.block_size
+        )
+        if max_num_seqs * each > MAX_SLOT_SHARE * allowed:
+            self._warnings.append(
+                f"max_num_seqs={max_num_seqs:,} takes {max_num_seqs * each / GIB:.1f} GiB for logits and tables of its "
+                f"slots, {max_num_seqs * each / allowed:.0%} of the memory that may be used; lower it, or max_model_len"
+            )
 
     def _step_memory(self, max_num_seqs: int) -> int:
         """A first estimate, before a step is measured: the widest activations and two sets of logits."""

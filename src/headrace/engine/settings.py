@@ -50,6 +50,7 @@ class Settings:
     capacity_policy: CapacityPolicy
     seed: int
     choices: tuple[Choice, ...]
+    warnings: tuple[str, ...] = ()  # values that are allowed and probably a mistake, one line each
     quantization: Quantization | None = None
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs

@@ -9,8 +9,8 @@ A core with other settings can be started on the same loaded model (`reconfigure
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from headrace.engine.grammars import Grammars
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
-from headrace.engine.resolve import GIB, resolve
+from headrace.engine.resolve import GIB, resolve_here
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
@@ -38,6 +38,7 @@ from headrace.hardware import (
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
+from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
 from headrace.steps import Runner
 from headrace.text import TextSource, Tokenizer, load_tokenizer
 
@@ -56,6 +57,7 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     model_name: str
     start_seconds: float
+    start_stages: tuple[StartupStage, ...] = ()  # that have ended, in order
     grammars: Grammars | None = None
     config: EngineConfig | None = None  # that the settings were resolved from
     model: LoadedModel | None = None  # None: it is in another process
@@ -67,8 +69,6 @@ class Engine:
     def close(self) -> None:
         self.client.close()
 
-
-Report = Callable[[str], None]
 
 GPU_SWITCH_SECONDS = 0.0005  # how long another thread may hold the GIL while the engine's thread waits for it
 GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow step of the host costs nothing
@@ -102,15 +102,24 @@ class _StartedRunner(NamedTuple):
 
 
 def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report = lambda stage: None) -> Engine:
-    """Load the model and start the engine's thread. `deliver` gets all events; see `EngineClient`."""
-    started = perf_counter()
+    """Load the model and start the engine's thread. `deliver` gets all events; see `EngineClient`. `report` gets the
+    stages of the start."""
+    started, stages = perf_counter(), StartupStages(report)
     return_large_buffers()
-    loaded = _load(config, open_model(config), report)
+    loaded = _load(config, open_model(config, stages), stages)
     release_unused()  # the checkpoint's files are closed too
-    return engine_of(loaded, config, deliver, started=started)
+    stages.end()
+    return engine_of(loaded, config, deliver, started=started, stages=stages.finished)
 
 
-def engine_of(loaded: LoadedCore, config: EngineConfig, deliver: Deliver, *, started: float) -> Engine:
+def engine_of(
+    loaded: LoadedCore,
+    config: EngineConfig,
+    deliver: Deliver,
+    *,
+    started: float,
+    stages: tuple[StartupStage, ...] = (),
+) -> Engine:
     """Start the thread of a loaded core. `started` is when its start began, by `perf_counter`."""
     model = loaded.model
     assert model is not None
@@ -123,6 +132,7 @@ def engine_of(loaded: LoadedCore, config: EngineConfig, deliver: Deliver, *, sta
         eos_token_ids=model.spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,
+        start_stages=stages,
         config=config,
         model=model,
     )
@@ -136,15 +146,16 @@ def start_engine_process(
     report: Report = lambda stage: None,
 ) -> Engine:
     """Start the engine in a process of its own, which is restarted when it dies if `supervision` is given. This process
-    only loads the tokenizer, and does not import torch."""
-    started = perf_counter()
+    only loads the tokenizer, and does not import torch. `report` gets the stages of every start, on any thread."""
+    started, stages = perf_counter(), StartupStages(report)
     client = (
-        EngineProcess(deliver, lambda: deliver([]), report=report)
+        EngineProcess(deliver, lambda: deliver([]), report=stages.add)
         if supervision is None
-        else EngineSupervisor(deliver, supervision, report=report)
+        else EngineSupervisor(deliver, supervision, report=stages.add)
     )
     try:
-        checkpoint = open_model(config)  # downloads a model that is not cached, before the process opens it
+        checkpoint = open_model(config, stages)  # downloads a model that is not cached, before the process opens it
+        stages.end()
         client.start(config)
         tokenizer = tokenizer_of(config, checkpoint)
         settings = client.wait_until_ready().settings
@@ -160,30 +171,35 @@ def start_engine_process(
         eos_token_ids=checkpoint.spec.eos_token_ids,
         model_name=config.model,
         start_seconds=perf_counter() - started,
+        start_stages=stages.finished,
     )
 
 
-def load_core(config: EngineConfig, report: Report) -> LoadedCore:
-    """Load an engine without a front, for a process of its own. `report` gets each stage of the start."""
+def load_core(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
+    """Load an engine without a front, for a process of its own. `on_stage` is told how far it is."""
     return_large_buffers()
-    loaded = _load(config, open_model(config), report)
+    loaded = _load(config, open_model(config, on_stage), on_stage)
     release_unused()
     return loaded
 
 
-def open_model(config: EngineConfig) -> Checkpoint:
-    return open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
+def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkpoint:
+    def progress(num_bytes: int, total: int | None) -> None:
+        on_stage("download", num_bytes, total or 0)
+
+    return open_checkpoint(config.model, revision=config.revision, load_format=config.load_format, progress=progress)
 
 
-def _load(config: EngineConfig, checkpoint: Checkpoint, report: Report) -> LoadedCore:
+def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> LoadedCore:
+    if "torch" not in sys.modules:
+        on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
-    estimate = resolve(config, spec, facts)
+    estimate = resolve_here(config, spec, facts)
+    importlib.import_module("torch")
     with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
         loading = executor.submit(tokenizer_of, config, checkpoint)
-        report("loading the weights")
-        decoder = _load_decoder(checkpoint, estimate)
-        report("starting the runner")
-        started = _measure_and_start(decoder, config, estimate, facts)
+        decoder = _load_decoder(checkpoint, estimate, on_stage)
+        started = _measure_and_start(decoder, config, estimate, facts, on_stage)
         tokenizer = loading.result()
     model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before)
     return _core_of(model, config, started)
@@ -204,7 +220,7 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
-    estimate = resolve(config, model.spec, facts)
+    estimate = resolve_here(config, model.spec, facts)
     return _core_of(model, config, _measure_and_start(_decoder_of(model, estimate), config, estimate, facts))
 
 
@@ -230,15 +246,20 @@ def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
 
 
 def _measure_and_start(
-    decoder: Decoder, config: EngineConfig, estimate: Settings, facts: MachineFacts
+    decoder: Decoder,
+    config: EngineConfig,
+    estimate: Settings,
+    facts: MachineFacts,
+    on_stage: OnStage = ignore_stage,
 ) -> _StartedRunner:
     """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache."""
     settings, step_bytes = estimate, 0
     if facts.gpu is not None and settings.device == "cuda":
+        on_stage("profile")
         step_bytes = _measure_step(decoder, settings)
         step_memory = step_bytes + _graph_bytes(step_bytes, decoder.spec, settings)
-        settings = resolve(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
-    return _StartedRunner(_start_runner(decoder, settings, step_bytes), settings)
+        settings = resolve_here(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
+    return _StartedRunner(_start_runner(decoder, settings, step_bytes, on_stage), settings)
 
 
 def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) -> LoadedCore:
@@ -279,12 +300,13 @@ def _graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
     return prefill_graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
 
 
-def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
+def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage) -> Decoder:
     import torch
 
     from headrace.models import load_decoder
     from headrace.runner.cpu_threads import use_threads
 
+    on_stage("load")
     use_threads(settings.num_threads)
     return load_decoder(
         checkpoint,
@@ -294,10 +316,11 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings) -> Decoder:
         load_format=settings.load_format,
         seed=settings.seed,
         max_len=settings.max_model_len,
+        progress=lambda done, total: on_stage("load", done, total or 0),
     )
 
 
-def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runner:
+def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage) -> Runner:
     import torch
 
     shape = RunnerShape(
@@ -311,19 +334,19 @@ def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int) -> Runn
         step_bytes=step_bytes,
     )
     if settings.device == "cuda":
-        return _start_gpu_runner(decoder, shape)
+        return _start_gpu_runner(decoder, shape, on_stage)
     from headrace.runner.cpu_runner import CpuRunner
 
-    return CpuRunner(decoder, shape)
+    return CpuRunner(decoder, shape, on_stage)
 
 
-def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
+def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:
     import torch
 
     from headrace.runner.gpu.gpu_runner import GpuRunner
 
     try:
-        return GpuRunner(decoder, shape)
+        return GpuRunner(decoder, shape, on_stage)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(
@@ -335,6 +358,8 @@ def _start_gpu_runner(decoder: Decoder, shape: RunnerShape) -> Runner:
 
 def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
     """The model's tokenizer; None for a model with random weights that has none and takes token ids only."""
+    if config.tokenizer and not Path(config.tokenizer).exists():
+        raise ConfigError(f"tokenizer={config.tokenizer!r}: there is no such directory or file")
     try:
         return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)
     except ModelError:

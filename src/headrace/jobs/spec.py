@@ -53,8 +53,8 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
-        if self.grace_s < 0:
-            raise ConfigError(f"grace must not be negative, got {self.grace_s}")
+        if not 0 <= self.grace_s < math.inf:
+            raise ConfigError(f"grace must be a number of at least 0, got {self.grace_s}")
         if self.deadline is not None:
             self._check_deadline(self.deadline)
         if not 0 <= self.disk_wait_s < math.inf:

@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.kernels import reference
 from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
 from headrace.kernels.ranges import RangedKernels, Ranges
+from headrace.startup import OnStage, ignore_stage
 
 __all__ = [
     "Fp8Rows",
@@ -66,12 +67,12 @@ class PackedExperts(Protocol):
         if asked."""
 
 
-def warm_up(device: torch.device, dtype: torch.dtype) -> None:
+def warm_up(device: torch.device, dtype: torch.dtype, on_stage: OnStage = ignore_stage) -> None:
     """Compiles or loads what steps of this type need, so that no step waits for it."""
     if device.type == "cpu" and dtype == torch.float32 and has_numba():
         from headrace.kernels import cpu
 
-        cpu.warm_up()
+        cpu.warm_up(on_stage)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, as_fp8: bool = False) -> PackedLinear:  # [N, K], [N]

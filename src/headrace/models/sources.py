@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import EMBEDDED_MODEL
-from headrace.errors import ConfigError, ModelError, nearest
+from headrace.errors import ConfigError, ModelError, ModelNotFoundError, nearest
 from headrace.models.cache import EMBEDDED_FILE, cached_models, embedded_path
 
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
@@ -45,14 +45,14 @@ def locate(
 ) -> Path:
     """Returns the directory or GGUF file of a model."""
     if model != EMBEDDED_MODEL and _is_hub_id(model):
-        return _fetch_from_hub(model, revision=revision, load_format=load_format)
+        return _fetch_from_hub(model, revision=revision, load_format=load_format, progress=progress or _silent)
     if revision is not None:
         raise ConfigError(f"revision {revision!r} only applies to a hub model, and {model!r} is none")
     if model == EMBEDDED_MODEL:
         return _embedded(progress)
     path = Path(model).expanduser()
     if not path.exists():
-        raise ModelError(
+        raise ModelNotFoundError(
             f"no model {model!r}: there is no such directory or GGUF file, and a hub id reads owner/name"
             f"{nearest(model, [EMBEDDED_MODEL])}"
         )
@@ -63,7 +63,7 @@ def fetch(name: str, *, revision: str | None = None, progress: Progress | None =
     """Downloads a model into the cache, or finds it there."""
     if name != EMBEDDED_MODEL and not _is_hub_id(name):
         known = [EMBEDDED_MODEL, *(model.name for model in cached_models())]
-        raise ModelError(
+        raise ModelNotFoundError(
             f"cannot fetch {name!r}: give {EMBEDDED_MODEL!r} or a hub id, owner/name{nearest(name, known)}"
         )
     return locate(name, revision=revision, progress=progress)
@@ -180,15 +180,24 @@ def _not_fetched(reason: str) -> ModelError:
 # The hub.
 
 
-def _fetch_from_hub(name: str, *, revision: str | None, load_format: str) -> Path:
+def _fetch_from_hub(name: str, *, revision: str | None, load_format: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = _CONFIG_FILES if load_format == "random" else [*_CONFIG_FILES, "*.safetensors"]
     try:
+        if not _has_snapshot(name, revision):
+            progress(0, None)  # huggingface_hub shows how far it is
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_DUPLICATES))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise _hub_error(name, revision, error) from error
+
+
+def _has_snapshot(name: str, revision: str | None) -> bool:
+    """Whether the hub's cache has any file of this revision."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
 
 
 def _hub_error(name: str, revision: str | None, error: Exception) -> ModelError:
@@ -200,12 +209,12 @@ def _hub_error(name: str, revision: str | None, error: Exception) -> ModelError:
             "then log in with `hf auth login` or set HF_TOKEN"
         )
     if isinstance(error, RepositoryNotFoundError):
-        return ModelError(
+        return ModelNotFoundError(
             f"the hub has no model {name!r}, or it is private (then log in with `hf auth login` or set HF_TOKEN), "
             "and there is no directory of that name"
         )
     if isinstance(error, RevisionNotFoundError):
-        return ModelError(f"the hub model {name!r} has no revision {revision!r}")
+        return ModelNotFoundError(f"the hub model {name!r} has no revision {revision!r}")
     return ModelError(
         f"the hub model {name!r} could not be fetched and is not cached ({_first_line(error)}); check the network, "
         f"or fetch it elsewhere with `hf download {name}` and give its directory; {EMBEDDED_MODEL!r} needs no hub"

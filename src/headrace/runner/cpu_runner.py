@@ -25,6 +25,7 @@ from headrace.runner.shape import RunnerShape
 from headrace.runner.slots import DeviceSlots
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, Sampled, Sampler
+from headrace.startup import OnStage, ignore_stage
 from headrace.steps import BoolArray, IntArray, Masks, StepPlan, StepResult
 
 Result = TypeVar("Result")
@@ -42,7 +43,7 @@ _RANGES = {  # names of a profile's ranges, by method
 class CpuRunner:
     """Owns the tensors: weights, KV cache, slots. Only its own thread touches them."""
 
-    def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
+    def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         spec, device, dtype = decoder.spec, decoder.device, decoder.dtype
         self._decoder = decoder
         self._device = device
@@ -56,7 +57,8 @@ class CpuRunner:
             for _ in range(spec.num_layers)
         ]
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
-        self._stream.submit(ops.warm_up, device, dtype).result()  # no request waits for a compiler
+        on_stage("compile")
+        self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Future[StepResult]:
         return self._stream.submit(self._execute, plan, masks)

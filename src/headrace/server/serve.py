@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from headrace.config import EngineConfig
 from headrace.doctor.readers.shapes import shape_of_sizes
@@ -15,6 +15,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
 from headrace.engine.start import start_engine_process
+from headrace.engine.startup_display import StartupDisplay
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import ServerMetrics
 from headrace.plan.gpus import Gpu
@@ -43,6 +44,7 @@ from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.services import Traces
 from headrace.server.state import ServerState
+from headrace.startup import ready_line
 
 if TYPE_CHECKING:
     from headrace.server.tracing import RequestTraces
@@ -51,10 +53,15 @@ OnReady = Callable[["Server"], Awaitable[None]]
 
 
 def serve(
-    config: EngineConfig, options: ServerOptions, *, print_line: PrintLine, on_ready: OnReady | None = None
+    config: EngineConfig,
+    options: ServerOptions,
+    *,
+    print_line: PrintLine,
+    on_ready: OnReady | None = None,
+    terminal: TextIO | None = None,
 ) -> int:
     """Serve until a signal. Bad settings are refused before the model is loaded. `on_ready` is awaited when the engine
-    is ready, before connections are accepted."""
+    is ready, before connections are accepted. `terminal` shows the stage of the start that runs."""
     keys = Keys(options, print_line=print_line)
     check_tls(options)
     raise_file_limit()
@@ -62,7 +69,10 @@ def serve(
     print_warnings(options, keys, print_line)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
-        engine = AsyncEngine.over(lambda deliver: start_engine_process(config, deliver, supervision=rules))
+        with StartupDisplay(print_line, terminal=terminal) as display:
+            engine = AsyncEngine.over(
+                lambda deliver: start_engine_process(config, deliver, supervision=rules, report=display)
+            )
         try:
             return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces))
         finally:
@@ -100,6 +110,7 @@ async def _run(
             print_line=print_line,
         )
         server.print_settings()
+        print_line(ready_line(engine.start_seconds, engine.start_stages))
         if on_ready is not None:
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
@@ -198,7 +209,9 @@ class Server:
             self._diagnosing = asyncio.create_task(self.bottleneck.tick())
 
     def print_settings(self) -> None:
-        """Print each automatic value with its reason."""
+        """Print warnings about settings, then each automatic value with its reason."""
+        for warning in self._engine.settings.warnings:
+            self._print_line(f"warning: {warning}")
         for choice in self._engine.settings.choices:
             self._print_line(f"{choice.name} = {choice.value} ({choice.reason})")
         limits = self.queue.limits

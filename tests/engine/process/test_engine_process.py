@@ -20,6 +20,7 @@ from headrace.engine.process import wire
 from headrace.engine.process.channel import Channel
 from headrace.engine.process.engine_process import EngineProcess, child_environment
 from headrace.errors import ConfigError, EngineDeadError, RequestError
+from headrace.startup import StartupStage, ignore_stage
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent
 from tests.engine import cores
 from tests.engine.process.process_tools import MAX_WAIT_S, Inbox, make_request, wait_until
@@ -93,7 +94,7 @@ def test_tokens_are_those_of_an_engine_on_a_thread(process: EngineProcess, inbox
         for i in range(12)
     ]
     beside = Inbox()
-    client = EngineClient(cores.faulty(CONFIG, lambda stage: None).core, beside.deliver)
+    client = EngineClient(cores.faulty(CONFIG, ignore_stage).core, beside.deliver)
     for request in requests:
         process.submit(request)
         client.submit(request)
@@ -231,13 +232,13 @@ def test_a_start_that_fails_raises_what_failed(core: str, error: type[Exception]
 
 
 def test_closing_during_the_start_leaves_nothing_behind() -> None:
-    stages: list[str] = []
+    stages: list[StartupStage] = []
     before = len(os.listdir("/dev/fd"))
     threads = threading.active_count()
     process = start(Inbox(), "never_ready", report=stages.append)
     pid = process.pid
     assert pid is not None
-    wait_until(lambda: stages == ["waiting for nothing"])
+    wait_until(lambda: [stage.name for stage in stages] == ["import", "import", "compile"])
     with pytest.raises(EngineDeadError, match="not started yet"):
         process.submit(make_request("early"))
     process.close()

@@ -13,6 +13,7 @@ from headrace.config import EngineConfig
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartPolicy
 from headrace.errors import ConfigError, EngineDeadError
+from headrace.startup import Report, StartupStage
 from headrace.types import SequenceEvent
 from tests.engine import cores
 from tests.engine.process.process_tools import Inbox, make_request, wait_until
@@ -64,8 +65,13 @@ def start(inbox: Inbox, failures: list[str]) -> Iterator[Start]:
             failures.append(str(started[0].failure))
         inbox.deliver(events)
 
-    def start(rules: Supervision = AT_ONCE, core: str = "faulty", model: str = "pretend") -> EngineSupervisor:
-        supervisor = EngineSupervisor(deliver, rules, core=f"tests.engine.cores:{core}")
+    def start(
+        rules: Supervision = AT_ONCE,
+        core: str = "faulty",
+        model: str = "pretend",
+        report: Report = lambda stage: None,
+    ) -> EngineSupervisor:
+        supervisor = EngineSupervisor(deliver, rules, core=f"tests.engine.cores:{core}", report=report)
         started.append(supervisor)
         supervisor.start(EngineConfig(model=model))
         assert supervisor.phase == "starting"
@@ -105,6 +111,16 @@ def test_a_killed_engine_fails_its_requests_and_is_restarted(
     assert len(os.listdir("/dev/fd")) == num_files
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+def test_the_stages_of_a_restart_are_reported_too(start: Start) -> None:
+    stages: list[StartupStage] = []
+    supervisor = start(report=stages.append)
+    first = [stage.name for stage in stages if stage.is_finished]
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: supervisor.phase == "ready" and supervisor.num_restarts == 1)
+    assert [stage.name for stage in stages if stage.is_finished] == first * 2 == ["import", "load"] * 2
 
 
 def test_during_a_restart_requests_are_refused_and_closing_does_not_wait(start: Start, inbox: Inbox) -> None:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config import CapacityPolicy, EngineConfig, QueuePolicy
+from headrace.config import MAX_NUM_SEQS, CapacityPolicy, EngineConfig, QueuePolicy
 from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
 from headrace.engine.process import wire
 from headrace.engine.settings import Choice, Settings
 from headrace.histogram import HistogramCounts
 from headrace.sched import SchedulerLimits, SchedulerStats
+from headrace.startup import StageName, StartupStage
 from headrace.types import Readout, Request, SamplingParams, SequenceEvent, SequenceTiming, TokenLogprobs
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -123,6 +124,7 @@ engine_settings = st.builds(
     capacity_policy=st.sampled_from(get_args(CapacityPolicy)),
     seed=counts,
     choices=st.lists(st.builds(Choice, texts, texts, texts), max_size=3).map(tuple),
+    warnings=st.lists(texts, max_size=2).map(tuple),
     quantization=st.sampled_from([None, "fp8"]),
     full_rate_seqs=optional(positive),
 )
@@ -132,7 +134,7 @@ configs = st.builds(
     model=texts,
     tokenizer=optional(texts),
     dtype=st.sampled_from(["auto", "bfloat16"]),
-    max_num_seqs=optional(positive),
+    max_num_seqs=optional(st.integers(1, MAX_NUM_SEQS)),
     gpu_memory_utilization=optional(st.floats(0.1, 1.0)),
     kv_cache_memory_bytes=optional(st.integers(1, 2**63 - 1)),
     enable_prefix_caching=st.booleans(),
@@ -145,8 +147,11 @@ commands = st.one_of(
     st.just(wire.ForgetPrefixes()),
     st.just(wire.Close()),
 )
+stages = st.builds(
+    StartupStage, st.sampled_from(get_args(StageName)), counts, counts, optional(st.floats(0, 1e6, allow_nan=False))
+)
 messages = st.one_of(
-    st.builds(wire.Stage, texts),
+    st.builds(wire.Stage, stages),
     st.builds(wire.Ready, engine_settings, checks),
     st.builds(wire.Failed, texts, texts),
     st.builds(wire.Heartbeat, counts, st.booleans()),

@@ -35,6 +35,7 @@ from headrace.jobs.store.in_flight_file import InFlightFile, lines_in_flight
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import read_manifest, write_manifest
 from headrace.jobs.store.status_file import JobStatus, read_status
+from headrace.startup import Report
 from headrace.types import SamplingParams
 from tests.jobs.conftest import settings_of
 from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart, OutOfMemoryError
@@ -475,8 +476,8 @@ def test_after_a_lost_process_the_engine_has_one_of_its_own(
     from headrace.jobs.run import run_job as run_module
 
     started = []
-    monkeypatch.setattr(run_module, "start_engine", lambda *a: started.append("thread") or start(*a))
-    monkeypatch.setattr(run_module, "start_engine_process", lambda *a: started.append("process") or start(*a))
+    monkeypatch.setattr(run_module, "start_engine", lambda *a, report: started.append("thread") or start(*a))
+    monkeypatch.setattr(run_module, "start_engine_process", lambda *a, report: started.append("process") or start(*a))
     source = write_lines(*prompts(20))
     interrupted(source, start)
     run(source, None)
@@ -490,7 +491,7 @@ def test_no_line_is_blamed_for_losses_of_a_process_that_is_not_the_engines(
     """A container that is preempted again and again, each time with the same long line in flight."""
     from headrace.jobs.run import run_job as run_module
 
-    def no_model(*arguments: Any) -> Engine:
+    def no_model(*arguments: Any, report: Report) -> Engine:
         raise ModelError("no model")
 
     source = write_lines(*prompts(20))
@@ -501,7 +502,11 @@ def test_no_line_is_blamed_for_losses_of_a_process_that_is_not_the_engines(
             lose_process(source, [19], num_epochs=1)
             with pytest.raises((ModelError, ResumableJobError)):
                 run(source, None)
-    monkeypatch.setattr(run_module, "start_engine_process", start)
+
+    def with_model(*arguments: Any, report: Report) -> Engine:
+        return start(*arguments)
+
+    monkeypatch.setattr(run_module, "start_engine_process", with_model)
     report = run(source, None)
     assert (report.exit_code, report.failures.poison_rows, len(read(source))) == (0, 0, 20)
     assert report.failures.deaths == {"device": 1, "process": 9}

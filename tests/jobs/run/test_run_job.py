@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import ConfigError, JobError, ResumableJobError
 from headrace.jobs.formats.reader import BATCH_LINES, InputLine
@@ -31,8 +32,10 @@ from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.console import Console
 from headrace.jobs.status.report import JobReport
+from headrace.jobs.status.summary import plain_summary
 from headrace.jobs.store.status_file import read_status
 from headrace.runner.fake import FakeRunner
+from headrace.startup import Report, StartupStage
 from headrace.steps import StepPlan, StepResult
 
 Start = Callable[..., Engine]
@@ -501,3 +504,29 @@ def test_a_directory_that_cannot_be_written_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(JobError, match="cannot be written: permission denied"):
         run(source, never)
+
+
+def test_stages_of_the_start_and_warnings_are_told(
+    write_lines: WriteLines, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = (StartupStage("load", 2**30, 2**30, 2.0), StartupStage("compile", 9, 9, 0.5))
+
+    def start_engine(config: EngineConfig, deliver: Deliver, *, report: Report) -> Engine:
+        engine = start(config, deliver)
+        for stage in stages:
+            report(stage)
+        settings = dataclasses.replace(engine.settings, warnings=("max_num_seqs=8 is odd",))
+        return dataclasses.replace(engine, settings=settings, start_stages=stages)
+
+    monkeypatch.setattr("headrace.jobs.run.run_job.start_engine", start_engine)
+    source, told = write_lines({"prompt": "a"}), io.StringIO()
+    report = run_job(JobSpec(input=str(source), output=str(source.parent / "out.jsonl")), stream=told)
+    assert told.getvalue().splitlines()[:5] == [
+        "headrace: loading smollm2 ...",
+        "headrace: loaded weights (1.00 GiB) in 2.0 s",
+        "headrace: prepared kernels (9) in 0.5 s",
+        "headrace: warning: max_num_seqs=8 is odd",
+        "headrace: ready in 0.5 s on cpu in float32; answering 1 line",
+    ]
+    assert dataclasses.replace(report, spec=None).as_json()["start_stages"] == {"load": 2.0, "compile": 0.5}
+    assert "to start (load 2.0 s, compile 0.5 s)" in plain_summary(report)

@@ -272,3 +272,15 @@ def test_a_running_job_has_a_bottleneck_and_a_finished_one_has_none() -> None:
     waiting = measure(gauge, stats(), planner_with(0), Tally(), has_ended=False)
     assert waiting.limited_by == "reading"
     assert measure(gauge, stats(), planner_with(0), Tally(), state="finished").limited_by is None
+
+
+def test_a_stream_that_has_gone_does_not_end_a_job() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    console = Console(stream=Broken())
+    with console:
+        console.tell("loading m ...")
+        console.write("stopping")
+        console.update(STATUS)

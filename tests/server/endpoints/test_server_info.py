@@ -36,6 +36,8 @@ def test_every_setting_has_a_source(engine: AsyncEngine) -> None:
         assert settings["max_num_queued_reqs"]["source"] == "automatic"
         assert told["model"]["vocab_size"] == engine.spec.vocab_size
         assert told["version"]
+        assert list(told["start"]["stages"]) == ["load", "compile"]
+        assert sum(told["start"]["stages"].values()) <= told["start"]["seconds"] + 0.01  # rounded to milliseconds
 
     with_server(engine, body, max_n=3)
 

@@ -147,6 +147,8 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
             settings[name.replace("-", "_")] = json.loads(text)
         except ValueError:
             settings[name.replace("-", "_")] = text
+    if not given.url and given.engine in (None, "headrace"):
+        EngineConfig(**{name: value for name, value in settings.items() if name in names})  # refuses impossible values
     return settings
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from headrace.config import BLOCK_SIZES, MAX_NUM_SEQS
 from headrace.doctor.estimates import step_of_prompts
 from headrace.doctor.evidence import Evidence
 from headrace.doctor.findings import Advice, Finding, Rule
@@ -73,7 +74,12 @@ def _suggestion(flag: Flag, command: CommandLine) -> str:
 
 
 def impossible_values(evidence: Evidence) -> Finding | None:
-    numbers = [*_not_positive(evidence), *_not_a_share(evidence), *_too_small_a_budget(evidence)]
+    numbers = [
+        *_not_positive(evidence),
+        *_out_of_range(evidence),
+        *_not_a_share(evidence),
+        *_too_small_a_budget(evidence),
+    ]
     if not numbers:
         return None
     advice = []
@@ -101,6 +107,17 @@ def _not_positive(evidence: Evidence) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield name, f"{value} (must be a whole number of at least 1)"
+
+
+def _out_of_range(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """What `EngineConfig` refuses; vLLM has other limits."""
+    if evidence.engine != "headrace":
+        return
+    size, slots = (evidence.number(name) if name in evidence.given else None for name in ("block_size", "max_num_seqs"))
+    if size is not None and size >= 1 and size not in BLOCK_SIZES:
+        yield "block_size", f"{size:g} (must be one of {', '.join(map(str, BLOCK_SIZES))})"
+    if slots is not None and slots > MAX_NUM_SEQS:
+        yield "max_num_seqs", f"{slots:,.0f} (at most {MAX_NUM_SEQS:,})"
 
 
 def _not_a_share(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -224,7 +241,8 @@ RULES = (
         id="impossible-value",
         title="a value that the engine refuses, such as a token budget of 0",
         guide="A1",
-        threshold="counts of at least 1; a share between 0 and 1; a budget of at least max_num_seqs",
+        threshold="counts of at least 1; a share between 0 and 1; a budget of at least max_num_seqs; Headrace: a block "
+        f"size of {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}, max_num_seqs of at most {MAX_NUM_SEQS:,}",
         check=impossible_values,
         needs=("command",),
         sources=("command",),

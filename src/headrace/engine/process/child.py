@@ -33,13 +33,14 @@ from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
 from headrace.logs import set_up_logs
+from headrace.startup import OnStage, StartupStage, StartupStages
 from headrace.types import SequenceEvent
 
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.engine.start import LoadedCore
 
-    Load = Callable[[EngineConfig, Callable[[str], None]], LoadedCore]
+    Load = Callable[[EngineConfig, OnStage], LoadedCore]
 
 STATS_S = 0.1  # between two snapshots of the counters; another one is sent when the engine runs out of work
 MAX_BACKLOG_BYTES = 64 << 20  # of events; an engine whose front reads nothing waits then
@@ -68,9 +69,13 @@ class EngineChild:
     def run(self, core_path: str) -> int:
         """Returns the exit status."""
         threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
+        stages = StartupStages(self._send_stage)
         try:
+            stages("import")
             load = _imported(core_path)
-            loaded = load(self._starts.get().config, self._send_stage)
+            stages.end()  # the front may still download the model
+            loaded = load(self._starts.get().config, stages)
+            stages.end()
         except BaseException as error:  # noqa: BLE001  the front raises it
             self._report(error, is_expected=isinstance(error, HeadraceError) and not os.environ.get("HEADRACE_DEBUG"))
             return 1
@@ -86,7 +91,7 @@ class EngineChild:
         loop.run()
         return 0 if loop.failure is None else 1
 
-    def _send_stage(self, stage: str) -> None:
+    def _send_stage(self, stage: StartupStage) -> None:
         self._channel.send(wire.encode(wire.Stage(stage)))
 
     def _read(self) -> None:

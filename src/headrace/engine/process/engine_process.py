@@ -31,6 +31,7 @@ from headrace.engine.process.channel import Channel
 from headrace.engine.profiler import ProfileOptions
 from headrace.errors import EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.sched import SchedulerStats
+from headrace.startup import Report
 from headrace.types import Request, SequenceEvent
 
 LOAD_CORE = "headrace.engine.start:load_core"
@@ -61,7 +62,7 @@ class EngineProcess:
         *,
         core: str = LOAD_CORE,
         heartbeat_s: float = HEARTBEAT_S,
-        report: Callable[[str], None] = lambda stage: None,
+        report: Report = lambda stage: None,
     ) -> None:
         self._deliver = deliver
         self._on_end = on_end
@@ -247,8 +248,8 @@ class EngineProcess:
                     self.health = ProcessHealth(before.num_frames, before.num_heartbeats + 1, num_steps, has_work)
                 case wire.Profiled() as profiled:
                     self._answer(profiled)
-                case wire.Stage(text=text):
-                    self._report(text)
+                case wire.Stage(stage=stage):
+                    self._report(stage)
                 case wire.Ready() as ready:
                     self._ready = ready
                     self._can_run.set()

@@ -24,6 +24,7 @@ from headrace.engine.process.wire import Ready
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.restart_policy import SUPERVISOR_RESTARTS, RestartCounter, RestartPolicy
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
+from headrace.startup import Report
 from headrace.types import Request
 
 Phase = Literal["starting", "ready", "restarting", "dead"]
@@ -81,7 +82,7 @@ class EngineSupervisor:
         rules: Supervision,
         *,
         core: str = LOAD_CORE,
-        report: Callable[[str], None] = lambda stage: None,
+        report: Report = lambda stage: None,
     ) -> None:
         self._deliver = deliver
         self._rules = rules

@@ -21,6 +21,7 @@ from headrace.engine.checks import RequestChecks
 from headrace.engine.core import EngineStats
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Settings
+from headrace.startup import StartupStage
 from headrace.types import Request, SamplingParams, SequenceEvent, TokenIds
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -73,7 +74,7 @@ class Close(_Message, frozen=True):
 class Stage(_Message, frozen=True):
     """Progress of the start."""
 
-    text: str
+    stage: StartupStage
 
 
 class Ready(_Message, frozen=True):

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TextIO
 
 from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
+from headrace.engine.startup_display import StartupDisplay
 from headrace.errors import ConfigError, JobError
 from headrace.garbage import collecting_less_often
 from headrace.jobs.formats import Source, open_sink
@@ -34,6 +36,7 @@ from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.fingerprint import digest_of_template
 from headrace.sched import SchedulerStats
+from headrace.startup import Report
 
 SWITCH_SECONDS = 0.0005
 
@@ -107,9 +110,11 @@ class _Execution:
         num_expected = self._num_expected
         recovery = _recovery_of(job, directory, self.options)
         tell(f"loading {job.config.model} ...")
-        with sigterm_raises(job):
-            engine = JobEngine(self._start_of(recovery), inbox.put, recovery.config)
+        with sigterm_raises(job), StartupDisplay(tell, terminal=self.options.console.terminal) as display:
+            engine = JobEngine(self._start_of(recovery, display), inbox.put, recovery.config)
         try:
+            for warning in engine.engine.settings.warnings:
+                tell(f"warning: {warning}")
             _check_price(job, engine.engine)
             num_left = _num_left(num_expected, directory)
             tell(_ready_line(engine.engine, num_left))
@@ -154,10 +159,12 @@ class _Execution:
             self._retry_on_full_disk(lambda: directory.publish(directory.state_when_done))
         return report_of_nothing(self.job, directory)
 
-    def _start_of(self, recovery: RecoveryPolicy) -> Start:
+    def _start_of(self, recovery: RecoveryPolicy, report: Report) -> Start:
         if self.options.start is not None:
             return self.options.start
-        return start_engine_process if _needs_own_process(recovery, self.options) else start_engine
+        return partial(
+            start_engine_process if _needs_own_process(recovery, self.options) else start_engine, report=report
+        )
 
     def _has_more(self, directory: JobDirectory) -> bool:
         """Whether any line is left. If not, no model has to be loaded."""

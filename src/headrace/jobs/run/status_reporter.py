@@ -90,6 +90,7 @@ class StatusReporter:
             tally=self._outcomes.tally,
             seconds=perf_counter() - self._started_at,
             start_seconds=engine.start_seconds,
+            start_stages=engine.start_stages,
             stats=stats,
             choices=engine.settings.choices,
             in_force=settings_in_force(engine.settings, context.job.config),

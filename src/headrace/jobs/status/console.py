@@ -55,11 +55,19 @@ class Console:
         else:
             self.write(line)
 
+    @property
+    def terminal(self) -> TextIO | None:
+        """The stream, if it is a terminal and shows anything."""
+        return self._stream if self._enabled and self._stream.isatty() else None
+
     def write(self, line: str) -> None:
         """Write a message directly to the stream: takes no lock, so a signal handler may call it."""
         if self._enabled:
-            self._stream.write(f"headrace: {line}\n")
-            self._stream.flush()
+            try:
+                self._stream.write(f"headrace: {line}\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # the reader of a pipe has gone, or the stream was closed: the job goes on
+                self._enabled = False
 
     def update(self, status: JobStatus) -> None:
         if self._live is not None:

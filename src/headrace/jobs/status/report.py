@@ -20,6 +20,7 @@ from headrace.jobs.store.failure_log import FailureCounts
 from headrace.jobs.store.status_file import GpuStatus, Saved
 from headrace.models.digests import digest_of_local_model
 from headrace.models.spec import ModelSpec
+from headrace.startup import StartupStage, stage_seconds
 
 MAX_NOTES = 20
 MAX_FIRST_ERRORS = 3
@@ -115,6 +116,7 @@ class JobReport:
     tally: Tally
     seconds: float  # from the first line read to the last written
     start_seconds: float
+    start_stages: tuple[StartupStage, ...] = ()
     stats: EngineStats
     choices: tuple[Choice, ...]
     in_force: Mapping[str, SettingInForce] = field(default_factory=dict)  # every setting; empty without an engine
@@ -198,6 +200,7 @@ class JobReport:
             "completion_tokens_per_second": self.generated_tokens_per_second,
             "seconds": self.seconds,
             "start_seconds": self.start_seconds,
+            "start_stages": stage_seconds(self.start_stages),
             "gpu_hours": self.gpu_hours,
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpus_missing": self.gpus_missing,

@@ -9,6 +9,7 @@ from headrace.jobs.formats.locations import STANDARD_STREAM
 from headrace.jobs.status.gpus import summary_rows
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.failure_log import FailureCounts
+from headrace.startup import stage_seconds_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +46,7 @@ def result_rows(report: JobReport) -> list[Row]:
     rows = [
         ("tokens in", f"{tally.num_prompt_tokens:,} · {report.prompt_tokens_per_second:,.0f}/s"),
         ("tokens out", f"{tally.num_generated_tokens:,} · {report.generated_tokens_per_second:,.0f}/s"),
-        ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start"),
+        ("time", f"{_seconds(report.seconds)}, after {_seconds(report.start_seconds)} to start{_stages(report)}"),
         ("saved", _saved(report)),
         ("prefix cache", f"{scheduler.prefix_hit_share:.1%} of prompt tokens were cached"),
         ("KV cache", f"{scheduler.max_kv_use:.1%} used at peak, {scheduler.kv_waste:.1%} of it empty"),
@@ -74,6 +75,11 @@ def failure_rows(failures: FailureCounts) -> list[Row]:
     if failures.memory_rungs:
         rows.append(("memory", f"ran out {len(failures.memory_rungs):,} times: {', '.join(failures.memory_rungs)}"))
     return rows
+
+
+def _stages(report: JobReport) -> str:
+    text = stage_seconds_text(report.start_stages)
+    return f" ({text})" if text else ""
 
 
 def _saved(report: JobReport) -> str:

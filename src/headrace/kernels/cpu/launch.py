@@ -20,6 +20,8 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from headrace.startup import OnStage, ignore_stage
+
 F = TypeVar("F", bound=Callable[..., Any])
 Pointer: TypeAlias = Any  # a flat array without bounds, as mypy sees it inside a kernel
 Arguments: TypeAlias = Any  # the struct of the kernel's arguments
@@ -82,11 +84,13 @@ def kernel(**fields: str) -> Callable[[Callable[[Pointer], None]], Kernel]:
     return register
 
 
-def compile_all() -> None:
+def compile_all(on_stage: OnStage = ignore_stage) -> None:
     """Compiles every imported kernel, or loads it from disk, so that no step has to."""
-    for each in _kernels:
+    for number, each in enumerate(_kernels):
+        on_stage("compile", number, len(_kernels))
         each.entry  # noqa: B018
     team()
+    on_stage("compile", len(_kernels), len(_kernels))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmb
 from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
 from headrace.models.rope import cos_sin_table, head_order, query_scales
+from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec, RopeSpec, Shape
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import WeightSource, check_tensors
@@ -40,12 +41,13 @@ def load_decoder(
     load_format: str = "auto",
     seed: int = 0,
     max_len: int | None = None,
+    progress: Progress = lambda num_bytes, total: None,
 ) -> Decoder:
-    """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter
-    context."""
+    """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
+    `progress` is called with the bytes loaded so far, and their total."""
     spec, device = checkpoint.spec, torch.device(device)
     source = _source(checkpoint, load_format, seed)
-    reader = _Reader(source, spec, dtype, device, as_fp8=quantization == "fp8")
+    reader = _Reader(source, spec, dtype, device, as_fp8=quantization == "fp8", progress=progress)
     check_tensors(reader.source, spec, where=checkpoint.source)
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
@@ -53,7 +55,7 @@ def load_decoder(
     tables = _cos_sin_tables(spec, max_len, device)
     norm = reader.norm("model.norm")
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
-    return Decoder(
+    decoder = Decoder(
         spec=spec,
         dtype=dtype,
         device=device,
@@ -68,6 +70,8 @@ def load_decoder(
         max_len=max_len,
         num_bytes=reader.num_bytes,
     )
+    progress(decoder.num_bytes, decoder.num_bytes)
+    return decoder
 
 
 def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
@@ -220,7 +224,14 @@ class _Reader:
     """Allocates tensors in the decoder's type and device, lets the source fill them, and counts their bytes."""
 
     def __init__(
-        self, source: WeightSource, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, as_fp8: bool
+        self,
+        source: WeightSource,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        as_fp8: bool,
+        progress: Progress,
     ) -> None:
         self.source = source
         self.num_bytes = 0
@@ -229,6 +240,9 @@ class _Reader:
         self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
+        self._progress = progress
+        self._num_read = 0  # bytes of all tensors so far, in the decoder's type
+        self._num_to_read = dtype.itemsize * sum(map(math.prod, spec.tensor_shapes().values()))
 
     @property
     def is_plain_cpu(self) -> bool:
@@ -292,6 +306,8 @@ class _Reader:
         if self._head_order is not None and _ROTATED.fullmatch(name):
             heads = out.unflatten(0, (-1, len(self._head_order)))  # [heads, D, ...]
             heads.copy_(heads[:, self._head_order])
+        self._num_read += out.numel() * self._dtype.itemsize
+        self._progress(self._num_read, self._num_to_read)
 
 
 def _allocate(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -51,9 +51,12 @@ class DecodeGraphs:
     """Owns the graphs of all sizes, with and without prefix sharing."""
 
     def __init__(self, max_num_seqs: int, *, enable_sharing: bool) -> None:
+        numbers = range(1, max_num_seqs + 1)
         self.max_size = decode_graph_size(max_num_seqs)
-        self._max_num_seqs = max_num_seqs
-        self._enable_sharing = enable_sharing
+        # The largest first, so that the others fit into its memory.
+        self._sizes = sorted(set(map(decode_graph_size, numbers)), reverse=True)
+        sharing_sizes = {sharing_graph_size(num_seqs, self.max_size) for num_seqs in numbers}
+        self._sharing_sizes = sorted(sharing_sizes, reverse=True) if enable_sharing else []
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}  # by size and whether prefixes are shared
         self._fast_sizes: dict[int, int] = {}  # for each size, that of the fastest graph with room for it
 
@@ -63,27 +66,35 @@ class DecodeGraphs:
             return self._graphs[sharing_graph_size(num_seqs, self.max_size), True]
         return self._graphs[self._fast_sizes[decode_graph_size(num_seqs)], False]
 
+    @property
+    def num_graphs(self) -> int:
+        return len(self._sizes) + len(self._sharing_sizes)
+
     @torch.inference_mode()
-    def capture(self, forward: Forward, sample: SampleStep, pool: Any, device: torch.device) -> None:
-        """Capture every size, the largest first, so that the others fit into its memory."""
-        numbers = range(1, self._max_num_seqs + 1)
-        sizes = sorted({decode_graph_size(num_seqs) for num_seqs in numbers}, reverse=True)
+    def warm_up(self, forward: Forward, sample: SampleStep, device: torch.device) -> None:
+        """Run steps of a few sizes once, which compiles kernels and sets up libraries."""
+        sizes = self._sizes
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
-            for size in {sizes[0], sizes[-1], sizes[-2:][0]}:  # compiles kernels and sets up libraries
+            for size in {sizes[0], sizes[-1], sizes[-2:][0]}:
                 logits = forward(size, is_sharing=False)
                 for has_filters in (False, True):
                     sample(logits, has_filters)
         stream.synchronize()
-        for size in sizes:
+
+    @torch.inference_mode()
+    def capture(self, forward: Forward, sample: SampleStep, pool: Any, captured: Callable[[], None]) -> None:
+        """Capture every size. `captured` is called after each."""
+        for size in self._sizes:
             self._graphs[size, False] = _captured(size, forward, sample, pool, is_sharing=False)
+            captured()
         self._fast_sizes = fastest_sizes(
-            {size: _replay_milliseconds(self._graphs[size, False].model) for size in sizes}
+            {size: _replay_milliseconds(self._graphs[size, False].model) for size in self._sizes}
         )
-        if self._enable_sharing:
-            for size in sorted({sharing_graph_size(num_seqs, self.max_size) for num_seqs in numbers}, reverse=True):
-                forward(size, is_sharing=True)  # compiles kernels
-                self._graphs[size, True] = _captured(size, forward, sample, pool, is_sharing=True)
+        for size in self._sharing_sizes:
+            forward(size, is_sharing=True)  # compiles kernels
+            self._graphs[size, True] = _captured(size, forward, sample, pool, is_sharing=True)
+            captured()
 
 
 def _captured(size: int, forward: Forward, sample: SampleStep, pool: Any, *, is_sharing: bool) -> DecodeGraph:

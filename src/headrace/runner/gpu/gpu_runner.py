@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TypeVar
 
 import numpy as np
@@ -42,6 +43,7 @@ from headrace.runner.results import step_logprobs, to_pinned
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
 from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
+from headrace.startup import OnStage, ignore_stage
 from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
 Result = TypeVar("Result")
@@ -77,7 +79,7 @@ class Ticket:
 class GpuRunner:
     """Owns weights, KV cache and slots on one GPU. The last slot and the last block are padding for graphs."""
 
-    def __init__(self, decoder: Decoder, shape: RunnerShape) -> None:
+    def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
         spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
         self._decoder, self._device, self._shape = decoder, device, shape
         self._slots = GpuSlots(shape, device)
@@ -121,8 +123,9 @@ class GpuRunner:
             dtype=decoder.dtype,
             device=device,
         )
+        on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
-        self._capture_graphs()
+        self._capture_graphs(on_stage)
         reserve(shape.step_bytes, device)
 
     # ---- the runner's protocol
@@ -289,10 +292,18 @@ class GpuRunner:
         return self._decoder.logits(hidden)
 
     @torch.inference_mode()
-    def _capture_graphs(self) -> None:
-        pool = torch.cuda.graph_pool_handle()
-        self._prefill_graphs.capture(pool, self._slots.padding_slot)
-        self._decode_graphs.capture(self._forward_decode, self._sample_decoded, pool, self._device)
+    def _capture_graphs(self, on_stage: OnStage) -> None:
+        numbers, total = count(1), self._prefill_graphs.num_graphs + self._decode_graphs.num_graphs
+
+        def captured() -> None:
+            on_stage("capture", next(numbers), total)
+
+        pool, padding_slot = torch.cuda.graph_pool_handle(), self._slots.padding_slot
+        self._prefill_graphs.warm_up(padding_slot)
+        self._decode_graphs.warm_up(self._forward_decode, self._sample_decoded, self._device)
+        on_stage("capture", 0, total)
+        self._prefill_graphs.capture(pool, padding_slot, captured)
+        self._decode_graphs.capture(self._forward_decode, self._sample_decoded, pool, captured)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]

@@ -116,18 +116,29 @@ class PrefillGraphs:
         self._graphs: dict[int, PrefillGraph] = {}  # by their number of tokens
         self.sizes: list[int] = []  # of the captured graphs, in tokens, ascending
 
-    def capture(self, pool: Any, padding_slot: int) -> None:
-        """Capture the largest graph first, so that the others fit into its memory."""
+    @property
+    def num_graphs(self) -> int:
+        return len(self._shapes)
+
+    def warm_up(self, padding_slot: int) -> None:
+        """Run the largest step once, which compiles kernels."""
+        for shape in self._shapes[-1:]:
+            self._forward(shape, shape.unpacked(self._padding(shape, padding_slot)))
+
+    def capture(self, pool: Any, padding_slot: int, captured: Callable[[], None]) -> None:
+        """Capture the largest graph first, so that the others fit into its memory. `captured` is called after each."""
         for shape in reversed(self._shapes):
-            inputs = torch.from_numpy(shape.only_padding(padding_slot)).to(self._hidden.device, torch.int32)
+            inputs = self._padding(shape, padding_slot)
             hidden = self._hidden[: shape.num_tokens]
-            if not self._graphs:
-                self._forward(shape, shape.unpacked(inputs))  # compiles kernels
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 hidden.copy_(self._forward(shape, shape.unpacked(inputs)))
             self._graphs[shape.num_tokens] = PrefillGraph(shape, graph, inputs, hidden)
+            captured()
         self.sizes = sorted(self._graphs)
+
+    def _padding(self, shape: PrefillShape, padding_slot: int) -> Tensor:
+        return torch.from_numpy(shape.only_padding(padding_slot)).to(self._hidden.device, torch.int32)
 
     def fitting(self, num_tokens: int, num_prompts: int, longest: int) -> PrefillGraph | None:
         """The smallest graph with room for a step; see `fitting_prefill_size`."""

@@ -1,4 +1,5 @@
-"""GET /server_info: every setting in use with its source and reason, and the model's size, for benchmarks and reports.
+"""GET /server_info: every setting in use with its source and reason, the model's size, and how long the stages of the
+start took, for benchmarks and reports.
 
 vLLM has the same path, with its own fields, in its development mode.
 """
@@ -17,6 +18,7 @@ from headrace.server.http.exchange import Exchange
 from headrace.server.options import ServerOptions
 from headrace.server.request_queue import REASONS, QueueLimits
 from headrace.server.services import Services
+from headrace.startup import stage_seconds
 from headrace.version import __version__
 
 # Shown as set or not set: keys, and names of files.
@@ -29,6 +31,11 @@ async def show(services: Services, exchange: Exchange) -> None:
         "version": __version__,
         "model": {"name": services.model_name, **shape_of(services.engine.spec)},
         "settings": shown_settings(services, hidden=_HIDDEN),
+        "warnings": services.engine.settings.warnings,
+        "start": {
+            "seconds": round(services.engine.start_seconds, 3),
+            "stages": stage_seconds(services.engine.start_stages),
+        },
     }
     await exchange.reply(200, msgspec.json.encode(body))
 

@@ -1,0 +1,69 @@
+"""Which decode graphs are captured, in which order, and how progress is counted. Needs no GPU: nothing is captured."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.runner.gpu import decode_graphs
+from headrace.runner.gpu.decode_graphs import DecodeGraph, DecodeGraphs
+
+
+class FakeStream:
+    def __init__(self, device: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is captured, in order."""
+    events: list[Any] = []
+
+    def captured(size: int, *arguments: Any, is_sharing: bool) -> DecodeGraph:
+        events.append((size, is_sharing))
+        return DecodeGraph(size, *[None] * 4)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decode_graphs, "_captured", captured)
+    monkeypatch.setattr(decode_graphs, "_replay_milliseconds", lambda graph: 1.0)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return events
+
+
+@pytest.mark.parametrize("enable_sharing", [False, True])
+@pytest.mark.parametrize("max_num_seqs", [1, 7, 100])
+def test_every_graph_is_counted_once(events: list[Any], max_num_seqs: int, enable_sharing: bool) -> None:
+    graphs = DecodeGraphs(max_num_seqs, enable_sharing=enable_sharing)
+    graphs.capture(
+        lambda size, *, is_sharing: torch.empty(0), lambda *a: torch.empty(0), None, lambda: events.append(1)
+    )
+    assert events[1::2] == [1] * graphs.num_graphs
+    assert len(set(events[::2])) == graphs.num_graphs
+    plain = [size for size, is_sharing in events[::2] if not is_sharing]
+    assert plain == sorted(plain, reverse=True) and plain[0] >= max_num_seqs
+    assert any(is_sharing for _, is_sharing in events[::2]) == enable_sharing
+    for num_seqs in range(1, max_num_seqs + 1):
+        assert graphs.fitting(num_seqs, is_sharing=False).size >= num_seqs
+
+
+def test_the_warm_up_runs_the_largest_and_the_smallest_sizes(events: list[Any]) -> None:
+    sizes: list[int] = []
+    samples: list[bool] = []
+
+    def forward(size: int, *, is_sharing: bool) -> torch.Tensor:
+        sizes.append(size)
+        return torch.empty(0)
+
+    def sample(logits: torch.Tensor, has_filters: bool) -> torch.Tensor:
+        samples.append(has_filters)
+        return logits
+
+    DecodeGraphs(100, enable_sharing=True).warm_up(forward, sample, torch.device("cpu"))
+    assert sorted(sizes) == [1, 2, 112] and sorted(samples) == [False] * 3 + [True] * 3
+    assert events == []
