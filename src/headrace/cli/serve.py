@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
