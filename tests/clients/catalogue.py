@@ -56,4 +56,6 @@ CLIENTS = (
     Client(name="instructor", packages=("instructor==1.17.0",)),
     Client(name="pydantic-ai", packages=("pydantic-ai-slim[openai]==2.66.0",)),
     Client(name="llm", packages=("llm==0.36",)),
+    Client(name="schemathesis", packages=("schemathesis==4.32.5",), timeout_s=1200.0),
+    Client(name="lm-eval", packages=("lm-eval[api]==0.4.13",)),
 )

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 URL = os.environ.get("HEADRACE_URL", "http://127.0.0.1:8000/v1")
 KEY = os.environ.get("HEADRACE_KEY", "none")
+ADMIN_KEY = os.environ.get("HEADRACE_ADMIN_KEY", "none")
 MODEL = os.environ.get("HEADRACE_MODEL", "smollm2")
 REPORT = os.environ.get("HEADRACE_CLIENT_REPORT")  # the file for the runner
 TOO_LONG = "word " * 5000  # more tokens than the context of the runner's server

@@ -29,8 +29,8 @@ from tests.clients.catalogue import CLIENTS, Client
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
-MODEL, KEY = "smollm2", "a-key-for-tests"
-SETTINGS = ("--max-num-seqs", "8", "--max-model-len", "2048")
+MODEL, KEY, ADMIN_KEY = "smollm2", "a-key-for-tests", "an-admin-key-for-tests"
+SETTINGS = ("--max-num-seqs", "8", "--max-model-len", "512")
 START_TIMEOUT_S = 300.0
 
 
@@ -60,7 +60,8 @@ def server(log: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "headrace", "serve", MODEL, "--port", str(port), *SETTINGS]
-    environment = {**os.environ, "HEADRACE_API_KEY": KEY, "PYTHONPATH": str(ROOT / "src")}
+    keys = {"HEADRACE_API_KEY": KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
+    environment = {**os.environ, **keys, "PYTHONPATH": str(ROOT / "src")}
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -119,7 +120,7 @@ def run(client: Client, url: str, *, latest: bool = False) -> Result:
 
 def _run_script(client: Client, python: Path, url: str, report: Path) -> str | None:
     """Run it, and say what went wrong unless it reported."""
-    variables = {"HEADRACE_URL": url, "HEADRACE_KEY": KEY, "HEADRACE_MODEL": MODEL}
+    variables = {"HEADRACE_URL": url, "HEADRACE_KEY": KEY, "HEADRACE_MODEL": MODEL, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
