@@ -43,8 +43,7 @@ def _needs_ab() -> str | None:
     return None if shutil.which("ab") else "ab is not installed (Debian: apache2-utils)"
 
 
-# torch is the build that Headrace is tested with: without it, pip takes a newer one with CUDA, of several GB.
-TORCH = "torch==2.13.0"
+TORCH = next(line for line in (HERE.parents[1] / "constraints.txt").read_text().splitlines() if line[:7] == "torch==")
 CLIENTS = (
     Client(name="openai", packages=("openai==3.49.0",)),
     Client(name="litellm", packages=("litellm==1.106.2", "mcp==2.3.0")),  # its responses() imports mcp
@@ -58,4 +57,8 @@ CLIENTS = (
     Client(name="llm", packages=("llm==0.36",)),
     Client(name="schemathesis", packages=("schemathesis==4.32.5",), timeout_s=1200.0),
     Client(name="lm-eval", packages=("lm-eval[api]==0.4.13",)),
+    Client(name="ab", missing=_needs_ab),
+    Client(name="guidellm", packages=("guidellm==0.8.1", TORCH)),  # any torch: this one may be there without CUDA
+    Client(name="vllm-bench", missing=_needs_vllm, python=lambda: os.environ.get(VLLM_PYTHON)),
+    Client(name="aiperf", packages=("aiperf==0.13.0",)),
 )

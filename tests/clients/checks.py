@@ -23,6 +23,7 @@ URL = os.environ.get("HEADRACE_URL", "http://127.0.0.1:8000/v1")
 KEY = os.environ.get("HEADRACE_KEY", "none")
 ADMIN_KEY = os.environ.get("HEADRACE_ADMIN_KEY", "none")
 MODEL = os.environ.get("HEADRACE_MODEL", "smollm2")
+TOKENIZER = os.environ.get("HEADRACE_TOKENIZER", "HuggingFaceTB/SmolLM2-135M-Instruct")  # for clients that need one
 REPORT = os.environ.get("HEADRACE_CLIENT_REPORT")  # the file for the runner
 TOO_LONG = "word " * 5000  # more tokens than the context of the runner's server
 TIMEOUT_S = 600.0
@@ -50,8 +51,8 @@ def raises(kind: type[BaseException], *texts: str) -> Iterator[None]:
 
 
 def shell(command: str, **more: str) -> str:
-    """Run a command as a user would type it, with URL, KEY and MODEL as variables; return what it prints."""
-    variables = {"URL": URL, "KEY": KEY, "MODEL": MODEL, "BASE": URL.removesuffix("/v1"), **more}
+    """Run a command as a user would type it, with URL, BASE, KEY, MODEL and TOKENIZER as variables; return what it prints."""
+    variables = {"URL": URL, "BASE": URL.removesuffix("/v1"), "KEY": KEY, "MODEL": MODEL, "TOKENIZER": TOKENIZER, **more}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],

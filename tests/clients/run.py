@@ -29,6 +29,7 @@ from tests.clients.catalogue import CLIENTS, Client
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
+TOKENIZER = ENVIRONMENTS / "tokenizer"
 MODEL, KEY, ADMIN_KEY = "smollm2", "a-key-for-tests", "an-admin-key-for-tests"
 SETTINGS = ("--max-num-seqs", "8", "--max-model-len", "512")
 START_TIMEOUT_S = 300.0
@@ -70,6 +71,18 @@ def server(log: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
+
+
+def write_tokenizer(directory: Path) -> None:
+    """The model's tokenizer as Hugging Face's files, for clients that make prompts of a given number of tokens."""
+    from headrace.models import open_checkpoint
+    from headrace.text import load_tokenizer
+
+    tokenizer = load_tokenizer(open_checkpoint(MODEL).text)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(tokenizer.serialized(), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -121,6 +134,7 @@ def run(client: Client, url: str, *, latest: bool = False) -> Result:
 def _run_script(client: Client, python: Path, url: str, report: Path) -> str | None:
     """Run it, and say what went wrong unless it reported."""
     variables = {"HEADRACE_URL": url, "HEADRACE_KEY": KEY, "HEADRACE_MODEL": MODEL, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
+    variables["HEADRACE_TOKENIZER"] = str(TOKENIZER)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -185,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CLIENTS)}")
     chosen = [client for client in CLIENTS if not given.names or client.name in given.names]
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(TOKENIZER)
     with server(ENVIRONMENTS / "server.log") as url:
         results = [run(client, url, latest=given.latest) for client in chosen]
     print(table(results))
