@@ -51,8 +51,15 @@ def raises(kind: type[BaseException], *texts: str) -> Iterator[None]:
 
 
 def shell(command: str, **more: str) -> str:
-    """Run a command as a user would type it, with URL, BASE, KEY, MODEL and TOKENIZER as variables; return what it prints."""
-    variables = {"URL": URL, "BASE": URL.removesuffix("/v1"), "KEY": KEY, "MODEL": MODEL, "TOKENIZER": TOKENIZER, **more}
+    """Run a command as a user would type it, with URL, KEY and others as variables; return what it prints."""
+    variables = {
+        "URL": URL,
+        "BASE": URL.removesuffix("/v1"),
+        "KEY": KEY,
+        "MODEL": MODEL,
+        "TOKENIZER": TOKENIZER,
+        **more,
+    }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],

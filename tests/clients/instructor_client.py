@@ -11,7 +11,9 @@ from pydantic import BaseModel, Field
 
 from tests.clients.checks import KEY, MODEL, URL, check, main, raises
 
+# docs: messages
 messages = [{"role": "user", "content": "How warm is it?"}]
+# docs: end
 
 
 # docs: model

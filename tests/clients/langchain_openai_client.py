@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-# docs: end
 import openai
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -15,6 +14,7 @@ from tests.clients.checks import KEY, MODEL, TOO_LONG, URL, check, main, raises
 
 # docs: client
 llm = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_tokens=64)
+# docs: end
 
 
 # docs: model
@@ -28,10 +28,14 @@ class Reading(BaseModel):
 # docs: end
 
 
+# docs: tool
 @tool
 def get_weather(city: Literal["Rome", "Oslo"]) -> str:
     """The weather in a city."""
     return f"sunny in {city}"
+
+
+# docs: end
 
 
 @check

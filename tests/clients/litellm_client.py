@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from tests.clients.checks import KEY, MODEL, TOO_LONG, URL, check, main, raises
 
 # docs: settings
-settings = {"model": f"hosted_vllm/{MODEL}", "api_base": URL, "api_key": KEY}  # or openai/MODEL
+settings = {"model": f"hosted_vllm/{MODEL}", "api_base": URL, "api_key": KEY}
 messages = [{"role": "user", "content": "Name a colour."}]
 # docs: end
 TOOLS = [

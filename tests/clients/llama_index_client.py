@@ -28,11 +28,15 @@ llm = OpenAILike(
 question = [ChatMessage(role="user", content="Name a colour.")]
 
 
+# docs: model
 class Reading(BaseModel):
     """What a thermometer shows."""
 
     kind: Literal["warm", "cold"]
     degrees: int = Field(ge=0, le=99)
+
+
+# docs: end
 
 
 @check

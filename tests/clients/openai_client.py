@@ -140,8 +140,8 @@ tools = [
 
 @check
 def tools_required() -> None:
-    question = [{"role": "user", "content": "How is the weather in Rome?"}]
     # docs: call
+    question = [{"role": "user", "content": "How is the weather in Rome?"}]
     answer = client.chat.completions.create(
         model=MODEL, messages=question, tools=tools, tool_choice="required", parallel_tool_calls=False
     )

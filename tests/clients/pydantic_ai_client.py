@@ -22,11 +22,15 @@ model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY
 SHORT = ModelSettings(max_tokens=32, temperature=0)
 
 
+# docs: model
 class Reading(BaseModel):
     """What a thermometer shows."""
 
     kind: Literal["warm", "cold"]
     degrees: int = Field(ge=0, le=99)
+
+
+# docs: end
 
 
 @check

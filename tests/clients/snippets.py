@@ -1,4 +1,4 @@
-"""Writes the snippets of docs/clients.md, which are parts of the scripts: `python -m tests.clients.snippets`.
+"""Writes what docs/clients.md takes from the scripts, snippets and a table: `python -m tests.clients.snippets`.
 
 In a script, a part stands between the lines `# docs: NAME` and `# docs: end`. On the page, the line
 `<!-- SCRIPT: NAME, NAME -->` stands before a code block, which holds these parts and the imports that they use.
@@ -12,6 +12,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.clients.catalogue import CLIENTS
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/clients.md"
 PLACE = re.compile(r"^<!-- (\w+\.py): ([\w, -]+) -->\n+```(\w+)\n.*?^```$", flags=re.MULTILINE | re.DOTALL)
@@ -51,8 +54,27 @@ def block(script: Path, names: list[str], *, language: str, seen: set[str]) -> s
     return re.sub(r"\n{3,}", "\n\n", "\n\n".join([*groups, code]))
 
 
+def checks_of(script: Path) -> list[str]:
+    """What a script exercises: the names of its checks."""
+    functions = [node for node in ast.parse(script.read_text(encoding="utf-8")).body if isinstance(node, FUNCTIONS)]
+    return [
+        node.name.replace("_", " ")
+        for node in functions
+        if any(ast.unparse(one) == "check" for one in node.decorator_list)
+    ]
+
+
+def table() -> str:
+    rows = ["| client | version | what the script exercises |", "| --- | --- | --- |"]
+    for client in CLIENTS:
+        version = client.packages[0].partition("==")[2] if client.packages else "as installed"
+        rows.append(f"| [{client.name}](#{client.name}) | {version} | {', '.join(checks_of(client.script))} |")
+    return "\n".join(rows)
+
+
 def rewritten(page: str) -> str:
-    """The page with its snippets as the scripts have them."""
+    """The page with its snippets and its table as the scripts have them."""
+    page = re.sub(r"^\| client \|.*?\n(?=\n)", lambda _: table() + "\n", page, flags=re.MULTILINE | re.DOTALL)
     seen: dict[str, set[str]] = {}
 
     def replace(match: re.Match[str]) -> str:
