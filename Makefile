@@ -13,11 +13,11 @@ NOT_QUICK := gpu or slow or vllm or parity or properties or crash or interpreted
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test clients torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
@@ -39,6 +39,9 @@ gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 
 vllm-test: $(VENV)/.ready-dev  ## the tests that start vLLM, from HEADRACE_VLLM_PYTHON=PATH (minutes)
 	@$(BIN)/pytest -m vllm $(ARGS)
+
+clients: $(VENV)/.ready-dev  ## real clients against the server, each installed into an environment of its own (minutes)
+	@$(BIN)/python -m tests.clients.run $(ARGS)
 
 torture: $(VENV)/.ready-dev  ## kill batch jobs in every way, 500 seeds, and look whether they survive
 	@$(BIN)/python -m tests.jobs.crash.torture $(ARGS)

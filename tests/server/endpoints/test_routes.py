@@ -14,6 +14,7 @@ from headrace.server.endpoints.openapi import document
 from headrace.server.http.app import App
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.routes import Route, Router
+from headrace.server.options import ServerOptions
 from tests.server.serving import FakeMetrics
 
 
@@ -68,6 +69,55 @@ def test_an_added_route_is_in_the_document_with_its_body() -> None:
     assert described["paths"]["/v1/echo"]["post"]["summary"] == "Echo"
     assert described["paths"]["/v1/echoes/{name}"]["get"]["parameters"][0]["name"] == "name"
     assert "EchoRequest" in described["components"]["schemas"]
+
+
+def test_the_document_has_the_admin_routes_only_where_there_is_an_admin_key() -> None:
+    admin = {route.path for route in ROUTES if route.auth == "admin"}
+    assert admin and admin <= document(ROUTES, has_admin=True)["paths"].keys()
+    assert not admin & document(ROUTES)["paths"].keys()
+
+
+def test_the_document_says_whether_a_key_is_needed() -> None:
+    assert {} in document(ROUTES)["security"]
+    with_keys = document(ROUTES, needs_key=True)
+    assert with_keys["security"] == [{"key": []}]
+    open_routes = [path for path, methods in with_keys["paths"].items() if methods.get("get", {}).get("security") == []]
+    assert sorted(open_routes) == ["/", "/health", "/ready"]
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_the_document_names_the_errors_of_a_route(needs_key: bool) -> None:
+    paths = document(ROUTES, needs_key=needs_key)["paths"]
+    chat = paths["/v1/chat/completions"]["post"]["responses"].keys()
+    assert {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504"} <= chat
+    assert "504" not in paths["/tokenize"]["post"]["responses"]
+    assert {"403", "409"} <= paths["/start_profile"]["post"]["responses"].keys()
+    for path, methods in paths.items():
+        for operation in methods.values():
+            assert ("401" in operation["responses"]) == (needs_key and path not in ("/", "/health", "/ready")), path
+
+
+def test_the_document_has_no_schema_for_streams() -> None:
+    """Tools read a schema there as that of each event."""
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        assert document(ROUTES)["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] == {}
+
+
+def test_the_server_shows_the_document_of_its_own_keys() -> None:
+    async def shown(**facts: bool) -> Any:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": [], "headrace": facts}
+        services: Any = SimpleNamespace(metrics=FakeMetrics(), options=ServerOptions())
+        await App(services, ROUTES)(scope, None, send)  # type: ignore[arg-type]
+        return msgspec.json.decode(sent[1]["body"])
+
+    assert "/admin/info" not in asyncio.run(shown())["paths"]
+    both = asyncio.run(shown(has_admin=True, needs_key=True))
+    assert "/admin/info" in both["paths"] and both["security"] == [{"key": []}]
 
 
 def test_only_health_readiness_and_the_empty_page_need_no_key() -> None:

@@ -86,7 +86,7 @@ def test_answers_are_counted_by_route_and_not_by_path(server: Server) -> None:
 def test_the_document_describes_every_route_and_nothing_else(server: Server) -> None:
     document = server.get("/openapi.json").json()
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(route.path, route.method) for route in ROUTES}
+    assert described == {(route.path, route.method) for route in ROUTES if route.auth != "admin"}  # there is no key
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "top_k", "stream_options", "max_completion_tokens"} <= fields.keys()
     for path, methods in document["paths"].items():

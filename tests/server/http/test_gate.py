@@ -57,6 +57,13 @@ def test_the_public_paths_need_no_key(path: str) -> None:
     assert closed().ask(path).status == 200
 
 
+def test_the_application_is_told_which_keys_there_are() -> None:
+    for bench, expected in ((GateBench(), (False, False)), (closed(admin_key="other"), (True, True))):
+        bench.ask("/version", BEARER)
+        facts = bench.echo.scopes[-1]["headrace"]
+        assert (facts["needs_key"], facts["has_admin"]) == expected
+
+
 def test_a_refusal_has_openais_shape_and_explains_how_to_send_a_key() -> None:
     answer = closed().ask()
     assert answer.headers["www-authenticate"] == "Bearer"

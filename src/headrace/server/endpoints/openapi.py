@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,6 @@ from headrace.server.http.routes import Route
 from headrace.server.services import Services
 from headrace.version import __version__
 
-_DENIED = {"401": "no key", "403": "not the admin key", "404": "there is no admin key", "503": "not now"}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -32,22 +32,41 @@ _ERROR = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """Which keys the server has."""
+
+    has_admin: bool
+    needs_key: bool
+
+    def guards(self, route: Route) -> bool:
+        """Whether the route needs a key."""
+        return route.auth != "none" and (self.needs_key or (self.has_admin and _is_control(route)))
+
+
 async def show(services: Services, exchange: Exchange, routes: tuple[Route, ...]) -> None:
-    await exchange.reply(200, _encoded(routes, services.options.root_path))
+    facts = exchange.scope.get("headrace", {})
+    keys = _Keys(has_admin=facts.get("has_admin", False), needs_key=facts.get("needs_key", False))
+    await exchange.reply(200, _encoded(routes, services.options.root_path, keys))
 
 
 @cache
-def _encoded(routes: tuple[Route, ...], root_path: str) -> bytes:
-    return msgspec.json.encode(document(routes, root_path))
+def _encoded(routes: tuple[Route, ...], root_path: str, keys: _Keys) -> bytes:
+    shown = document(routes, root_path, has_admin=keys.has_admin, needs_key=keys.needs_key)
+    return msgspec.json.encode(shown)
 
 
-def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
-    routes = list(routes)
+def document(
+    routes: Iterable[Route], root_path: str = "", *, has_admin: bool = False, needs_key: bool = False
+) -> dict[str, Any]:
+    """The document of a server with these keys. Without an admin key there are no admin routes."""
+    routes = [route for route in routes if has_admin or route.auth != "admin"]
+    keys = _Keys(has_admin=has_admin, needs_key=needs_key)
     bodies = [route.body for route in routes if route.body is not None]
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, keys)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headrace", "version": __version__},
@@ -57,50 +76,55 @@ def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
             "schemas": {**components, "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}] if needs_key else [{"key": []}, {}],
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
-    if route.auth == "admin":
-        return _admin(route)
-    return _get(route) if route.body is None else _post(route, route.body)
-
-
-def _post(route: Route, body: type[msgspec.Struct]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if route.generates and "stream" in body.__struct_fields__:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    errors = {"400": "refused", "404": "another model", "413": "too long", "415": "not JSON", "503": "not now"}
-    return {
-        "summary": route.summary,
-        "requestBody": {"required": route.needs_body, "content": {"application/json": {"schema": schema}}},
-        "responses": {
-            "200": {"description": "answered", "content": content},
-            **{status: _error(text) for status, text in errors.items()},
-        },
-    }
-
-
-def _get(route: Route) -> dict[str, Any]:
-    answer = {"description": "answered", "content": {route.content_type: {}}}
-    shown: dict[str, Any] = {"summary": route.summary, "responses": {"200": answer, "503": _error("not now")}}
+def _operation(route: Route, keys: _Keys) -> dict[str, Any]:
+    errors = {status: _error(text) for status, text in sorted(_errors(route, keys).items())}
+    shown: dict[str, Any] = {"summary": route.summary, "responses": {**_answers(route), **errors}}
+    if route.body is not None:
+        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        shown["requestBody"] = {"required": route.needs_body, "content": {"application/json": {"schema": schema}}}
     if route.parameter is not None:
         shown["parameters"] = [{"name": route.parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
-        shown["responses"]["404"] = _error("not found")
+    if route.auth == "none":
+        shown["security"] = []
+    elif keys.guards(route):
+        shown["security"] = [{"key": []}]
     return shown
 
 
-def _admin(route: Route) -> dict[str, Any]:
-    return {
-        "summary": route.summary,
-        "security": [{"key": []}],
-        "responses": {
-            "2XX": {"description": "done", "content": {"application/json": {}}},
-            **{status: _error(text) for status, text in _DENIED.items()},
-        },
-    }
+def _answers(route: Route) -> dict[str, Any]:
+    if route.auth == "admin":
+        return {"2XX": {"description": "done", "content": {"application/json": {}}}}
+    if route.body is None:
+        return {"200": {"description": "answered", "content": {route.content_type: {}}}}
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if route.generates and "stream" in route.body.__struct_fields__:
+        content["text/event-stream"] = {}  # a schema would be read as that of each event
+    return {"200": {"description": "answered", "content": content}}
+
+
+def _errors(route: Route, keys: _Keys) -> dict[str, str]:
+    """The statuses of errors, and what they mean. Any route can have 403 for an origin, and 500."""
+    errors = {"403": "an origin that is not allowed", "500": "an error inside the server", "503": "not now"}
+    if keys.guards(route):
+        errors["401"] = "no valid key"
+    if route.parameter is not None:
+        errors["404"] = "not found"
+    if route.body is not None:
+        errors |= {"400": "refused", "404": "another model", "408": "the body came too slowly"}
+        errors |= {"413": "too long", "415": "not JSON"}
+    if route.generates:
+        errors |= {"429": "the queue is full, where the server is set to say so", "504": "not done in time"}
+    if _is_control(route):
+        errors |= {"403": "not the admin key", "404": "the server does not offer it", "409": "not in this state"}
+    return errors
+
+
+def _is_control(route: Route) -> bool:
+    return route.auth == "admin" or route.is_control
 
 
 def _error(description: str) -> dict[str, Any]:

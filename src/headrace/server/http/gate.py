@@ -47,7 +47,8 @@ log = logging.getLogger("headrace.access")
 
 class Gate:
     """Wraps an ASGI application. What it finds out about a request is in `scope["headrace"]`: `request_id`,
-    `arrived_at`, and `key_name`, `cache_salt` and `is_admin` of the key. Endpoints add the `TOKEN_COUNTS`."""
+    `arrived_at`, `key_name`, `cache_salt` and `is_admin` of the key; and of the server `needs_key` and `has_admin`.
+    Endpoints add the `TOKEN_COUNTS`."""
 
     def __init__(
         self,
@@ -72,7 +73,12 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "lifespan and websockets are switched off"
-        facts = {"request_id": _request_id(scope), "arrived_at": self._clock()}
+        facts = {
+            "request_id": _request_id(scope),
+            "arrived_at": self._clock(),
+            "needs_key": self._keys.are_required,
+            "has_admin": self._keys.has_admin,
+        }
         answer = _Answer(send, self._headers_of_every_answer(scope, facts["request_id"]))
         scope = {**scope, "path": self._path(scope), "root_path": self._options.root_path, "headrace": facts}
         try:
