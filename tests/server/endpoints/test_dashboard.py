@@ -81,7 +81,8 @@ def test_the_figures_of_this_moment_are_those_of_the_requests(engine: AsyncEngin
         assert live["num_running"] == live["num_waiting"] == live["refused_per_s"] == live["errors_per_s"] == 0
         for name in ("generation_tokens_per_s", "prompt_tokens_per_s", "finished_per_s", "itl_p50_s"):
             assert live[name] > 0, name
-        assert 0 < live["ttft_p50_s"] <= live["ttft_p95_s"] <= live["e2e_p95_s"]
+        assert 0 < live["ttft_p50_s"] <= live["ttft_p95_s"]
+        assert live["e2e_p95_s"] > 0  # of other buckets than the time to first token, so that they do not compare
         assert 0 < live["prefix_hit_share"] < 1  # the same prompt three times
         assert (found["model"], found["state"]) == ("tiny", "ready")
         assert found["gpu"] == {"source": "none", "missing": "the engine runs on the CPU", "gpus": []}
