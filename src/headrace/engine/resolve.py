@@ -340,8 +340,8 @@ class _Resolver:
             left, default = (1 - share) * self._facts.free_memory, CPU_MEMORY_SHARE
             needs = f"of {self._facts.free_memory / GIB:.1f} GiB free memory for everything else on this machine"
         self._warnings.append(
-            f"gpu_memory_utilization={share:g} leaves {left / GIB:.1f} GiB {needs}; running out of memory ends all "
-            f"requests; lower it to {MAX_MEMORY_SHARE:g} or less (default: {default:g})"
+            f"gpu_memory_utilization={share:g} leaves {left / GIB:.1f} GiB {needs}; a step that needs more ends "
+            f"all requests; lower it to {MAX_MEMORY_SHARE:g} or less (default: {default:g})"
         )
 
     def _warn_about_slots(self, dtype: str, num_blocks: int, max_num_seqs: int, max_model_len: int) -> None:
