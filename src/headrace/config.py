@@ -16,9 +16,9 @@ from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
 
-# Kernels read keys in vectors of 8 or 16 tokens and find a token's block with shifts. Half of a sequence's last block
-# is empty on average, and prefixes are shared in whole blocks, so large ones waste more.
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+# Kernels find a token's block with shifts. Half of a sequence's last block is empty on average, and prefixes are shared
+# in whole blocks, so large ones waste more.
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS = 16_384  # sequences in a step: each has a row of logits and a row of token ids, used or not
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -97,8 +97,8 @@ class EngineConfig:
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ConfigError(
-                f"block_size={self.block_size} is not one of {sizes}: kernels read keys in vectors of 8 or 16 tokens; "
-                "16 is the default"
+                f"block_size={self.block_size} is not one of {sizes}: kernels are made for powers of two; 16 is the "
+                "default"
             )
         if self.max_num_seqs is not None and self.max_num_seqs > MAX_NUM_SEQS:
             raise ConfigError(

@@ -37,7 +37,7 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--engine", "vllm", "--url", "http://x"], "Leave out --engine"),
         (["--set", "max_num_seqs"], "NAME=VALUE"),
         (["--set", "max_num_seqs=0"], "max_num_seqs must be an integer of at least 1, got 0"),
-        (["--block-size", "7"], "block_size=7 is not one of 8, 16"),
+        (["--block-size", "7"], "block_size=7 is not one of 1, 2, 4, 8, 16"),
         (["one", "--model", "two"], "two models"),
         (["--spread", "2"], "spread"),
         (["--max-num-seq", "3"], "did you mean '--max-num-seqs'"),

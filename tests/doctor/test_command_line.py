@@ -197,7 +197,7 @@ def test_a_flag_that_headrace_refuses_comes_with_its_answer() -> None:
 @pytest.mark.parametrize(
     ("flags", "number"),
     [
-        ("--block-size 7", ("block_size", "7 (must be one of 8, 16, 32, 64, 128, 256)")),
+        ("--block-size 7", ("block_size", "7 (must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256)")),
         ("--max-num-seqs 100000", ("max_num_seqs", "100,000 (at most 16,384)")),
     ],
 )

@@ -15,6 +15,7 @@ from headrace.profile.parts import TITLES
 from headrace.profile.report import report_of
 from headrace.profile.trace import read_profile
 from headrace.runner.probe import measure_ceilings
+from headrace.startup import ignore_stage
 from tests.engine.cores import faulty
 
 
@@ -153,7 +154,7 @@ def test_a_trace_that_cannot_be_written_is_an_error_and_the_engine_goes_on(llm: 
 
 
 def test_an_engine_without_a_profiler_says_so() -> None:
-    client = EngineClient(faulty(EngineConfig(model="none"), lambda stage: None).core, lambda events: None)
+    client = EngineClient(faulty(EngineConfig(model="none"), ignore_stage).core, lambda events: None)
     with pytest.raises(ProfilerError, match="no profiler"):
         client.start_profile(ProfileOptions(directory="x")).result(timeout=10)
     client.close()

@@ -214,8 +214,11 @@ def test_sequences_join_a_full_gpu_several_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"block_size": 7}, "block_size=7 is not one of 8, 16, 32, 64, 128, 256"),
-        ({"block_size": 4}, "block_size=4 is not one of"),
+        (
+            {"block_size": 7},
+            "block_size=7 is not one of 1, 2, 4, 8, 16, 32, 64, 128, 256: kernels are made for powers of two",
+        ),
+        ({"block_size": 24}, "block_size=24 is not one of"),
         ({"block_size": 512}, "block_size=512 is not one of"),
         ({"max_num_seqs": 16_385}, "max_num_seqs=16,385 is more than 16,384: each sequence needs a row of logits and"),
         ({"num_threads": 49}, "num_threads=49 is more than 8 for each of the 6 cores"),
@@ -229,6 +232,13 @@ def test_values_outside_of_their_range_are_refused_with_the_reason(wish: dict[st
 @pytest.mark.parametrize("size", BLOCK_SIZES)
 def test_block_sizes_in_the_range_are_taken(size: int) -> None:
     assert settings(block_size=size).block_size == size
+
+
+def test_blocks_smaller_than_a_vector_are_warned_about_on_a_cpu() -> None:
+    assert settings(block_size=8).warnings == ()
+    (warning,) = settings(block_size=4).warnings
+    assert warning.startswith("block_size=4 is less than the 8 keys that a CPU reads at once")
+    assert on_gpu(block_size=4).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -263,6 +273,7 @@ def test_a_cache_that_just_fits_is_taken_at_a_start() -> None:
 def test_a_memory_share_that_leaves_little_is_warned_about(share: float, message: str | None) -> None:
     found = on_gpu(gpu_memory_utilization=share).warnings
     assert len(found) == (message is not None)
+    assert not any("out of memory" in warning for warning in found)  # these words in a log mean a failure
     assert message is None or (found[0].startswith(message) and "lower it to 0.95 or less (default: 0.92)" in found[0])
 
 

@@ -181,3 +181,14 @@ def test_the_hub_is_asked_for_safetensors_only_when_weights_are_wanted(monkeypat
     assert "*.safetensors" in asked[0]
     assert "*.safetensors" not in asked[1]
     assert not any("bin" in pattern or "*.py" in pattern for pattern in asked[0])
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(None, [(0, None)]), ("/cache/config.json", [])])
+def test_progress_of_the_hub_is_reported_only_if_something_is_downloaded(
+    cached: str | None, expected: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: "/somewhere")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *arguments, **options: cached)
+    reported: list[tuple[int, int | None]] = []
+    sources.locate("owner/name", progress=lambda num_bytes, total: reported.append((num_bytes, total)))
+    assert reported == expected

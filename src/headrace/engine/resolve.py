@@ -34,6 +34,7 @@ GPU_BATCHED_TOKENS = 8192
 GPU_MEMORY_SHARE = 0.92
 MAX_MEMORY_SHARE = 0.95  # above it, a warning: peaks that were not measured, and other processes, need memory too
 MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of all slots; above it, a warning
+CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
 MAX_THREADS_PER_CORE = 8  # more than this is refused
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
@@ -90,6 +91,7 @@ class _Resolver:
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
         max_model_len = self._max_model_len(num_blocks)
+        self._warn_about_block_size()
         self._warn_about_memory_share()
         self._warn_about_slots(dtype, num_blocks, max_num_seqs, max_model_len)
         return Settings(
@@ -317,6 +319,14 @@ class _Resolver:
         for_steps = self._step_memory(max_num_seqs) if gpu.step_memory is None else gpu.step_memory
         return _Memory(allowed, for_steps + GPU_RUNTIME_BYTES, source)
 
+    def _warn_about_block_size(self) -> None:
+        size = self._config.block_size
+        if size < CPU_MIN_BLOCK_SIZE and not self._on_gpu:
+            self._warnings.append(
+                f"block_size={size} is less than the {CPU_MIN_BLOCK_SIZE} keys that a CPU reads at once: attention "
+                "copies them first; 16 is the default"
+            )
+
     def _warn_about_memory_share(self) -> None:
         config, gpu = self._config, self._facts.gpu
         share = config.gpu_memory_utilization
@@ -340,8 +350,8 @@ class _Resolver:
             left, default = (1 - share) * self._facts.free_memory, CPU_MEMORY_SHARE
             needs = f"of {self._facts.free_memory / GIB:.1f} GiB free memory for everything else on this machine"
         self._warnings.append(
-            f"gpu_memory_utilization={share:g} leaves {left / GIB:.1f} GiB {needs}; running out of memory ends all "
-            f"requests; lower it to {MAX_MEMORY_SHARE:g} or less (default: {default:g})"
+            f"gpu_memory_utilization={share:g} leaves {left / GIB:.1f} GiB {needs}; a step that needs more ends "
+            f"all requests; lower it to {MAX_MEMORY_SHARE:g} or less (default: {default:g})"
         )
 
     def _warn_about_slots(self, dtype: str, num_blocks: int, max_num_seqs: int, max_model_len: int) -> None:

@@ -200,6 +200,12 @@ def test_the_environment_is_added_to() -> None:
             "oom",
             "room for 160",
         ),
+        (
+            2,
+            "headrace: error: num_gpu_blocks_override=9 is 99.0 GiB; it does not fit into 80.0 GiB of memory",
+            "oom",
+            "does not fit into",
+        ),
         (2, "headrace serve: error: unknown option --max-seqs", "bad_setting", "--max-seqs"),
         (2, "vllm: error: unrecognized arguments: --capacity-policy x", "bad_setting", "--capacity-policy"),
         (

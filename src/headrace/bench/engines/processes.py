@@ -317,6 +317,7 @@ _OOM = (
     r"leave no room for a KV cache",
     r"the GPU has no room for",
     r"needs [\d,]+ tokens of KV cache, and there is room for",
+    r"it does not fit into [\d,.]+ GiB of memory",
 )
 _BAD_SETTING = (
     r"error: unrecognized arguments",
@@ -327,7 +328,7 @@ _BAD_SETTING = (
     r"validation errors? for",
     r"unexpected keyword argument",
     r"headrace( serve)?: error:",
-    r"ModelError",
+    r"Model(NotFound)?Error",
     r"RequestError",  # a context that is too short for the workload
     r"(Value|Key|Type|NotImplemented|Assertion)Error: ",
     r"is not a valid model identifier",

@@ -242,7 +242,7 @@ RULES = (
         title="a value that the engine refuses, such as a token budget of 0",
         guide="A1",
         threshold="counts of at least 1; a share between 0 and 1; a budget of at least max_num_seqs; Headrace: a block "
-        f"size of {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}, max_num_seqs of at most {MAX_NUM_SEQS:,}",
+        f"size that is a power of two up to {BLOCK_SIZES[-1]}, max_num_seqs of at most {MAX_NUM_SEQS:,}",
         check=impossible_values,
         needs=("command",),
         sources=("command",),
