@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.version import __version__
-from tests.clients.catalogue import CLIENTS, Client
+from tests.clients.catalogue import CLIENTS, TORCH, Client
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
@@ -101,17 +101,21 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 def prepare(client: Client, *, latest: bool) -> Path | None:
     """Install the client unless that was done before. Returns its interpreter, None if pip failed."""
     home = ENVIRONMENTS / client.name
-    wanted = [package.partition("==")[0] if latest else package for package in client.packages]
+    wanted = [_unpinned(package) if latest else package for package in client.packages]
     stamp, python = home / "installed.json", home / "bin/python"
     if not latest and stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return python
     print(f"installing {' '.join(wanted)} ...", flush=True)
     venv.create(home, with_pip=True)
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=False)
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", *wanted], check=False)
     if done.returncode:
         return None
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return python
+
+
+def _unpinned(package: str) -> str:
+    return package if package == TORCH else package.partition("==")[0]
 
 
 def run(client: Client, url: str, *, latest: bool = False) -> Result:
@@ -165,27 +169,30 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def record(results: Sequence[Result]) -> dict[str, Any]:
-    """What is published: names, versions and checks; of errors only that there was one."""
+def record(results: Sequence[Result], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What is published: names, versions and checks; of errors only that there was one. Clients that did not run keep
+    their entry of an earlier record."""
+    date = datetime.now(UTC).date().isoformat()
+    entries = {entry["client"]: entry for entry in (earlier or {}).get("clients", [])}
+    for result in results:
+        entries[result.client] = {
+            "client": result.client,
+            "version": result.version,
+            "headrace": __version__,
+            "date": date,
+            "passed": [name for name, error in result.checks.items() if error is None],
+            "failed": [name for name, error in result.checks.items() if error is not None],
+            "seconds": round(result.seconds, 1),
+            **({"skipped": result.skipped} if result.skipped else {}),
+            **({"failure": result.failure} if result.failure else {}),
+        }
+    order = [client.name for client in CLIENTS]
     return {
         "record": "clients",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python -m tests.clients.run --record benchmarks/results/clients.json",
-        "headrace": __version__,
+        "command": "python -m tests.clients.run [NAME ...] --record benchmarks/results/clients.json",
         "model": MODEL,
         "settings": " ".join(SETTINGS),
-        "clients": [
-            {
-                "client": result.client,
-                "version": result.version,
-                "passed": [name for name, error in result.checks.items() if error is None],
-                "failed": [name for name, error in result.checks.items() if error is not None],
-                "seconds": round(result.seconds, 1),
-                **({"skipped": result.skipped} if result.skipped else {}),
-                **({"failure": result.failure} if result.failure else {}),
-            }
-            for result in results
-        ],
+        "clients": sorted(entries.values(), key=lambda entry: order.index(entry["client"])),
     }
 
 
@@ -193,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients.run", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(client.name for client in CLIENTS))
     parser.add_argument("--latest", action="store_true", help="install the newest versions, not those of the catalogue")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results as JSON, into an earlier record")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - {client.name for client in CLIENTS}:
         parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CLIENTS)}")
@@ -204,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [run(client, url, latest=given.latest) for client in chosen]
     print(table(results))
     if given.record is not None:
-        given.record.write_text(json.dumps(record(results), indent=2) + "\n", encoding="utf-8")
+        earlier = json.loads(given.record.read_text(encoding="utf-8")) if given.record.exists() else None
+        given.record.write_text(json.dumps(record(results, earlier), indent=2) + "\n", encoding="utf-8")
     return 0 if all(result.is_good for result in results) else 1
 
 
