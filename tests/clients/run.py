@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
 TOKENIZER = ENVIRONMENTS / "tokenizer"
 MODEL, KEY, ADMIN_KEY = "smollm2", "a-key-for-tests", "an-admin-key-for-tests"
-SETTINGS = ("--max-num-seqs", "8", "--max-model-len", "512")
+SETTINGS = ("--max-num-seqs", "8")
 START_TIMEOUT_S = 300.0
 
 
@@ -56,11 +57,12 @@ class Result:
 
 
 @contextmanager
-def server(log: Path) -> Iterator[str]:
+def server(log: Path, *, max_model_len: int) -> Iterator[str]:
     """A server on a free port; its output goes to the log. Yields the URL that clients are given."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "headrace", "serve", MODEL, "--port", str(port), *SETTINGS]
+    command += ["--max-model-len", str(max_model_len)]
     keys = {"HEADRACE_API_KEY": KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
     environment = {**os.environ, **keys, "PYTHONPATH": str(ROOT / "src")}
     with log.open("w", encoding="utf-8") as output:
@@ -174,6 +176,8 @@ def record(results: Sequence[Result], earlier: dict[str, Any] | None = None) -> 
     their entry of an earlier record."""
     date = datetime.now(UTC).date().isoformat()
     entries = {entry["client"]: entry for entry in (earlier or {}).get("clients", [])}
+    limits = {client.name: client.max_model_len for client in CLIENTS}
+    order = list(limits)
     for result in results:
         entries[result.client] = {
             "client": result.client,
@@ -183,10 +187,10 @@ def record(results: Sequence[Result], earlier: dict[str, Any] | None = None) -> 
             "passed": [name for name, error in result.checks.items() if error is None],
             "failed": [name for name, error in result.checks.items() if error is not None],
             "seconds": round(result.seconds, 1),
+            "max_model_len": limits[result.client],
             **({"skipped": result.skipped} if result.skipped else {}),
             **({"failure": result.failure} if result.failure else {}),
         }
-    order = [client.name for client in CLIENTS]
     return {
         "record": "clients",
         "command": "python -m tests.clients.run [NAME ...] --record benchmarks/results/clients.json",
@@ -207,8 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [client for client in CLIENTS if not given.names or client.name in given.names]
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     write_tokenizer(TOKENIZER)
-    with server(ENVIRONMENTS / "server.log") as url:
-        results = [run(client, url, latest=given.latest) for client in chosen]
+    results: list[Result] = []
+    for max_model_len, group in groupby(chosen, key=lambda client: client.max_model_len):
+        with server(ENVIRONMENTS / "server.log", max_model_len=max_model_len) as url:
+            results += [run(client, url, latest=given.latest) for client in group]
     print(table(results))
     if given.record is not None:
         earlier = json.loads(given.record.read_text(encoding="utf-8")) if given.record.exists() else None
