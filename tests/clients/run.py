@@ -21,17 +21,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from headrace.version import __version__
-from tests.clients.catalogue import CLIENTS, Client
+from tests.clients.catalogue import CLIENTS, TORCH, Client
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
 TOKENIZER = ENVIRONMENTS / "tokenizer"
 MODEL, KEY, ADMIN_KEY = "smollm2", "a-key-for-tests", "an-admin-key-for-tests"
-SETTINGS = ("--max-num-seqs", "8", "--max-model-len", "512")
+SETTINGS = ("--max-num-seqs", "8")
 START_TIMEOUT_S = 300.0
 
 
@@ -56,11 +57,12 @@ class Result:
 
 
 @contextmanager
-def server(log: Path) -> Iterator[str]:
+def server(log: Path, *, max_model_len: int) -> Iterator[str]:
     """A server on a free port; its output goes to the log. Yields the URL that clients are given."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "headrace", "serve", MODEL, "--port", str(port), *SETTINGS]
+    command += ["--max-model-len", str(max_model_len)]
     keys = {"HEADRACE_API_KEY": KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
     environment = {**os.environ, **keys, "PYTHONPATH": str(ROOT / "src")}
     with log.open("w", encoding="utf-8") as output:
@@ -101,17 +103,21 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 def prepare(client: Client, *, latest: bool) -> Path | None:
     """Install the client unless that was done before. Returns its interpreter, None if pip failed."""
     home = ENVIRONMENTS / client.name
-    wanted = [package.partition("==")[0] if latest else package for package in client.packages]
+    wanted = [_unpinned(package) if latest else package for package in client.packages]
     stamp, python = home / "installed.json", home / "bin/python"
     if not latest and stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return python
     print(f"installing {' '.join(wanted)} ...", flush=True)
     venv.create(home, with_pip=True)
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=False)
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", *wanted], check=False)
     if done.returncode:
         return None
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return python
+
+
+def _unpinned(package: str) -> str:
+    return package if package == TORCH else package.partition("==")[0]
 
 
 def run(client: Client, url: str, *, latest: bool = False) -> Result:
@@ -165,27 +171,32 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def record(results: Sequence[Result]) -> dict[str, Any]:
-    """What is published: names, versions and checks; of errors only that there was one."""
+def record(results: Sequence[Result], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What is published: names, versions and checks; of errors only that there was one. Clients that did not run keep
+    their entry of an earlier record."""
+    date = datetime.now(UTC).date().isoformat()
+    entries = {entry["client"]: entry for entry in (earlier or {}).get("clients", [])}
+    limits = {client.name: client.max_model_len for client in CLIENTS}
+    order = list(limits)
+    for result in results:
+        entries[result.client] = {
+            "client": result.client,
+            "version": result.version,
+            "headrace": __version__,
+            "date": date,
+            "passed": [name for name, error in result.checks.items() if error is None],
+            "failed": [name for name, error in result.checks.items() if error is not None],
+            "seconds": round(result.seconds, 1),
+            "max_model_len": limits[result.client],
+            **({"skipped": result.skipped} if result.skipped else {}),
+            **({"failure": result.failure} if result.failure else {}),
+        }
     return {
         "record": "clients",
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python -m tests.clients.run --record benchmarks/results/clients.json",
-        "headrace": __version__,
+        "command": "python -m tests.clients.run [NAME ...] --record benchmarks/results/clients.json",
         "model": MODEL,
         "settings": " ".join(SETTINGS),
-        "clients": [
-            {
-                "client": result.client,
-                "version": result.version,
-                "passed": [name for name, error in result.checks.items() if error is None],
-                "failed": [name for name, error in result.checks.items() if error is not None],
-                "seconds": round(result.seconds, 1),
-                **({"skipped": result.skipped} if result.skipped else {}),
-                **({"failure": result.failure} if result.failure else {}),
-            }
-            for result in results
-        ],
+        "clients": sorted(entries.values(), key=lambda entry: order.index(entry["client"])),
     }
 
 
@@ -193,18 +204,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients.run", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(client.name for client in CLIENTS))
     parser.add_argument("--latest", action="store_true", help="install the newest versions, not those of the catalogue")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results as JSON, into an earlier record")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - {client.name for client in CLIENTS}:
         parser.error(f"there is no client {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CLIENTS)}")
     chosen = [client for client in CLIENTS if not given.names or client.name in given.names]
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     write_tokenizer(TOKENIZER)
-    with server(ENVIRONMENTS / "server.log") as url:
-        results = [run(client, url, latest=given.latest) for client in chosen]
+    results: list[Result] = []
+    for max_model_len, group in groupby(chosen, key=lambda client: client.max_model_len):
+        with server(ENVIRONMENTS / "server.log", max_model_len=max_model_len) as url:
+            results += [run(client, url, latest=given.latest) for client in group]
     print(table(results))
     if given.record is not None:
-        given.record.write_text(json.dumps(record(results), indent=2) + "\n", encoding="utf-8")
+        earlier = json.loads(given.record.read_text(encoding="utf-8")) if given.record.exists() else None
+        given.record.write_text(json.dumps(record(results, earlier), indent=2) + "\n", encoding="utf-8")
     return 0 if all(result.is_good for result in results) else 1
 
 

@@ -13,8 +13,8 @@ from tests.clients.checks import ADMIN_KEY, check, main, shell
 
 RANDOM_REQUESTS = r"""
 # docs: run
-schemathesis run $BASE/openapi.json --header "Authorization: Bearer $KEY" \
-    --phases coverage,fuzzing --max-examples 10 --exclude-checks positive_data_acceptance --request-timeout 120
+schemathesis run $BASE/openapi.json --header "Authorization: Bearer $KEY" --workers 4 --request-timeout 120 \
+    --phases coverage,fuzzing --max-examples 10 --exclude-checks positive_data_acceptance
 # docs: end
 """
 COMMAND = RANDOM_REQUESTS.partition("# docs: end")[0].rstrip()  # more options can follow

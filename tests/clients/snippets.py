@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 from tests.clients.catalogue import CLIENTS
@@ -51,7 +52,16 @@ def block(script: Path, names: list[str], *, language: str, seen: set[str]) -> s
         new = [line for line in group.splitlines() if line not in seen]
         seen.update(new)
         groups += ["\n".join(new)] if new else []
-    return re.sub(r"\n{3,}", "\n\n", "\n\n".join([*groups, code]))
+    return _joined([*groups, *(found[name] for name in names)])
+
+
+def _joined(pieces: list[str]) -> str:
+    """Two empty lines around classes and functions, as the formatter wants them."""
+    text = pieces[0]
+    for before, after in pairwise(pieces):
+        is_definition = any(piece.startswith(("class ", "def ", "@")) for piece in (before, after))
+        text += ("\n\n\n" if is_definition else "\n\n") + after
+    return text
 
 
 def checks_of(script: Path) -> list[str]:
