@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import urllib.request
@@ -21,7 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import staging
 from about import commit
@@ -60,21 +62,35 @@ def asked(address: str) -> Iterator[dict[str, int]]:
             thread.join()
 
 
-def tokens_per_s(server: RunningEngine, given: argparse.Namespace, seed: int) -> float:
-    """One round. Every round has prompts of its own, so that none are found in the prefix cache."""
+class Round(NamedTuple):
+    tokens_per_s: float
+    front_cpu_ms: float  # of the HTTP process, per second
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(server: RunningEngine, given: argparse.Namespace, seed: int) -> Round:
+    """Every round has prompts of its own, so that none are found in the prefix cache."""
     work = staging.workload(given.input_len, given.output_len, given.requests, vocabulary=given.vocabulary, seed=seed)
     load = ClosedLoop(concurrency=given.streams, num_requests=given.requests)
     assert server.address is not None
+    front = server.pids()[0]
+    before = cpu_seconds(front)
     result = run_load(server.address, work, load, model_name=server.model_name, num_processes=given.clients)
+    spent = cpu_seconds(front) - before
     if result.server_died or any(outcome.status != "ok" for outcome in result.outcomes):
         raise SystemExit("a request was not answered")
-    return given.requests * given.output_len / result.seconds
+    return Round(given.requests * given.output_len / result.seconds, 1e3 * spent / result.seconds)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     num_blocks = 2 * given.streams * -(-(given.input_len + given.output_len) // BLOCK_SIZE)  # both must fit on a GPU
     settings = {"max_num_seqs": given.streams, "num_gpu_blocks_override": num_blocks, "max_model_len": 512}
-    rounds: dict[str, list[float]] = {"watched": [], "unwatched": []}
+    rounds: dict[str, list[Round]] = {"watched": [], "unwatched": []}
     answered = dict.fromkeys(POLLS, 0)
     with ExitStack() as stack:
         watched = stack.enter_context(HeadraceEngine(given.model).start(settings, serves=True))
@@ -82,19 +98,18 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             unwatched = stack.enter_context(HeadraceEngine(given.model).start(settings, serves=True))
         servers = {"watched": watched, "unwatched": unwatched}
         for server in servers.values():
-            tokens_per_s(server, given, seed=0)  # compiles, and fills allocators
+            measured(server, given, seed=0)  # compiles, and fills allocators
         for number in range(given.rounds):
             for name in list(rounds)[:: 1 if number % 2 == 0 else -1]:
                 with ExitStack() as polls:
                     if name == "watched":
                         assert watched.address is not None
                         answers = polls.enter_context(asked(watched.address))
-                    rounds[name].append(tokens_per_s(servers[name], given, seed=number + 1))
+                    rounds[name].append(measured(servers[name], given, seed=number + 1))
                 if name == "watched":
                     answered = {path: answered[path] + answers[path] for path in POLLS}
-                print(f"round {number + 1}, {name}: {rounds[name][-1]:,.1f} output tokens/s", flush=True)
-    ratio = ratio_of_rounds(rounds["unwatched"], rounds["watched"], is_paired=True)
-    assert ratio is not None
+                rate, cpu_ms = rounds[name][-1]
+                print(f"round {number + 1}, {name}: {rate:,.1f} output tokens/s, front {cpu_ms:.1f} ms/s", flush=True)
     return {
         "kind": "watching-cost",
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -105,9 +120,28 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "streams": given.streams,
         "workload": {"num_requests": given.requests, "input_len": given.input_len, "output_len": given.output_len},
         "polls_answered": answered,
-        "output_tokens_per_s": rounds,
-        "watched_to_unwatched": {"value": ratio.value, "low": ratio.low, "high": ratio.high},
+        "output_tokens_per_s": {name: [each.tokens_per_s for each in found] for name, found in rounds.items()},
+        "front_cpu_ms_per_s": {name: [each.front_cpu_ms for each in found] for name, found in rounds.items()},
+        "watched_to_unwatched": ratio(rounds),
+        "extra_cpu_ms_per_s": extra_cpu_ms(rounds),
     }
+
+
+def ratio(rounds: dict[str, list[Round]]) -> dict[str, float]:
+    found = ratio_of_rounds(
+        [each.tokens_per_s for each in rounds["unwatched"]],
+        [each.tokens_per_s for each in rounds["watched"]],
+        is_paired=True,
+    )
+    assert found is not None
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def extra_cpu_ms(rounds: dict[str, list[Round]]) -> float:
+    """CPU time that watching takes of the HTTP process. Its work per token is the same, so that it grows with tokens/s:
+    that part is taken out by the other server's time per token."""
+    per_token = median(each.front_cpu_ms / each.tokens_per_s for each in rounds["unwatched"])
+    return median(each.front_cpu_ms - per_token * each.tokens_per_s for each in rounds["watched"])
 
 
 def main() -> int:
@@ -124,8 +158,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     record = measure(given)
-    ratio = record["watched_to_unwatched"]
-    print(f"watched: {ratio['value']:.4f} [{ratio['low']:.4f}, {ratio['high']:.4f}] of unwatched")
+    found = record["watched_to_unwatched"]
+    print(f"output tokens/s, watched to unwatched: {found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]")
+    print(f"CPU time of watching: {record['extra_cpu_ms_per_s']:.1f} ms/s")
     if given.json is not None:
         given.json.write_text(json.dumps(rounded(record), indent=2) + "\n")
     return 0
