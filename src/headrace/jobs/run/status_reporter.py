@@ -31,14 +31,14 @@ class StatusReporter:
         self._outcomes = outcomes
         self._on_status = on_status
         self._started_at = perf_counter()
-        job, directory, engine = context.job, context.directory, context.engine.engine
+        job, directory, engine = context.job, context.directory, context.workers.engine
         self._status_file = StatusFile(directory.path / STATUS_NAME if directory else None)
         self._meter = JobMeter(
             MeterFacts(
                 output=job.output,
                 model=engine.model_name,
                 settings=engine.settings,
-                start_seconds=engine.start_seconds,
+                start_seconds=context.workers.start_seconds,
                 gpu_price=job.gpu_price,
                 num_before=directory.num_before if directory else 0,
             )
@@ -53,7 +53,7 @@ class StatusReporter:
     def show(self, state: JobState) -> None:
         context, tally = self._context, self._outcomes.tally
         status = self._meter.measure(
-            context.engine.stats,
+            context.workers.stats,
             tally,
             context.planner,
             num_total=self.num_expected,
@@ -79,7 +79,7 @@ class StatusReporter:
 
     def report(self) -> JobReport:
         context, stop = self._context, self._context.stop
-        engine, stats = context.engine.engine, context.engine.stats
+        engine, stats = context.workers.engine, context.workers.stats
         return JobReport(
             output=context.job.output,
             model_name=engine.model_name,
@@ -89,7 +89,7 @@ class StatusReporter:
             num_in_flight=len(context.in_flight),
             tally=self._outcomes.tally,
             seconds=perf_counter() - self._started_at,
-            start_seconds=engine.start_seconds,
+            start_seconds=context.workers.start_seconds,
             start_stages=engine.start_stages,
             stats=stats,
             choices=engine.settings.choices,

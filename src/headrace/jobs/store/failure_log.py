@@ -50,6 +50,7 @@ class EngineDeath(msgspec.Struct, frozen=True, tag_field="what", tag="death"):
     suspicion: Suspicion  # after this death
     num_idle: int = 0  # consecutive deaths, this one included, without progress: no line done, no suspicion narrowed
     epoch: int | None = None  # of the process that was lost
+    worker: int = 0  # whose engine it was, and whose suspicion; a later run may have fewer workers
 
 
 class PoisonLine(msgspec.Struct, frozen=True, tag_field="what", tag="poison"):
@@ -70,6 +71,7 @@ class MemoryStep(msgspec.Struct, frozen=True, tag_field="what", tag="memory"):
     given: dict[str, Any]  # the user's settings; if they change, the ladder starts over
     settings: dict[str, Any]  # that replace them
     num_done: int  # lines of the job at that time
+    worker: int = 0
 
 
 Event = Retry | EngineDeath | PoisonLine | PoisonRequest | MemoryStep
@@ -138,6 +140,10 @@ class FailureLog:
 
     def last_death(self) -> EngineDeath | None:
         return next((event for event in reversed(self.events) if isinstance(event, EngineDeath)), None)
+
+    def last_deaths(self) -> list[EngineDeath]:
+        """The last death of each worker that lost an engine."""
+        return list({event.worker: event for event in self.events if isinstance(event, EngineDeath)}.values())
 
     def _take(self, event: Event) -> None:
         self._counter.add(event)
