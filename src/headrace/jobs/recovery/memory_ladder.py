@@ -77,9 +77,8 @@ class MemoryLadder:
         self._num_sharing = num_sharing
         self.config = config
         self._last: MemoryStep | None = None
-        for event in events:
-            is_own = isinstance(event, MemoryStep) and event.worker == worker
-            if is_own and event.given == self._given and event.rung in RUNGS:
+        for event in (event for event in events if isinstance(event, MemoryStep)):
+            if event.worker == worker and event.given == self._given and event.rung in RUNGS:
                 self._take(event)
 
     def climb(self, settings: Settings, *, num_done: int) -> MemoryStep | None:
