@@ -89,7 +89,9 @@ class MemoryLadder:
             change = RUNGS[name](self.config, settings, self._num_sharing)
             if change is not None:
                 kept = {} if self._last is None else self._last.settings
-                return self._take(MemoryStep(name, self._given, {**kept, **change}, num_done, self._worker))
+                return self._take(
+                    MemoryStep(name, self._given, {**kept, **change}, num_done, self._worker or msgspec.UNSET)
+                )
         if self._last is not None and num_done > self._last.num_done:
             return self._take(msgspec.structs.replace(self._last, num_done=num_done))
         return None

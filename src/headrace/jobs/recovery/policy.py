@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from msgspec import UNSET
+
 from headrace.config import EngineConfig
 from headrace.engine.settings import Settings
 from headrace.errors import RequestError, ResumableJobError
@@ -294,7 +296,9 @@ class RecoveryPolicy:
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
         self.log.append(
-            EngineDeath(loss, reason, in_flight, progress.num_done, suspects.state, num_idle, epoch, death.worker)
+            EngineDeath(
+                loss, reason, in_flight, progress.num_done, suspects.state, num_idle, epoch, death.worker or UNSET
+            )
         )
         if num_idle >= self.rules.max_idle_deaths:
             what = "the job's process was lost" if loss == "process" else "the engine died"

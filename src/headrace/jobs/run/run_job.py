@@ -182,7 +182,8 @@ class _Execution:
             # Only the first one is shown: all of them load the same model.
             starts = [start_in_process(share, ignore if number else report) for number, share in enumerate(shares)]
         configs = [recovery.config_of(number) for number in range(num_workers)]
-        return Workers(start_workers(starts, configs, inbox.put, have_processes=own), have_processes=own)
+        workers = start_workers(starts, configs, inbox.put, have_processes=own)
+        return Workers(workers, have_processes=own, num_gpus=len({share.gpu for share in shares}))
 
     def _has_more(self, directory: JobDirectory) -> bool:
         """Whether any line is left. If not, no model has to be loaded."""

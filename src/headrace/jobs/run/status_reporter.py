@@ -13,7 +13,8 @@ from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.status.gpus import gpu_statuses
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile
+from headrace.jobs.status.workers import WorkerMeters, WorkerReading
+from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile, WorkerStatus
 
 
 class StatusReporter:
@@ -41,8 +42,12 @@ class StatusReporter:
                 start_seconds=context.workers.start_seconds,
                 gpu_price=job.gpu_price,
                 num_before=directory.num_before if directory else 0,
+                num_workers=len(context.workers),
+                num_gpus=context.workers.num_gpus,
             )
         )
+        self._worker_meters = WorkerMeters()
+        self._worker_statuses: list[WorkerStatus] = []  # empty if there is only one worker
         self._gpus = GpuMonitor.of_device(engine.settings.device)
         self.num_expected = num_expected  # lines of this run, as far as is known
 
@@ -62,7 +67,9 @@ class StatusReporter:
             writing_seconds=self._outcomes.writing_seconds,
             state=state,
         )
-        status = replace(status, **context.recovery.status_fields)
+        if len(context.workers) > 1:
+            self._worker_statuses = self._worker_meters.measure(self._read_workers(), at=perf_counter())
+        status = replace(status, **context.recovery.status_fields, workers=self._worker_statuses)
         status = replace(status, gpus=gpu_statuses(self._gpus), gpus_missing=self._gpus.now().missing or None)
         if state == "running" and context.disk.is_full:
             status = replace(status, state="paused", paused_because=context.disk.reason)
@@ -72,6 +79,18 @@ class StatusReporter:
         self._on_status(status)
         if context.directory is None or context.directory.is_ours():
             self._status_file.write(status, now=status.state != "running")
+
+    def _read_workers(self) -> list[WorkerReading]:
+        workers, in_flight = self._context.workers, self._context.in_flight
+        return [
+            WorkerReading(
+                state="running" if worker.is_running else "lost" if workers.is_lost(worker) else "starting",
+                stats=worker.stats,
+                num_ended=in_flight.num_ended[worker.number],
+                num_restarts=worker.num_restarts,
+            )
+            for worker in workers
+        ]
 
     def close(self) -> None:
         """Stop reading the GPUs; `report` has what was read."""
@@ -99,6 +118,8 @@ class StatusReporter:
             failures=context.recovery.log.counts,
             is_on_gpu=engine.settings.device == "cuda",
             gpu_price=context.job.gpu_price,
+            num_gpus=context.workers.num_gpus,
+            workers=tuple(self._worker_statuses),
             seconds_by_limit=self._meter.seconds_by_limit,
             gpus=tuple(gpu_statuses(self._gpus)),
             gpus_missing=self._gpus.now().missing or None,

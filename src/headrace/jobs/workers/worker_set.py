@@ -15,9 +15,11 @@ from headrace.sched import SchedulerLimits
 class Workers:
     """Owned by the job's main loop. A worker's number is its place."""
 
-    def __init__(self, workers: Sequence[Worker], *, have_processes: bool = False) -> None:
-        """`have_processes`: no engine runs in this process, so that none can end it."""
+    def __init__(self, workers: Sequence[Worker], *, have_processes: bool = False, num_gpus: int = 1) -> None:
+        """`have_processes`: no engine runs in this process, so that none can end it. `num_gpus`: that they hold, if
+        they run on GPUs."""
         self._workers = list(workers)
+        self.num_gpus = num_gpus
         self.have_processes = have_processes
         self._lost: set[int] = set()
 
