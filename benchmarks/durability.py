@@ -55,6 +55,7 @@ from headrace.jobs.status.console import Console
 from headrace.jobs.store import syncer
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.journal import Journal
+from headrace.jobs.workers.worker_set import Workers
 from headrace.models import ModelSpec
 from headrace.runner.fake import FakeRunner
 from headrace.sched import Scheduler
@@ -172,7 +173,7 @@ def start(config: EngineConfig, deliver: Deliver, *, step_s: float = 0.0) -> Eng
 
 def run_plainly(job: JobSpec, start: Start) -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = JobEngine(start, inbox.put, job.config)
+    workers = Workers([JobEngine(start, inbox.put, job.config)])
     try:
         with (
             fast_thread_switching(),
@@ -180,10 +181,10 @@ def run_plainly(job: JobSpec, start: Start) -> None:
             ResultWriter.open(job.output) as writer,
         ):
             console, results = Console(enabled=False), StreamResults(writer)
-            context = RunContext.build(job, results, inbox=inbox, engine=engine, console=console)
+            context = RunContext.build(job, results, inbox=inbox, workers=workers, console=console)
             MainLoop(context, source.read_batches(), num_expected=source.estimate_num_lines()).run()
     finally:
-        engine.close()
+        workers.close()
 
 
 def run_durably(job: JobSpec, start: Start) -> None:

@@ -91,6 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         config=config,
         defaults=defaults,
         limit=given.limit,
+        workers=given.workers,
         overwrite=given.overwrite,
         template=template,
         input_format=given.input_format,
@@ -215,6 +216,13 @@ def build_parser() -> CommandParser:
         metavar="TIME",
         help="how long to wait for space on a full disk, such as 30m (default: 1h)",
     )
+    parser.add_argument(
+        "--workers",
+        type=_num_workers,
+        metavar="N",
+        help="engines side by side on this machine, which divide its cores, memory and GPUs, or 'auto' (default): one "
+        "for each visible GPU, one on a CPU",
+    )
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(
         "--max-error-rate",
@@ -291,6 +299,10 @@ def _at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
+
+
+def _num_workers(text: str) -> int | None:
+    return None if text == "auto" else _at_least_one(text)
 
 
 def _price(text: str) -> float:

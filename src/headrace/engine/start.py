@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,12 +145,14 @@ def start_engine_process(
     *,
     supervision: Supervision | None = None,
     report: Report = lambda stage: None,
+    environment: Mapping[str, str] | None = None,
 ) -> Engine:
     """Start the engine in a process of its own, which is restarted when it dies if `supervision` is given. This process
-    only loads the tokenizer, and does not import torch. `report` gets the stages of every start, on any thread."""
+    only loads the tokenizer, and does not import torch. `report` gets the stages of every start, on any thread.
+    `environment`: variables of the process beside those of this one, without `supervision`."""
     started, stages = perf_counter(), StartupStages(report)
     client = (
-        EngineProcess(deliver, lambda: deliver([]), report=stages.add)
+        EngineProcess(deliver, lambda: deliver([]), report=stages.add, environment=environment)
         if supervision is None
         else EngineSupervisor(deliver, supervision, report=stages.add)
     )

@@ -4,12 +4,12 @@
     nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
     gpu_monitor.py                 the figures of GPUs now, for metrics and jobs
 
-Only `facts.read_gpu` imports torch.
+Only `facts.read_gpu` and `facts.visible_gpus` import torch.
 """
 
 from __future__ import annotations
 
-from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu
+from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu, visible_gpus
 from headrace.hardware.memory import release_unused, resident_bytes, return_large_buffers
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "release_unused",
     "resident_bytes",
     "return_large_buffers",
+    "visible_gpus",
 ]

@@ -1,4 +1,4 @@
-"""The facts about the machine that settings depend on. Only `read_gpu` imports torch."""
+"""The facts about the machine that settings depend on. Only `read_gpu` and `visible_gpus` import torch."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def read_gpu() -> GpuFacts | None:
         return None
     free, total = torch.cuda.mem_get_info()
     return GpuFacts(torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability())
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them. Torch is imported only if there
+    is a driver, and no GPU is initialized."""
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg")):
+        return ()
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    ids = [text.strip() for text in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if text.strip()]
+    return tuple(ids[:num_gpus] or map(str, range(num_gpus)))
 
 
 def read_facts() -> MachineFacts:

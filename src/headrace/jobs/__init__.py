@@ -2,6 +2,7 @@
 
     run         runs a job: submits lines, collects answers, stops and ends
     preflight   checks a job without its model
+    workers     the engines of a job, one or several, and how they divide the machine
     status      counters, progress, summary, metrics
     recovery    what to do when an engine dies
     planning    in which order lines run; which lines are duplicates

@@ -21,6 +21,8 @@ from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
 from headrace.types import SamplingParams
 
+MAX_WORKERS = 256  # on one machine
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
@@ -42,6 +44,7 @@ class JobSpec:
     deadline: str | None = None  # a time, or a duration from the start of the job: see `times`
     disk_wait_s: float = 3600.0  # how long to wait for space on a full disk
     auto_settings: dict[str, Any] | None = None  # of `config`, taken from a checkpoint: kept when the job is resumed
+    workers: int | None = None  # engines side by side on this machine; None: one for each visible GPU, or one
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:
@@ -53,6 +56,8 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
+        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"workers must be between 1 and {MAX_WORKERS}, got {self.workers}")
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace must be a number of at least 0, got {self.grace_s}")
         if self.deadline is not None:

@@ -59,6 +59,7 @@ class Order:
     kills_preparer: bool = False  # that process is killed as soon as it was started
     is_nobody: bool = False  # run as user nobody, since root may write everywhere
     has_wild_clock: bool = False
+    workers: int = 1  # engines side by side, each on a runner of its own
 
     @property
     def may_repeat(self) -> bool:
@@ -116,19 +117,20 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         _unsettle_clock()
     _watch_preparer(order)
     crash_points.arm(order.crash_at)
-    runner = OrderedRunner(order)
+    runners = [OrderedRunner(order) for _ in range(order.workers)]
     job = JobSpec(
         input=order.input,
         output=order.output,
         config=EngineConfig(max_num_seqs=MAX_NUM_SEQS),
         template=LineTemplate.of(**order.template) if order.template is not None else None,
         deadline=None if order.expires_at_step is None else "1d",
+        workers=order.workers,
         **{"disk_wait_s": 0.0 if order.room_after is None else 1e6, **order.options},
     )
     calls = _Calls(order.kill_at_call)
     sys.setprofile(calls.count)
     try:
-        start = _recording(starter(tokenizer), runner, order)
+        start = [_recording(starter(tokenizer), runner, order) for runner in runners]
         min_lines = 1 if order.prepares_in_process else prepare_process.MIN_LINES_FOR_PROCESS
         code = run_job(job, start=start, rules=AT_ONCE, min_lines_for_process=min_lines, quiet=True).exit_code
     except HeadraceError as error:
@@ -136,7 +138,7 @@ def run_order(order: Order, tokenizer: Tokenizer) -> int:
         _note(order, "error", f"{error}")
     finally:
         sys.setprofile(None)
-    _note(order, "counts", f"{calls.num_calls} {runner.num_steps}")
+    _note(order, "counts", f"{calls.num_calls} {max(runner.num_steps for runner in runners)}")
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -49,9 +50,12 @@ class Scene:
         poison: tuple[str, ...] = (),
         poison_kills: bool = False,
         prepares_in_process: bool = False,
+        workers: Callable[[], int] = lambda: 1,
         **options: Any,
     ) -> None:
+        """`workers`: how many each run has."""
         self._forge = forge
+        self._workers = workers
         (directory / "job").mkdir(parents=True)
         (directory / "reference").mkdir()
         source = directory / "in.jsonl"
@@ -102,7 +106,7 @@ class Scene:
 
     def run(self, **failure: Any) -> End:
         """Later runs repeat lines that have expired."""
-        order = replace(self.order, **failure)
+        order = replace(self.order, **{"workers": self._workers(), **failure})
         if self._has_expired:
             order = replace(order, options={**order.options, "redo": "error=batch_expired"})
         for name in ("submitted", "preparer"):
@@ -150,7 +154,8 @@ class Scene:
         if not order.may_repeat:
             assert all(count == 1 for count in submitted.values()), "a line was computed twice in one run"
         lost = submitted.keys() - now.keys()
-        assert len(lost) <= MAX_IN_FLIGHT, f"{len(lost)} lines are lost, {MAX_IN_FLIGHT} can be in flight"
+        max_in_flight = order.workers * MAX_IN_FLIGHT
+        assert len(lost) <= max_in_flight, f"{len(lost)} lines are lost, {max_in_flight} can be in flight"
         self.num_redone += len(lost)
         self._committed = now
 

@@ -30,6 +30,7 @@ from tests.jobs.crash.forge import Forge
 from tests.jobs.crash.scene import Scene, make_lines
 
 MAX_CRASHES = 4
+NUM_WORKERS = (1, 1, 2, 3)  # of a run; the next one may have another number
 Failure = Callable[[Scene, Random], str]
 
 
@@ -130,6 +131,7 @@ def torture(forge: Forge, seed: int, directory: Path) -> dict[str, Any]:
         poison=poison,
         poison_kills=poison_kills,
         prepares_in_process=random.random() < 0.4,
+        workers=lambda: random.choice(NUM_WORKERS),
         keep_order=keep_order,
     )
     kinds = Counter(["poison lines, process killed" if poison_kills else "poison lines"] if poison else [])

@@ -34,6 +34,7 @@ from headrace.jobs.status.console import Console
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.status.summary import plain_summary
 from headrace.jobs.store.status_file import read_status
+from headrace.jobs.workers.worker_set import Workers
 from headrace.runner.fake import FakeRunner
 from headrace.startup import Report, StartupStage
 from headrace.steps import StepPlan, StepResult
@@ -57,13 +58,13 @@ def run_loop(
 ) -> JobReport:
     """The main loop alone, with a window of this size and a small engine."""
     inbox: SimpleQueue[Any] = SimpleQueue()
-    engine = JobEngine(start, inbox.put, EngineConfig(max_num_seqs=4))
+    workers = Workers([JobEngine(start, inbox.put, EngineConfig(max_num_seqs=4))])
     console = Console(enabled=False)
-    context = RunContext.build(job, StreamResults(writer), inbox=inbox, engine=engine, console=console, window=window)
+    context = RunContext.build(job, StreamResults(writer), inbox=inbox, workers=workers, console=console, window=window)
     try:
         return MainLoop(context, lines).run()
     finally:
-        engine.close()
+        workers.close()
 
 
 def chat(custom_id: str, **body: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.metrics import NOT_SHOWN, SERIES
 from headrace.jobs.status.metrics_server import MetricsServer
-from headrace.jobs.store.status_file import GpuStatus, JobStatus, Saved
+from headrace.jobs.store.status_file import GpuStatus, JobStatus, Saved, WorkerStatus
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -85,7 +85,9 @@ def test_the_page_has_the_name_type_help_and_label_of_every_series() -> None:
     gpu = GpuStatus(
         index=0, name="x", utilization=0.5, memory_bytes=1.0, memory_total_bytes=2.0, power_w=3.0, temperature_c=4.0
     )
-    families = list(text_string_to_metric_families(page(status(**known, **by_key, cost=1.0, gpus=[gpu]))))
+    workers = [WorkerStatus(number=0, state="running"), WorkerStatus(number=1, state="starting")]
+    full = status(**known, **by_key, cost=1.0, gpus=[gpu], workers=workers)
+    families = list(text_string_to_metric_families(page(full)))
     assert [
         (f"{family.name}{'_total' * (family.type == 'counter')}", family.type, family.documentation)
         for family in families

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -63,12 +63,15 @@ class EngineProcess:
         core: str = LOAD_CORE,
         heartbeat_s: float = HEARTBEAT_S,
         report: Report = lambda stage: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`environment`: variables that the process gets beside those of this process."""
         self._deliver = deliver
         self._on_end = on_end
         self._core = core
         self._heartbeat_s = heartbeat_s
         self._report = report
+        self._environment = dict(environment or {})
         self._reader = wire.StepReader()
         self._ready: wire.Ready | None = None
         self._failure: HeadraceError | None = None
@@ -226,7 +229,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE if logs.is_json() else 2,
                 stderr=subprocess.STDOUT if logs.is_json() else None,
                 pass_fds=[theirs.fileno()],
-                env=child_environment(),
+                env=child_environment() | self._environment,
             )
         if process.stdout is not None:
             self._log_copier = threading.Thread(

@@ -3,6 +3,7 @@
     planner          takes lines in, hands them out in a good order; the only class that the run uses
     workload         how much is held (`Window`), left (`WorkLeft`) and saved (`Savings`)
     duplicates       lines with the same request: one original is computed, its duplicates reuse the answer
+    worker_order     divides the plan over the workers of a job, in runs of lines that share prefixes
     prefix_tree      sorts prompts by shared prefixes, so that each prefix is computed once and then used
     pending          a line that waits, and its expected answer length
     answer_lengths   learns the length of answers per prefix group and `max_tokens`

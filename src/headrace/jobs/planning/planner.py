@@ -4,22 +4,24 @@
      │ the same request is unfinished: a duplicate of it    │
      └ or its answer is kept: answered at once              └──▶ its duplicates
 
-A plan is made of the lines that are there when the engine has room: it never waits for the window to fill. Once the
-input has ended, an answer that would outlast all others starts at once, wherever it is in the tree.
+A plan is made of the lines that are there when an engine has room: it never waits for the window to fill. Once the
+input has ended, an answer that would outlast all others starts at once, wherever it is in the tree. A job with several
+workers has one plan; `WorkerOrder` divides it over them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from itertools import accumulate
 
 from headrace.jobs.input.line_output import LineOutput
 from headrace.jobs.input.prepare import TOKEN_BYTES, Work
 from headrace.jobs.planning.answer_lengths import MIN_FINISHED, AnswerLengths
 from headrace.jobs.planning.duplicates import Duplicates, RequestKeys
 from headrace.jobs.planning.pending import ExpectedLengths, Pending
-from headrace.jobs.planning.prefix_tree import Leaf, order_by_prefix
-from headrace.jobs.planning.probes import probes_first
+from headrace.jobs.planning.prefix_tree import Leaf, PrefixOrder, order_by_prefix
+from headrace.jobs.planning.probes import choose_probes
+from headrace.jobs.planning.worker_order import WorkerOrder
 from headrace.jobs.planning.workload import WINDOW, PlanTotals, Savings, Window, WorkLeft
 from headrace.sched import SchedulerLimits
 
@@ -30,8 +32,10 @@ REPLAN_FACTOR = 8  # plan again once this many times as many answers have finish
 class Planner:
     """Used by one thread."""
 
-    def __init__(self, limits: SchedulerLimits, *, window: Window = WINDOW) -> None:
+    def __init__(self, limits: SchedulerLimits, *, window: Window = WINDOW, num_workers: int = 1) -> None:
+        """`limits` are those of each of the workers, which are numbered from 0."""
         self._limits = limits
+        self._num_workers = num_workers
         self._window = window
         self._keys = RequestKeys()
         self._duplicates = Duplicates()
@@ -39,14 +43,14 @@ class Planner:
         self._expected = ExpectedLengths(self._lengths)
         self._arrived: list[Pending] = []
         self._num_arrived_tokens = 0
-        self._planned: deque[Pending] = deque()
+        self._planned = WorkerOrder()
         self._by_length: list[tuple[float, int, Pending]] = []  # a heap, longest first; once the input has ended
         self._totals = PlanTotals()
         self._running: dict[int, Pending] = {}  # by index
         self._num_running_tokens = 0
         self._num_taken = 0
-        self._chosen: Pending | None = None  # the line that `peek` returned
-        self._last: Pending | None = None  # taken last
+        self._chosen: dict[int, Pending] = {}  # by worker: the line that `peek` returned
+        self._last: dict[int, Pending] = {}  # by worker: taken last
         self.has_ended = False
         self._num_learned_when_old = MIN_FINISHED
         self.savings = Savings()
@@ -98,26 +102,25 @@ class Planner:
         if not num_in_flight:
             return True
         is_early = not self.has_ended and self._num_taken < max_in_flight and num_in_flight >= self.num_waiting
-        if is_early and self._num_running_tokens >= self._limits.max_num_batched_tokens:
+        if is_early and self._num_running_tokens >= self._limits.max_num_batched_tokens * self._num_workers:
             return False
         return num_in_flight + num_sequences <= max_in_flight
 
-    def peek(self) -> Work | None:
+    def peek(self, worker: int = 0) -> Work | None:
         """The line that `take` would return."""
-        chosen = self._chosen
-        if chosen is None:
+        chosen = self._chosen.get(worker)
+        if chosen is None or chosen.is_taken:
             if not self._totals.num_lines and not self._arrived:
                 return None
             if self._is_plan_old:
                 self._plan()
-            chosen = self._chosen = self._choose()
+            chosen = self._chosen[worker] = self._choose(worker)
         return chosen.line
 
-    def take(self) -> Work:
-        """The line to run next."""
-        if self._chosen is None:
-            self.peek()
-        item, self._chosen = self._chosen, None
+    def take(self, worker: int = 0) -> Work:
+        """The line that this worker should run next."""
+        self.peek(worker)
+        item = self._chosen.pop(worker, None)
         assert item is not None, "nothing is waiting"
         item.is_taken = True
         num_tokens, totals = len(item.tokens) // TOKEN_BYTES, self._totals
@@ -129,8 +132,14 @@ class Planner:
         self._num_running_tokens += num_tokens
         if not item.is_exact:
             self._lengths.start(prefix_group=item.prefix_group, max_tokens=item.line.params.max_tokens)
-        self._last = item
+        self._last[worker] = item
         return item.line
+
+    def release(self, worker: int) -> None:
+        """The worker takes no lines for now: others may take those that were planned for it."""
+        self._chosen.pop(worker, None)
+        self._last.pop(worker, None)
+        self._planned.release(worker)
 
     def finished(self, index: int, output: LineOutput | None) -> list[Work]:
         """The duplicates of this line, which get the same answer; with None it failed, and so do they."""
@@ -155,8 +164,8 @@ class Planner:
         for item in (*self._planned, *self._arrived):
             if not item.is_taken:
                 self._duplicates.finished(item.line.reply.index, None)
-        self._planned.clear()
-        self._arrived, self._by_length, self._chosen = [], [], None
+        self._planned = WorkerOrder()
+        self._arrived, self._by_length, self._chosen = [], [], {}
         self._num_arrived_tokens, self._totals = 0, PlanTotals()
 
     def left(self) -> WorkLeft:
@@ -190,30 +199,43 @@ class Planner:
     def _plan(self) -> None:
         items: list[Leaf] = [item for item in self._planned if not item.is_taken]
         items += self._arrived
-        if self._last is not None:
-            items.append(Leaf(self._last.tokens, self._last.salt, is_current=True))
+        current = {worker: Leaf(last.tokens, last.salt, is_current=True) for worker, last in self._last.items()}
+        items += current.values()
         self._expected.clear()
         order = order_by_prefix(items, block_size=self._limits.block_size, decode_tokens=self._expected.decode_tokens)
         planned = [leaf for leaf in order.leaves if isinstance(leaf, Pending)]
-        self._planned = deque(probes_first(planned, self._expected.unstarted_kinds()))
+        probes = choose_probes(planned, self._expected.unstarted_kinds())
+        self._planned = self._divided(planned, probes, order, current)
         self._arrived = []
         self._num_arrived_tokens = 0
         self._num_learned_when_old = max(MIN_FINISHED, REPLAN_FACTOR * self._lengths.num_learned)
         self._totals = PlanTotals(
-            num_lines=len(self._planned),
+            num_lines=len(planned),
             num_tokens=order.num_prompt_tokens,
-            num_decode_tokens=sum([item.num_decode_tokens for item in self._planned]),
+            num_decode_tokens=sum([item.num_decode_tokens for item in planned]),
             new_share=order.num_new_tokens / max(1, order.num_prompt_tokens),
         )
         if self.has_ended:
             self._by_length = [(-item.expected_len, place, item) for place, item in enumerate(self._planned)]
             heapq.heapify(self._by_length)
 
-    def _choose(self) -> Pending:
-        planned = self._planned
-        while planned[0].is_taken:
-            planned.popleft()
-        return (self._by_length and self._overdue(planned[0])) or planned[0]
+    def _divided(
+        self, planned: list[Pending], probes: list[Pending], order: PrefixOrder, current: dict[int, Leaf]
+    ) -> WorkerOrder:
+        """Each worker goes on where its last line was."""
+        moved = {id(item) for item in probes}
+        rest = [item for item in planned if id(item) not in moved] if moved else planned
+        if self._num_workers == 1:
+            return WorkerOrder(rest, first=probes, starts=((0, 0),))
+        worker_of = {id(leaf): worker for worker, leaf in current.items()}
+        num_moved = list(accumulate((id(item) in moved for item in planned), initial=0))
+        starts = [(place - num_moved[place], worker_of[id(leaf)]) for place, leaf in order.current_at]
+        return WorkerOrder(rest, first=probes, starts=starts, block_size=self._limits.block_size)
+
+    def _choose(self, worker: int) -> Pending:
+        planned = self._planned.next(worker)
+        assert planned is not None, "nothing is waiting"
+        return (self._by_length and self._overdue(planned)) or planned
 
     def _overdue(self, planned: Pending) -> Pending | None:
         """The longest answer, if all others would end before it and the planned one is shorter."""
@@ -229,7 +251,8 @@ class Planner:
         return self._by_length[0][2] if self._by_length else None
 
     def _num_at_once(self) -> float:
-        """Sequences that run at once: `max_num_seqs`, or fewer if the KV cache cannot hold them."""
+        """Sequences that run at once: `max_num_seqs` per worker, or fewer if the KV cache cannot hold them."""
         totals, limits = self._totals, self._limits
         mean_len = (totals.num_tokens * totals.new_share + totals.num_decode_tokens) / max(1, totals.num_lines)
-        return max(1.0, min(limits.max_num_seqs, limits.num_blocks * limits.block_size / max(1.0, mean_len)))
+        in_cache = limits.num_blocks * limits.block_size / max(1.0, mean_len)
+        return self._num_workers * max(1.0, min(limits.max_num_seqs, in_cache))

@@ -65,6 +65,7 @@ class PrefixOrder:
     leaves: list[Leaf]  # in the order in which they should run
     num_prompt_tokens: int
     num_new_tokens: int  # prompt tokens to compute if each prefix is computed once
+    current_at: list[tuple[int, Leaf]] = field(default_factory=list)  # where each current leaf would be in `leaves`
 
 
 def order_by_prefix(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: Callable[[Leaf], float]) -> PrefixOrder:
@@ -77,9 +78,10 @@ def order_by_prefix(leaves: Sequence[Leaf], *, block_size: int, decode_tokens: C
         leaf.num_decode_tokens = 0.0 if leaf.is_current else decode_tokens(leaf)
     for node in reversed(nodes):
         _sum_up(node)
-    ordered = _depth_first(root)
+    ordered, current_at = _depth_first(root)
     num_prompt_tokens = sum([len(leaf.tokens) for leaf in ordered]) // TOKEN_BYTES
-    return PrefixOrder(ordered, num_prompt_tokens, min(num_prompt_tokens, round(root.num_new_tokens)))
+    num_new_tokens = min(num_prompt_tokens, round(root.num_new_tokens))
+    return PrefixOrder(ordered, num_prompt_tokens, num_new_tokens, current_at)
 
 
 def _side_by_side(leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -167,10 +169,11 @@ def _sum_up(node: _Node) -> None:
     node.num_new_tokens, node.num_decode_tokens = num_new, num_decode
 
 
-def _depth_first(root: _Node) -> list[Leaf]:
+def _depth_first(root: _Node) -> tuple[list[Leaf], list[tuple[int, Leaf]]]:
     """The branch that runs now comes first, then the one with the most decode tokens per prompt token: its answers
-    then decode beside the prefill of the others."""
+    then decode beside the prefill of the others. Also returns the places of the current leaves."""
     ordered: list[Leaf] = []
+    current_at: list[tuple[int, Leaf]] = []
     left: list[_Node | Leaf] = [root]
     while left:
         part = left.pop()
@@ -178,7 +181,9 @@ def _depth_first(root: _Node) -> list[Leaf]:
             left.extend(sorted(part.children, key=_urgency))
         elif not part.is_current:
             ordered.append(part)
-    return ordered
+        else:
+            current_at.append((len(ordered), part))
+    return ordered, current_at
 
 
 def _urgency(part: _Node | Leaf) -> float:

@@ -10,20 +10,16 @@ from headrace.jobs.planning.pending import Kind, Pending, kind_of
 MIN_PROBED = 4 * NUM_PROBES  # lines of a group; for smaller ones an early start does not pay off
 
 
-def probes_first(items: list[Pending], unstarted: set[Kind]) -> list[Pending]:
-    """The same items, with the first ones of each large unstarted kind moved to the front."""
+def choose_probes(items: list[Pending], unstarted: set[Kind]) -> list[Pending]:
+    """The first items of each large unstarted kind, which should start before all others."""
     if not unstarted:
-        return items
+        return []
     sizes = Counter(kind for item in items if (kind := kind_of(item)) in unstarted and not item.is_exact)
     wanted = {kind: NUM_PROBES for kind, size in sizes.items() if size >= MIN_PROBED}
-    if not wanted:
-        return items
     probes: list[Pending] = []
-    rest: list[Pending] = []
-    for item in items:
+    for item in items if wanted else ():
         kind = kind_of(item)
-        is_probe = not item.is_exact and wanted.get(kind, 0) > 0
-        if is_probe:
+        if not item.is_exact and wanted.get(kind, 0) > 0:
             wanted[kind] -= 1
-        (probes if is_probe else rest).append(item)
-    return probes + rest
+            probes.append(item)
+    return probes

@@ -1,10 +1,11 @@
-"""The engine of a job, and its replacement after it has died."""
+"""The engine of a job, or of one of its workers, and its replacement after it has died."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,26 +39,95 @@ class DeadEngine:
 
 
 class JobEngine:
-    """Owned by the job's main loop. At most one engine is alive at a time.
+    """Owned by the job's main loop. At most one engine is alive at a time. A job with several workers has several of
+    these (`jobs/workers`).
 
     No other object may keep a reference to `engine` or its client across a restart: the memory of a dead engine must be
     free before the next one loads. Events that a closed engine still sends are dropped."""
 
-    def __init__(self, start: Start, deliver: Deliver, config: EngineConfig) -> None:
+    def __init__(
+        self, start: Start, deliver: Deliver, config: EngineConfig, *, number: int = 0, has_own_process: bool = False
+    ) -> None:
+        """`has_own_process`: its engines run in processes, so that a start can be abandoned."""
+        self.number = number
         self._start = start
         self._deliver = deliver
+        self._has_own_process = has_own_process
         self._live: Engine | None = None  # to be closed
         self._gate = _Gate(deliver)
         self._stats_before: EngineStats | None = None  # of the engines that have died
+        self._starting: Future[Engine] | None = None
+        self._death: BaseException | None = None  # noticed before its client has
+        self.num_restarts = 0
         self.start(config)
 
     def start(self, config: EngineConfig) -> None:
         """Close the present engine, if there is one, and load the next one."""
         self.close()
+        self._use(self._load(config))
+
+    def _load(self, config: EngineConfig) -> Engine:
         self._gate = _Gate(self._deliver)
-        self._live = self._start(config, self._gate.deliver)
-        self.engine = self._live
-        self.max_sequences = 2 * self.engine.settings.max_num_seqs + SPARE_SEQUENCES
+        return self._start(config, self._gate.deliver)
+
+    def _use(self, engine: Engine) -> None:
+        self.engine = self._live = engine
+        self._death = None
+        self.max_sequences = 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
+
+    def begin_start(self, config: EngineConfig) -> None:
+        """Load the next engine on a thread of its own. When it has started, or failed to, `deliver` is called without
+        events, and `finish_start` may be called."""
+        self.close()
+        self._starting = starting = Future[Engine]()
+
+        def load() -> None:
+            try:
+                starting.set_result(self._load(config))
+            except BaseException as error:  # noqa: BLE001  an engine may fail to start in any way
+                starting.set_exception(error)
+            self._deliver([])
+
+        threading.Thread(target=load, name=f"headrace-start-{self.number}", daemon=True).start()
+
+    @property
+    def is_starting(self) -> bool:
+        return self._starting is not None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether `finish_start` will not wait."""
+        return self._starting is not None and self._starting.done()
+
+    def finish_start(self) -> None:
+        """Use the engine that was started. Raises what its start has raised."""
+        assert self._starting is not None
+        starting, self._starting = self._starting, None
+        self._use(starting.result())
+        self.num_restarts += 1
+
+    @property
+    def death(self) -> BaseException | None:
+        """Why the engine has died. None: it runs, or was released."""
+        if self._live is None:
+            return None
+        return self._death or self._live.client.failure
+
+    @property
+    def is_running(self) -> bool:
+        return self._live is not None and self.death is None
+
+    @property
+    def settings(self) -> Settings:
+        return self.engine.settings
+
+    def submit(self, request: Request) -> None:
+        """Raises a RequestError for a request that could never run, and an EngineDeadError if the engine has died."""
+        try:
+            self.engine.client.submit(request)
+        except EngineDeadError as error:
+            self._death = error.with_traceback(None)  # its frames would keep the engine in memory
+            raise
 
     @property
     def stats(self) -> EngineStats:
@@ -72,26 +142,33 @@ class JobEngine:
             except EngineDeadError:
                 pass  # the request ended with its engine; the empty event list that reports it is on its way
 
-    def set_target_concurrency(self, left: WorkLeft) -> None:
+    def set_target_concurrency(self, left: WorkLeft, *, num_workers: int = 1) -> None:
         """Limit how many sequences run at once, now that the whole input is known: more than keep the device busy until
-        the longest answer ends would only lengthen the tail."""
+        the longest answer ends would only lengthen the tail. The work is divided over `num_workers`."""
         longest = max(left.longest_waiting, left.longest_running)
         num_tokens = left.num_decode_tokens + left.num_running_decode_tokens
-        if (num_seqs := target_concurrency_of(round(num_tokens), round(longest), self.engine.settings)) is not None:
-            self.engine.client.limit_running(num_seqs)
+        num_seqs = target_concurrency_of(round(num_tokens / num_workers), round(longest), self.engine.settings)
+        if num_seqs is not None and self.is_running:
+            try:
+                self.engine.client.limit_running(num_seqs)
+            except EngineDeadError as error:
+                self._death = error.with_traceback(None)
 
-    def release_dead(self, death: EngineDeadError) -> DeadEngine:
+    def release_dead(self) -> DeadEngine:
         """Drop every reference to the engine, which has died, and free its memory."""
         engine = self.engine
-        failure = engine.client.failure or death
+        failure = engine.client.failure or self._death
+        assert failure is not None
         dead = DeadEngine(failure, engine.settings, isinstance(engine.client, EngineProcess))
         self._stats_before = self.stats
-        self.engine = replace(engine, client=DeadClient(failure))
+        self.engine = replace(engine, client=DeadClient(failure), model=None)
         del engine
         self.close()
         return dead
 
     def close(self) -> None:
+        if self._starting is not None:
+            self._end_start(self._starting)
         if self._live is None:
             return
         engine, self._live = self._live, None
@@ -101,6 +178,20 @@ class JobEngine:
         del engine
         if failure is not None:
             _free_memory(failure)
+
+    def _end_start(self, starting: Future[Engine]) -> None:
+        """Close an engine that is being started. One in a process of its own need not be waited for: it ends with this
+        process, if not before."""
+        self._starting = None
+        self._gate.is_open = False
+        starting.add_done_callback(_close_started)
+        if not self._has_own_process:
+            wait([starting])
+
+
+def _close_started(starting: Future[Engine]) -> None:
+    if starting.exception() is None:
+        starting.result().close()
 
 
 class _Gate:

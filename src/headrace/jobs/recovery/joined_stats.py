@@ -1,7 +1,8 @@
-"""Adds up the counters of engines that ran one after the other."""
+"""Adds up the counters of engines that ran one after the other, or that run side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -27,6 +28,20 @@ def joined_stats(before: EngineStats | None, now: EngineStats) -> EngineStats:
         _joined_counts(before.step_host_seconds, now.step_host_seconds),
         now.started_at,
     )
+
+
+def summed_stats(each: Sequence[EngineStats]) -> EngineStats:
+    """The sum over engines that run side by side. The peak of the KV cache is the sum of their peaks."""
+    total = each[0]
+    for other in each[1:]:
+        both = joined_stats(total, other)
+        gauges = {
+            name: getattr(total.scheduler, name) + getattr(other.scheduler, name)
+            for name in (*_GAUGES - {"block_size"}, "max_blocks_held")
+        }
+        gauges["block_size"] = max(total.scheduler.block_size, other.scheduler.block_size)
+        total = replace(both, scheduler=replace(both.scheduler, **gauges))
+    return total
 
 
 def _joined_scheduler(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:

@@ -4,14 +4,21 @@ out of memory ──▶ the next step of the memory ladder ──▶ restart
 anything else ──▶ suspects: run the lines again, some of them alone; one that kills the engine alone is poison and
                   becomes an error line ──▶ restart
 several deaths without progress, or one poison line after another ──▶ stop; the job can be resumed
+
+Each worker has its own suspects and its own memory ladder. The lines of a death run again on any worker; once two
+deaths have lines in common, the search stays on one worker, and the others go on. A line is poison only if its worker
+has answered others since the search began, or if it kills a second worker too: a worker that answers nothing is itself
+the cause, and after several such deaths the job goes on without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from msgspec import UNSET
 
 from headrace.config import EngineConfig
 from headrace.engine.settings import Settings
@@ -21,10 +28,21 @@ from headrace.jobs.input.reply import POISON
 from headrace.jobs.planning.duplicates import digest_of
 from headrace.jobs.recovery.memory_ladder import MemoryLadder, is_out_of_memory
 from headrace.jobs.recovery.retry_rules import RetryRules
-from headrace.jobs.recovery.suspects import Suspects
-from headrace.jobs.store.failure_log import EngineDeath, FailureLog, Loss, PoisonLine, PoisonRequest, Retry, Suspicion
+from headrace.jobs.recovery.suspects import EVIDENCE, Suspects
+from headrace.jobs.store.failure_log import (
+    EngineDeath,
+    FailureLog,
+    Loss,
+    PoisonLine,
+    PoisonRequest,
+    Retry,
+    Suspicion,
+    Trial,
+)
 
 MAX_POISON_IN_A_ROW = 2  # poison lines with no line answered between them; with more, the lines are not the cause
+
+MAX_FRUITLESS = 2  # searches on a worker that answered no line meanwhile; then the job goes on without the worker
 
 _LOST_DEVICE = ("CUDA error:", "cudaError", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 
@@ -46,6 +64,30 @@ class Restart:
     why: str
 
 
+@dataclass(slots=True)
+class _WorkerState:
+    """What the policy knows about one worker."""
+
+    suspects: Suspects
+    ladder: MemoryLadder
+    num_in_a_row: int = 0  # deaths in this run without a line done between them
+    num_done_at_death: int = -1
+    num_ended_at_first_death: int = 0  # lines that had ended on it when its search began
+    num_fruitless: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """A worker whose engine has died, in a job with several. Alone, it has no `others`."""
+
+    worker: int = 0
+    others: Sequence[int] = field(default=())  # that still run or start
+    num_ended: int = 0  # lines that have ended on it, in this run
+
+
+ALONE = WorkerDeath()
+
+
 class RecoveryPolicy:
     """Owned by the job's main loop. Every decision is written to the failure log before it is carried out."""
 
@@ -56,16 +98,21 @@ class RecoveryPolicy:
         *,
         rules: RetryRules | None = None,
         is_done: Callable[[int], bool] = lambda index: False,
+        shares: Sequence[tuple[EngineConfig, int]] = (),
     ) -> None:
-        """`is_done`: whether an earlier run has a result for the line."""
+        """`is_done`: whether an earlier run has a result for the line. `shares`: for each worker its config, and how
+        many workers divide the memory of its device; without them, there is one worker with `config`."""
         self.rules = rules or RetryRules()
         self.log = log
         last = log.last_death()
-        self.suspects = Suspects(last.suspicion if last is not None else Suspicion(), is_done)
-        self._ladder = MemoryLadder(config, log.events)
+        self._states = [
+            _WorkerState(Suspects(Suspicion()), MemoryLadder(own, log.events, worker=worker, num_sharing=num_sharing))
+            for worker, (own, num_sharing) in enumerate(shares or ((config, 1),))
+        ]
+        for death in log.last_deaths():  # the earlier run may have had more workers
+            state = Suspects(death.suspicion, is_done).state
+            self._states[death.worker % len(self._states)].suspects.adopt(state)
         self._random = Random(log.counts.retries.get("engine_error", 0))
-        self._num_in_a_row = 0  # deaths in this run without a line done between them
-        self._num_done_at_death = -1
         self._reason = "" if last is None else last.reason
         self._poison_lines = {
             event.line for event in log.events if isinstance(event, PoisonLine) and not is_done(event.line)
@@ -75,7 +122,31 @@ class RecoveryPolicy:
     @property
     def config(self) -> EngineConfig:
         """The user's, with the changes of the memory ladder."""
-        return self._ladder.config
+        return self.config_of(0)
+
+    def config_of(self, worker: int) -> EngineConfig:
+        """The worker's part of the user's config, with the changes of its memory ladder."""
+        return self._states[worker].ladder.config
+
+    @property
+    def suspects(self) -> Suspects:
+        """Those of the first worker."""
+        return self._states[0].suspects
+
+    def suspects_of(self, worker: int) -> Suspects:
+        return self._states[worker].suspects
+
+    def reserved(self) -> dict[int, int]:
+        """Lines that run on one worker only, in its trials, and that worker."""
+        return {index: worker for worker, state in enumerate(self._states) for index in state.suspects.lines}
+
+    def is_suspect(self, index: int) -> bool:
+        """Whether the line runs in isolation, now or later."""
+        return any(index in state.suspects for state in self._states)
+
+    @property
+    def is_searching(self) -> bool:
+        return any(state.suspects.trial is not None for state in self._states)
 
     # Lines.
 
@@ -90,8 +161,9 @@ class RecoveryPolicy:
 
     def done(self, index: int) -> None:
         """The line has its result."""
-        if self.suspects.trial is not None:
-            self.suspects.finished(index)
+        for state in self._states:
+            if state.suspects.trial is not None:
+                state.suspects.finished(index)
         if self.log.num_retries:
             self.log.forget_done(index)
 
@@ -125,25 +197,41 @@ class RecoveryPolicy:
         settings: Settings,
         *,
         had_own_process: bool,
-    ) -> Restart:
+        death: WorkerDeath = ALONE,
+    ) -> Restart | None:
         """Decide about a restart. `indices` are the lines that were in flight. `had_own_process`: the device's context
-        ended with the process, so this process can still use the device."""
+        ended with the process, so this process can still use the device. None: the job goes on without the worker."""
         reason = f"{type(failure).__name__}: {failure}"
-        delay_s = self._delay_s(progress.num_done)
+        state = self._states[death.worker]
+        delay_s = self._delay_s(state, death.num_ended if death.others else progress.num_done)
         if is_out_of_memory(failure):
-            climbed = self._ladder.climb(settings, num_done=progress.num_done)
+            climbed = state.ladder.climb(settings, num_done=progress.num_done)
             if climbed is not None:
                 self.log.append(climbed)
-                return Restart(self.config, delay_s, f"the device's memory ran out ({reason}): {climbed.rung}")
+                config = self.config_of(death.worker)
+                return Restart(config, delay_s, f"the device's memory ran out ({reason}): {climbed.rung}")
         is_device_lost = not had_own_process and any(mark in reason for mark in _LOST_DEVICE)
         loss: Loss = "device" if is_device_lost else "engine"
-        self._note_death(indices, loss, reason, progress)
+        self._note_death(indices, loss, reason, progress, death=death)
         if loss == "device":
             raise ResumableJobError(
                 f"the engine died with a device error, and this process cannot use the device any more: {reason}; run "
                 "the same command again to continue, with the engine in a process of its own"
             )
-        return Restart(self.config, delay_s, f"the engine died: {reason}")
+        if death.others and self._is_cause(state):
+            return None
+        return Restart(self.config_of(death.worker), delay_s, f"the engine died: {reason}")
+
+    def _is_cause(self, state: _WorkerState) -> bool:
+        """Whether the worker dies whatever it runs. While it searches, deaths in a row are expected."""
+        is_idle = state.suspects.trial is None and state.num_in_a_row >= self.rules.max_idle_deaths
+        return is_idle or state.num_fruitless >= MAX_FRUITLESS
+
+    def give_up(self, worker: int, *, other: int) -> None:
+        """The job goes on without the worker; another one goes on with its search."""
+        suspects = self._states[worker].suspects
+        self._states[other].suspects.adopt(suspects.state)
+        suspects.forget(suspects.lines)
 
     def process_was_lost(
         self, epoch: int, indices: Sequence[int], progress: Progress, *, had_own_process: bool
@@ -166,6 +254,10 @@ class RecoveryPolicy:
         """Returns the delay before the next attempt to start an engine, after so many failed starts in a row."""
         return self.rules.delay_s(num_failures, self._random)
 
+    def may_start_again(self, num_failures: int) -> bool:
+        """Whether an engine that could not be started so many times in a row is started once more."""
+        return num_failures < self.rules.restarts.max_starts
+
     def cannot_start(self, error: BaseException) -> ResumableJobError:
         return ResumableJobError(
             f"the engine died and could not be started again in {self.rules.restarts.max_starts} attempts: {error}; "
@@ -175,7 +267,7 @@ class RecoveryPolicy:
     @property
     def status_fields(self) -> dict[str, Any]:
         """The fields of `JobStatus` that describe recovery."""
-        return {**self.log.counts.status_fields, "suspects": self.suspects.num_left}
+        return {**self.log.counts.status_fields, "suspects": sum(state.suspects.num_left for state in self._states)}
 
     def _note_death(
         self,
@@ -186,23 +278,48 @@ class RecoveryPolicy:
         *,
         epoch: int | None = None,
         is_suspicious: bool = True,
+        death: WorkerDeath = ALONE,
     ) -> None:
         """`is_suspicious`: whether one of the lines may be the cause."""
-        self._reason, last, before = reason, self.log.last_death(), self.suspects.state
+        state = self._states[death.worker]
+        suspects = state.suspects
+        self._reason, last, before = reason, self.log.last_death(), suspects.state
         in_flight = sorted(indices)
-        poison_line = self.suspects.died(in_flight, loss=loss) if is_suspicious else None
-        has_learned = poison_line is not None or self.suspects.state != before
+        if suspects.trial is None:
+            state.num_ended_at_first_death = death.num_ended
+            for other in self._states:  # some of the lines may have been in flight when another worker died
+                if other is not state:
+                    both = set(other.suspects.state.last).intersection(in_flight)
+                    suspects.adopt(Suspicion(sorted(both), []))
+        poison_line = suspects.died(in_flight, loss=loss) if is_suspicious else None
+        has_learned = poison_line is not None or suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
-        self.log.append(EngineDeath(loss, reason, in_flight, progress.num_done, self.suspects.state, num_idle, epoch))
+        self.log.append(
+            EngineDeath(
+                loss, reason, in_flight, progress.num_done, suspects.state, num_idle, epoch, death.worker or UNSET
+            )
+        )
         if num_idle >= self.rules.max_idle_deaths:
             what = "the job's process was lost" if loss == "process" else "the engine died"
             raise ResumableJobError(
                 f"{what} {num_idle} times in a row without a line done between: {reason}; fix the cause, then "
                 "run the same command again to continue"
             )
-        if poison_line is not None:
+        if poison_line is None:
+            return
+        if death.others and state.num_ended_at_first_death == death.num_ended:
+            self._try_elsewhere(poison_line, loss, death)
+        else:
+            state.num_fruitless = 0
             self._mark_poison(poison_line, progress)
+
+    def _try_elsewhere(self, index: int, loss: Loss, death: WorkerDeath) -> None:
+        """The worker died with the line alone, but has answered no other since its search began: the cause may be the
+        worker. One more death with the line alone, on another worker, is proof."""
+        self._states[death.worker].num_fruitless += 1
+        trial = Trial([index], False, 1, EVIDENCE[loss])
+        self._states[death.others[0]].suspects.adopt(Suspicion([], [trial]))
 
     def _mark_poison(self, index: int, progress: Progress) -> None:
         """Mark the line as poison, unless the lines before it were poison too and none was answered since: then the
@@ -219,7 +336,7 @@ class RecoveryPolicy:
         self.log.append(PoisonLine(index, progress.num_answered))
         self._poison_lines.add(index)
 
-    def _delay_s(self, num_done: int) -> float:
-        self._num_in_a_row = self._num_in_a_row + 1 if num_done == self._num_done_at_death else 1
-        self._num_done_at_death = num_done
-        return self.rules.delay_s(self._num_in_a_row, self._random)
+    def _delay_s(self, state: _WorkerState, num_done: int) -> float:
+        state.num_in_a_row = state.num_in_a_row + 1 if num_done == state.num_done_at_death else 1
+        state.num_done_at_death = num_done
+        return self.rules.delay_s(state.num_in_a_row, self._random)

@@ -44,6 +44,16 @@ class Suspects:
     def __contains__(self, index: int) -> bool:
         return any(index in trial.lines for trial in self._trials)
 
+    @property
+    def lines(self) -> frozenset[int]:
+        """The lines of all trials."""
+        return frozenset().union(*(trial.lines for trial in self._trials))
+
+    def adopt(self, state: Suspicion) -> None:
+        """Take over suspects of another worker. Its trials run before those that are here."""
+        self._last = sorted({*self._last, *state.last})
+        self._trials += state.trials
+
     def died(self, indices: Iterable[int], *, loss: Loss) -> int | None:
         """The engine died with these lines in flight. Returns the line that is now proven to be poison, if any."""
         in_flight = sorted(indices)
@@ -65,6 +75,7 @@ class Suspects:
     def forget(self, indices: Iterable[int]) -> None:
         """Remove lines that are done or cannot run. A trial without lines has passed."""
         gone = set(indices)
+        self._last = [index for index in self._last if index not in gone]
         self._trials = [_without(trial, gone) for trial in self._trials]
         while self._trials and not self._trials[-1].lines:
             self._trials.pop()

@@ -1,10 +1,10 @@
 """One run of a job: from the command to the report.
 
     input ─▶ jobs/formats ─▶ jobs/input: parse, render, tokenize ─▶ planner: a window of lines, in execution order
-          ─▶ submitting ─▶ engine ─▶ collecting ─▶ outcomes ─▶ journal (append, write, sync) ─▶ jobs/store/publish
+          ─▶ submitting ─▶ workers ─▶ collecting ─▶ outcomes ─▶ journal (append, write, sync) ─▶ jobs/store/publish
 
     reader thread   prepared batches ──┐
-    engine thread   events of a step ──┼─▶ inbox ─▶ main_loop, one message at a time on the thread of `run_job`
+    worker threads  events of a step ──┼─▶ inbox ─▶ main_loop, one message at a time on the thread of `run_job`
     signal handler  StopRequest ───────┘
 
 - `run_job.py`: the entry. Opens input and job directory, starts the engine, runs the loop, publishes the output.
@@ -17,9 +17,10 @@
 - SIGINT and SIGTERM: `signals.py` installs the handlers, which send a `StopRequest`; `stop_state.py` holds whether and
   why the run is stopping (signal, `headrace cancel`, deadline) and until when lines in flight may finish.
 - `deadline.py`: the deadline, and the error lines for everything that is unfinished then.
-- Retry and restart decisions: `jobs/recovery/policy.py`.
+- Retry and restart decisions: `jobs/recovery/policy.py`; `restarting.py` replaces the engine of a worker that has died,
+  while the loop goes on with the others.
 
-Invariants. Only `JobEngine` (`jobs/recovery`) holds the engine. The results of a step are written before new requests
+Invariants. Only a `Worker` (`jobs/workers`) holds an engine. The results of a step are written before new requests
 are submitted, so a crash loses at most what was in flight. The planner's window and the limit on sequences in flight
 bound the memory, whatever the size of the input. The reader never looks at results, and the journal never at the
 engine. A duplicate is a line of its own in the journal: if a crash separates it from its original, it is computed again

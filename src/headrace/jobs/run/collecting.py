@@ -1,4 +1,4 @@
-"""Turns the engine's events into answers, retries and error lines."""
+"""Turns the events of the engines into answers, retries and error lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Collector:
     """Owned by the job's main loop."""
 
     def __init__(self, context: RunContext, outcomes: Outcomes) -> None:
-        self._engine = context.engine
+        self._workers = context.workers
         self._in_flight = context.in_flight
         self._recovery = context.recovery
         self._retries = context.retries
@@ -27,7 +27,7 @@ class Collector:
         self._outcomes = outcomes
 
     def take(self, events: list[SequenceEvent]) -> None:
-        in_flight, outcomes, engine = self._in_flight, self._outcomes, self._engine.engine
+        in_flight, outcomes, engine = self._in_flight, self._outcomes, self._workers.engine
         for event in events:
             entry = in_flight.get(event.request_id)
             if entry is None:
@@ -41,7 +41,7 @@ class Collector:
                 answers = entry.answers = Answers(entry.request, None, engine.tokenizer, engine.eos_token_ids)
             progress = answers.take(event)
             if progress.stopped_index is not None:
-                self._engine.abort(event.request_id, progress.stopped_index)
+                self._workers[entry.worker].abort(event.request_id, progress.stopped_index)
             if progress.is_finished:
                 self._finish(entry, answers)
 
@@ -54,7 +54,7 @@ class Collector:
             assert isinstance(answers, Answers)
             self._outcomes.answer_all(entry.line, output_of(answers.output()))
             return
-        self._engine.abort(entry.request.request_id)  # other sequences of the request may still run
+        self._workers[entry.worker].abort(entry.request.request_id)  # other sequences of the request may still run
         self._fail_or_retry(entry.line, answers.error)
 
     def _finish_part(self, entry: InFlight, parts: PartsInFlight, error: str | None) -> None:
@@ -62,7 +62,7 @@ class Collector:
         self._in_flight.end_part(entry)
         if error is not None:
             for part in parts.parts:
-                self._engine.abort(part.request.request_id)
+                self._workers[entry.worker].abort(part.request.request_id)
                 if (other := self._in_flight.get(part.request.request_id)) is not None:
                     self._in_flight.end_part(other)
             self._in_flight.remove_with_parts(entry.line)

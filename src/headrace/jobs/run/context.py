@@ -8,7 +8,6 @@ from headrace.jobs.formats.writer import Results
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.planning.workload import WINDOW, Window
 from headrace.jobs.recovery.disk_full import DiskWait
-from headrace.jobs.recovery.job_engine import JobEngine
 from headrace.jobs.recovery.policy import RecoveryPolicy
 from headrace.jobs.recovery.retry_queue import RetryQueue
 from headrace.jobs.run.deadline import Deadline
@@ -20,6 +19,7 @@ from headrace.jobs.status.console import Console
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, InFlightFile
+from headrace.jobs.workers.worker_set import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class RunContext:
     directory: JobDirectory | None  # None: the output is a stream, and nothing is kept of the job
     results: Results
     inbox: Inbox
-    engine: JobEngine
+    workers: Workers
     planner: Planner
     in_flight: LinesInFlight
     retries: RetryQueue
@@ -47,23 +47,27 @@ class RunContext:
         results: Results,
         *,
         inbox: Inbox,
-        engine: JobEngine,
+        workers: Workers,
         console: Console,
         directory: JobDirectory | None = None,
         recovery: RecoveryPolicy | None = None,
         window: Window = WINDOW,
     ) -> RunContext:
-        """`engine` delivers its events to `inbox`. A `directory` has begun its epoch."""
+        """`workers` deliver their events to `inbox`. A `directory` has begun its epoch."""
         path = None if directory is None else directory.path
-        file = InFlightFile(None if path is None else path / IN_FLIGHT_NAME, epoch=directory.epoch if directory else 0)
+        file = InFlightFile(
+            None if path is None else path / IN_FLIGHT_NAME,
+            epoch=directory.epoch if directory else 0,
+            have_processes=workers.have_processes,
+        )
         deadline = Deadline(directory.deadline.at) if directory is not None and directory.deadline is not None else None
         return cls(
             job=job,
             directory=directory,
             results=results,
             inbox=inbox,
-            engine=engine,
-            planner=Planner(engine.engine.settings.limits, window=window),
+            workers=workers,
+            planner=Planner(workers.limits, window=window, num_workers=len(workers)),
             in_flight=LinesInFlight(file),
             retries=RetryQueue(),
             recovery=recovery or RecoveryPolicy(FailureLog(None), job.config),

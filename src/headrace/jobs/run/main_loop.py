@@ -1,30 +1,29 @@
 """The main loop of a run: takes one message at a time, writes what has finished, submits what may start.
 
     reader thread    prepared batches ──┐
-    engine thread    events of a step ──┼─▶ inbox ─▶ this thread: collect ─▶ write ─▶ submit ─▶ check stop, show status
+    worker threads   events of a step ──┼─▶ inbox ─▶ this thread: collect ─▶ write ─▶ submit ─▶ check stop, show status
     signal handler   StopRequest ───────┘
 
 What a step finished is written before anything new is submitted, so that a crash loses no more than what was in flight.
-When the engine dies, the lines in flight wait in `RetryQueue` until `RecoveryPolicy` has decided and a new one runs.
+When a worker's engine dies, its lines in flight wait in `RetryQueue`; `Restarter` replaces it while the others go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import monotonic
 
-from headrace.errors import EngineDeadError, JobError, ResumableJobError
+from headrace.errors import JobError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
 from headrace.jobs.input.lines import BadLine
 from headrace.jobs.input.prepare import Items
 from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
-from headrace.jobs.recovery.policy import Progress, Restart
 from headrace.jobs.run.collecting import Collector
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.inbox import InboxReader, Message
 from headrace.jobs.run.open_feed import open_feed
 from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.run.restarting import Restarter
 from headrace.jobs.run.status_reporter import StatusReporter
 from headrace.jobs.run.stop_state import StopRequest
 from headrace.jobs.run.submitting import Submitter
@@ -46,26 +45,24 @@ class MainLoop:
         on_status: Callable[[JobStatus], None] = lambda status: None,
     ) -> None:
         """`num_expected` lines are left to do, if that is known."""
-        self._job = context.job
-        self._directory = context.directory
-        self._engine = context.engine
+        self._workers = context.workers
         self._planner = context.planner
         self._in_flight = context.in_flight
         self._retries = context.retries
         self._recovery = context.recovery
         self._stop = context.stop
         self._disk = context.disk
-        self._console = context.console
         self._inbox = InboxReader(context.inbox)
         self._outcomes = Outcomes(context)
         self._submitter = Submitter(context, self._outcomes)
         self._collector = Collector(context, self._outcomes)
+        self._restarter = Restarter(context, self._outcomes, self._take_last_events)
         self._reporter = StatusReporter(context, self._outcomes, num_expected=num_expected, on_status=on_status)
         self._input_error: JobError | None = None  # why the rest of the input cannot be read
         self._num_batches_to_request = 0  # from the feed, once the planner has room
         self._feed = open_feed(
             context.job,
-            context.engine.engine,
+            context.workers.engine,
             context.directory,
             lines,
             context.inbox.put,
@@ -76,42 +73,34 @@ class MainLoop:
     def run(self) -> JobReport:
         self._feed.start()
         try:
-            wait_s = TICK_SECONDS
             while not self._is_over:
-                death, wait_s = self._iterate(wait_s), TICK_SECONDS
-                if death is not None:
-                    self._recover(death)
-                    wait_s = 0.0  # there are lines to submit
+                self._take_next()
+                self._outcomes.flush()
+                self._restarter.check()
+                self._submit_ready()
+                self._check_stop()
+                self._show_status()
             self._outcomes.flush()
             if self._has_failed:
                 assert self._input_error is not None
                 raise self._input_error
         finally:
             self._feed.stop()
-            for request_id in self._in_flight.ids:
-                self._engine.abort(request_id)
+            for entry in self._in_flight.requests:
+                self._workers[entry.worker].abort(entry.request.request_id)
             self._in_flight.close()
             self._reporter.show(self._stop.final_state if self._is_over and not self._has_failed else "failed")
             self._reporter.close()
         return self._reporter.report()
 
-    def _iterate(self, wait_s: float) -> EngineDeadError | None:
-        """Run one iteration. Returns the error if the engine has died, without a traceback: its frames would keep the
-        engine in memory."""
-        try:
-            self._take_next(wait_s)
-            self._outcomes.flush()
-            self._submit_ready()
-            self._check_stop()
-            self._show_status()
-        except EngineDeadError as error:
-            return error.with_traceback(None)
-        return None
-
     @property
     def _is_over(self) -> bool:
         if self._stop.is_stopping:
-            return not self._in_flight or self._stop.is_grace_over
+            return self._stop.is_grace_over or not any(
+                self._in_flight.num_sequences(worker.number)
+                for worker in self._workers
+                if worker.is_running or worker.death is not None
+            )
         return self._planner.has_ended and not self._planner.num_held and not self._in_flight and not self._retries
 
     @property
@@ -146,13 +135,14 @@ class MainLoop:
 
     # Messages.
 
-    def _take_next(self, timeout_s: float = TICK_SECONDS) -> None:
-        """Take one message. Returns without one when it is time to flush, to retry a line, to check for a stop, or to
-        show the status."""
+    def _take_next(self) -> None:
+        """Take one message. Returns without one when it is time to flush, to retry a line, to start an engine, to check
+        for a stop, or to show the status."""
+        timeout_s = TICK_SECONDS
         others = (
-            TICK_SECONDS,
             self._outcomes.seconds_to_flush,
             self._retries.seconds_to_next if self._retries else None,
+            self._restarter.seconds_to_next,
             self._stop.seconds_to_check,
         )
         for seconds in others:
@@ -164,8 +154,8 @@ class MainLoop:
 
     def _take(self, message: Message) -> None:
         match message:
-            case []:  # the engine has failed
-                raise EngineDeadError(f"the engine has stopped: {self._engine.engine.client.failure}")
+            case []:  # a worker has died, or has started an engine
+                pass
             case list():
                 self._collector.take(message)
             case StopRequest():
@@ -185,90 +175,25 @@ class MainLoop:
 
     def _end_input(self) -> None:
         self._planner.end_input()
-        self._engine.set_target_concurrency(self._planner.left())
+        self._workers.set_target_concurrency(self._planner.left())
 
     def _take_prepared(self, items: Items) -> None:
-        planner, outcomes, suspects = self._planner, self._outcomes, self._recovery.suspects
-        is_searching = suspects.trial is not None
+        planner, outcomes, recovery = self._planner, self._outcomes, self._recovery
+        is_searching = recovery.is_searching
         tally = outcomes.tally
         for item in items:
             tally.num_read += 1
             if isinstance(item, BadLine):
                 outcomes.fail_bad(item)
-            elif is_searching and item.reply.index in suspects:
+            elif is_searching and recovery.is_suspect(item.reply.index):
                 self._retries.put(item)
             elif (output := planner.add(item)) is not None:  # a duplicate of a line that was answered before
                 outcomes.answer(item, output, is_copy=True)
         outcomes.refuse_too_many_errors()  # with these lines, there may be enough to judge earlier errors
         self._num_batches_to_request += 1
 
-    # Recovery from the death of the engine.
-
-    def _recover(self, death: EngineDeadError) -> None:
-        dead = self._engine.release_dead(death)
-        self._take_last_events()
-        if self._stop.is_stopping:
-            self._stop.end_grace()
-            return
-        try:
-            restart = self._recovery.engine_died(
-                dead.failure,
-                self._in_flight.indices,
-                self._progress,
-                dead.settings,
-                had_own_process=dead.had_own_process,
-            )
-            self._requeue()
-            self._restart(restart)
-        except ResumableJobError as error:
-            if self._job.is_resumable:
-                raise
-            raise JobError(f"{error} (but this job cannot be resumed: its input or output is a stream)") from error
-
     def _take_last_events(self) -> None:
-        """Events that arrived before the engine died, or before the deadline."""
+        """Events that arrived before a worker died, or before the deadline."""
         for events in self._inbox.take_events():
             self._collector.take(events)
         self._outcomes.flush()
-
-    @property
-    def _progress(self) -> Progress:
-        if self._directory is None:
-            return Progress(self._outcomes.tally.num_done, self._outcomes.tally.num_answered)
-        journal = self._directory.journal
-        return Progress(journal.num_done, journal.num_done - journal.num_errors)
-
-    def _requeue(self) -> None:
-        """Lines in flight run again, except poison lines."""
-        for line in self._in_flight.take_all():
-            self._retries.put(line)
-        for line in self._retries.all() if self._recovery.has_poison else ():
-            if (error := self._recovery.refuse(line)) is not None:
-                self._outcomes.fail_all(self._retries.remove(line.reply.index), error)
-        self._outcomes.flush()
-
-    def _restart(self, restart: Restart) -> None:
-        self._console.tell(f"{restart.why}; restarting the engine")
-        num_failures = 0
-        delay_s = restart.delay_s
-        while self._wait(delay_s):
-            try:
-                self._engine.start(restart.config)
-                break
-            except Exception as error:  # noqa: BLE001  the job's edge: an engine may fail to start in any way
-                num_failures += 1
-                if num_failures == self._recovery.rules.restarts.max_starts:
-                    raise self._recovery.cannot_start(error) from None
-                delay_s = self._recovery.start_delay_s(num_failures)
-        if self._planner.has_ended:
-            self._engine.set_target_concurrency(self._planner.left())
-
-    def _wait(self, seconds: float) -> bool:
-        """Take messages for so long. False: the job is stopping, and no engine is needed."""
-        until = monotonic() + seconds
-        while not self._stop.is_stopping and (left := until - monotonic()) > 0:
-            self._take_next(left)
-            self._outcomes.flush()
-            self._check_stop()
-            self._show_status()
-        return not self._stop.is_stopping

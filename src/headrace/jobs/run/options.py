@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.jobs.recovery.job_engine import Start
@@ -11,7 +12,9 @@ from headrace.jobs.status.console import Console
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    start: Start | None  # how engines are started; None: on a thread, or in a process if an earlier run lost its own
+    # How engines are started, for each worker or for all. None: one on a thread, or in a process if an earlier run lost
+    # its own; several in processes.
+    start: Start | Sequence[Start] | None
     rules: RetryRules | None
     min_lines_for_process: int  # from that many lines on, a process of its own prepares them
     console: Console

@@ -73,7 +73,7 @@ class Outcomes:
 
 def _facts_of(context: RunContext) -> JobFacts:
     """The job's id is the same in all its runs: it is part of the ids of its answers."""
-    engine, directory = context.engine.engine, context.directory
+    engine, directory = context.workers.engine, context.directory
     if directory is None:
         return JobFacts(engine.model_name, engine.tokenizer)
     return JobFacts(engine.model_name, engine.tokenizer, directory.job_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from headrace.jobs.formats import Source, open_sink
 from headrace.jobs.formats.writer import Results, StreamResults
 from headrace.jobs.input.prepare_process import MIN_LINES_FOR_PROCESS
 from headrace.jobs.recovery.disk_full import retry_on_full_disk
-from headrace.jobs.recovery.job_engine import JobEngine, Start
+from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.recovery.policy import Progress, RecoveryPolicy
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.run.context import RunContext
@@ -35,8 +35,11 @@ from headrace.jobs.status.report import JobReport, Tally
 from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.fingerprint import digest_of_template
+from headrace.jobs.workers.local import start_in_process, start_workers
+from headrace.jobs.workers.shares import WorkerShare, shares_here
+from headrace.jobs.workers.worker_set import Workers
 from headrace.sched import SchedulerStats
-from headrace.startup import Report
+from headrace.startup import Report, StartupStage
 
 SWITCH_SECONDS = 0.0005
 
@@ -44,15 +47,16 @@ SWITCH_SECONDS = 0.0005
 def run_job(
     job: JobSpec,
     *,
-    start: Start | None = None,
+    start: Start | Sequence[Start] | None = None,
     rules: RetryRules | None = None,
     min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
     quiet: bool = False,
     stream: TextIO | None = None,
 ) -> JobReport:
     """Answer every line of the input that has no result yet. When the user stops the job, the report says so. `start`
-    starts engines; by default they run on a thread, or in a process of their own if an earlier run of this job lost its
-    process. From `min_lines_for_process` lines on, a process of its own prepares the lines."""
+    starts engines, all of them or those of one worker each; by default a single engine runs on a thread, or in a
+    process of its own if an earlier run of this job lost its process, and several run in processes. From
+    `min_lines_for_process` lines on, a process of its own prepares the lines."""
     job.check_paths()
     console = Console(enabled=not quiet, stream=stream)
     options = RunOptions(start=start, rules=rules, min_lines_for_process=min_lines_for_process, console=console)
@@ -108,18 +112,19 @@ class _Execution:
         job, tell = self.job, self._tell
         inbox: Inbox = SimpleQueue()
         num_expected = self._num_expected
-        recovery = _recovery_of(job, directory, self.options)
+        shares = self._shares
+        recovery = _recovery_of(job, directory, self.options, shares)
         tell(f"loading {job.config.model} ...")
         with sigterm_raises(job), StartupDisplay(tell, terminal=self.options.console.terminal) as display:
-            engine = JobEngine(self._start_of(recovery, display), inbox.put, recovery.config)
+            workers = self._start_workers(shares, recovery, display, inbox)
         try:
-            for warning in engine.engine.settings.warnings:
+            for warning in workers.engine.settings.warnings:
                 tell(f"warning: {warning}")
-            _check_price(job, engine.engine)
+            _check_price(job, workers.engine)
             num_left = _num_left(num_expected, directory)
-            tell(_ready_line(engine.engine, num_left))
+            tell(_ready_line(workers, num_left))
             if directory is not None:
-                template, begin = _template_of(engine.engine), directory.begin
+                template, begin = _template_of(workers.engine), directory.begin
                 self._retry_on_full_disk(lambda: begin(template=template, num_expected=num_expected))
             with (
                 fast_thread_switching(),
@@ -127,7 +132,7 @@ class _Execution:
                 stop_on_signals(inbox.put, lambda: console.write(f"stopping within {job.grace_s:g} s ...")),
             ):
                 context = RunContext.build(
-                    job, results, inbox=inbox, engine=engine, console=console, directory=directory, recovery=recovery
+                    job, results, inbox=inbox, workers=workers, console=console, directory=directory, recovery=recovery
                 )
                 lines = self.source.read_batches(limit=job.limit, skip=None if directory is None else directory.is_done)
                 return MainLoop(
@@ -138,7 +143,7 @@ class _Execution:
                     on_status=self.metrics.update,
                 ).run()
         finally:
-            engine.close()
+            workers.close()
 
     def _answer_or_expire(self, directory: JobDirectory) -> JobReport:
         if directory.deadline is not None and Deadline(directory.deadline.at).is_over:
@@ -159,12 +164,26 @@ class _Execution:
             self._retry_on_full_disk(lambda: directory.publish(directory.state_when_done))
         return report_of_nothing(self.job, directory)
 
-    def _start_of(self, recovery: RecoveryPolicy, report: Report) -> Start:
-        if self.options.start is not None:
-            return self.options.start
-        return partial(
-            start_engine_process if _needs_own_process(recovery, self.options) else start_engine, report=report
-        )
+    @property
+    def _shares(self) -> list[WorkerShare]:
+        """Engines of a caller's own `start` are not counted by GPUs."""
+        num_workers = self.job.workers or (None if self.options.start is None else 1)
+        return shares_here(self.job.config, num_workers)
+
+    def _start_workers(
+        self, shares: list[WorkerShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
+    ) -> Workers:
+        start, num_workers = self.options.start, len(shares)
+        own = _needs_own_process(recovery, self.options, num_workers)
+        if start is None and num_workers == 1:
+            start = partial(start_engine_process if own else start_engine, report=report)
+        starts = [start] * num_workers if callable(start) else start
+        if starts is None:
+            # Only the first one is shown: all of them load the same model.
+            starts = [start_in_process(share, ignore if number else report) for number, share in enumerate(shares)]
+        configs = [recovery.config_of(number) for number in range(num_workers)]
+        workers = start_workers(starts, configs, inbox.put, have_processes=own)
+        return Workers(workers, have_processes=own, num_gpus=len({share.gpu for share in shares}))
 
     def _has_more(self, directory: JobDirectory) -> bool:
         """Whether any line is left. If not, no model has to be loaded."""
@@ -184,23 +203,33 @@ class _Execution:
         self.options.console.tell(line)
 
 
-def _recovery_of(job: JobSpec, directory: JobDirectory | None, options: RunOptions) -> RecoveryPolicy:
+def _recovery_of(
+    job: JobSpec, directory: JobDirectory | None, options: RunOptions, shares: Sequence[WorkerShare]
+) -> RecoveryPolicy:
     """Returns the policy in the state that earlier runs left. If the last run was killed and its engine was in the same
     process, the lines that it had in flight are suspects."""
+    parts = [(share.config, share.num_sharing) for share in shares]
     if directory is None:
-        return RecoveryPolicy(FailureLog(None), job.config, rules=options.rules)
-    recovery = RecoveryPolicy(directory.failure_log(), job.config, rules=options.rules, is_done=directory.has_result)
+        return RecoveryPolicy(FailureLog(None), job.config, rules=options.rules, shares=parts)
+    recovery = RecoveryPolicy(
+        directory.failure_log(), job.config, rules=options.rules, is_done=directory.has_result, shares=parts
+    )
     if directory.lost_lines:
         journal = directory.journal
         progress = Progress(journal.num_done, journal.num_done - journal.num_errors)
-        had_own_process = _needs_own_process(recovery, options)  # by the losses that are known before this one
+        # By the losses that are known before this one.
+        had_own_process = directory.had_engine_processes or _needs_own_process(recovery, options, 1)
         recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress, had_own_process=had_own_process)
     return recovery
 
 
-def _needs_own_process(recovery: RecoveryPolicy, options: RunOptions) -> bool:
-    """Whether the engine gets a separate process. A caller's own `start` is taken to use this process."""
-    return options.start is None and recovery.log.has_lost_process
+def ignore(stage: StartupStage) -> None:
+    """Reports nothing."""
+
+
+def _needs_own_process(recovery: RecoveryPolicy, options: RunOptions, num_workers: int) -> bool:
+    """Whether engines get separate processes. A caller's own `start` is taken to use this process."""
+    return options.start is None and (num_workers > 1 or recovery.log.has_lost_process)
 
 
 def _note_failure(directory: JobDirectory, error: BaseException) -> None:
@@ -266,7 +295,9 @@ def _resume_line(directory: JobDirectory) -> str:
     return f"resuming {directory.path}: {journal.num_done:,} lines are done{errors}{again}{damaged}"
 
 
-def _ready_line(engine: Engine, num_expected: int | None) -> str:
-    settings = engine.settings
+def _ready_line(workers: Workers, num_expected: int | None) -> str:
+    settings, num_workers = workers.engine.settings, len(workers)
+    side_by_side = f" with {num_workers} workers" if num_workers > 1 else ""
     many = "lines as they come" if num_expected is None else f"{num_expected:,} line{'s' if num_expected != 1 else ''}"
-    return f"ready in {engine.start_seconds:.1f} s on {settings.device} in {settings.dtype}; answering {many}"
+    start = f"ready in {workers.start_seconds:.1f} s on {settings.device} in {settings.dtype}{side_by_side}"
+    return f"{start}; answering {many}"

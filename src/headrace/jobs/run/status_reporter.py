@@ -13,7 +13,8 @@ from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.status.gpus import gpu_statuses
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
 from headrace.jobs.status.report import JobReport
-from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile
+from headrace.jobs.status.workers import WorkerMeters, WorkerReading
+from headrace.jobs.store.status_file import STATUS_NAME, JobState, JobStatus, StatusFile, WorkerStatus
 
 
 class StatusReporter:
@@ -31,18 +32,22 @@ class StatusReporter:
         self._outcomes = outcomes
         self._on_status = on_status
         self._started_at = perf_counter()
-        job, directory, engine = context.job, context.directory, context.engine.engine
+        job, directory, engine = context.job, context.directory, context.workers.engine
         self._status_file = StatusFile(directory.path / STATUS_NAME if directory else None)
         self._meter = JobMeter(
             MeterFacts(
                 output=job.output,
                 model=engine.model_name,
                 settings=engine.settings,
-                start_seconds=engine.start_seconds,
+                start_seconds=context.workers.start_seconds,
                 gpu_price=job.gpu_price,
                 num_before=directory.num_before if directory else 0,
+                num_workers=len(context.workers),
+                num_gpus=context.workers.num_gpus,
             )
         )
+        self._worker_meters = WorkerMeters()
+        self._worker_statuses: list[WorkerStatus] = []  # empty if there is only one worker
         self._gpus = GpuMonitor.of_device(engine.settings.device)
         self.num_expected = num_expected  # lines of this run, as far as is known
 
@@ -53,7 +58,7 @@ class StatusReporter:
     def show(self, state: JobState) -> None:
         context, tally = self._context, self._outcomes.tally
         status = self._meter.measure(
-            context.engine.stats,
+            context.workers.stats,
             tally,
             context.planner,
             num_total=self.num_expected,
@@ -62,7 +67,9 @@ class StatusReporter:
             writing_seconds=self._outcomes.writing_seconds,
             state=state,
         )
-        status = replace(status, **context.recovery.status_fields)
+        if len(context.workers) > 1:
+            self._worker_statuses = self._worker_meters.measure(self._read_workers(), at=perf_counter())
+        status = replace(status, **context.recovery.status_fields, workers=self._worker_statuses)
         status = replace(status, gpus=gpu_statuses(self._gpus), gpus_missing=self._gpus.now().missing or None)
         if state == "running" and context.disk.is_full:
             status = replace(status, state="paused", paused_because=context.disk.reason)
@@ -73,13 +80,25 @@ class StatusReporter:
         if context.directory is None or context.directory.is_ours():
             self._status_file.write(status, now=status.state != "running")
 
+    def _read_workers(self) -> list[WorkerReading]:
+        workers, in_flight = self._context.workers, self._context.in_flight
+        return [
+            WorkerReading(
+                state="running" if worker.is_running else "lost" if workers.is_lost(worker) else "starting",
+                stats=worker.stats,
+                num_ended=in_flight.num_ended[worker.number],
+                num_restarts=worker.num_restarts,
+            )
+            for worker in workers
+        ]
+
     def close(self) -> None:
         """Stop reading the GPUs; `report` has what was read."""
         self._gpus.stop()
 
     def report(self) -> JobReport:
         context, stop = self._context, self._context.stop
-        engine, stats = context.engine.engine, context.engine.stats
+        engine, stats = context.workers.engine, context.workers.stats
         return JobReport(
             output=context.job.output,
             model_name=engine.model_name,
@@ -89,7 +108,7 @@ class StatusReporter:
             num_in_flight=len(context.in_flight),
             tally=self._outcomes.tally,
             seconds=perf_counter() - self._started_at,
-            start_seconds=engine.start_seconds,
+            start_seconds=context.workers.start_seconds,
             start_stages=engine.start_stages,
             stats=stats,
             choices=engine.settings.choices,
@@ -99,6 +118,8 @@ class StatusReporter:
             failures=context.recovery.log.counts,
             is_on_gpu=engine.settings.device == "cuda",
             gpu_price=context.job.gpu_price,
+            num_gpus=context.workers.num_gpus,
+            workers=tuple(self._worker_statuses),
             seconds_by_limit=self._meter.seconds_by_limit,
             gpus=tuple(gpu_statuses(self._gpus)),
             gpus_missing=self._gpus.now().missing or None,

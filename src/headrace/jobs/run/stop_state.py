@@ -64,10 +64,6 @@ class StopState:
         self._request = request
         self._leave_at = monotonic() + (0.0 if request.is_expired else self._grace_s)
 
-    def end_grace(self) -> None:
-        """There is nothing left to wait for."""
-        self._leave_at = monotonic()
-
     def check(self) -> StopRequest | None:
         """A request to stop, if the deadline is over or the job was cancelled."""
         if self._request is not None:

@@ -1,7 +1,9 @@
-"""Chooses lines and submits them to the engine: first those that wait to run again, then those of the planner. Suspects
-run alone; poison lines become error lines."""
+"""Chooses lines and submits them to the workers: first those that wait to run again, then those of the planner. The
+worker with the most room goes first. Suspects run alone on their worker; poison lines become error lines."""
 
 from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace
 
 from headrace.engine.answers import Answers
 from headrace.errors import EngineDeadError, RequestError
@@ -12,14 +14,17 @@ from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.in_flight import InFlight
 from headrace.jobs.run.outcomes import Outcomes
 from headrace.jobs.run.parts_in_flight import PartsInFlight, part_of
+from headrace.jobs.workers.worker import Worker
 from headrace.types import Request
+
+Chosen = tuple[Worker, Work]
 
 
 class Submitter:
     """Owned by the job's main loop."""
 
     def __init__(self, context: RunContext, outcomes: Outcomes) -> None:
-        self._engine = context.engine
+        self._workers = context.workers
         self._planner = context.planner
         self._retries = context.retries
         self._in_flight = context.in_flight
@@ -29,67 +34,111 @@ class Submitter:
 
     def submit_ready(self) -> None:
         """Submit as many lines as may be in flight."""
-        lines = self._choose()
+        chosen = self._choose()
         if self._recovery.has_poison:
-            lines = self._without_poison(lines)
-        if lines:
-            self._in_flight.record(lines)
-            self._submit_all(lines)
+            chosen = self._without_poison(chosen)
+        if chosen:
+            self._in_flight.record(line for _, line in chosen)
+            self._submit_all(chosen)
 
-    def _without_poison(self, lines: list[Work]) -> list[Work]:
+    def _without_poison(self, chosen: list[Chosen]) -> list[Chosen]:
         good = []
-        for line in lines:
+        for worker, line in chosen:
             error = self._recovery.refuse(line)
             if error is None:
-                good.append(line)
+                good.append((worker, line))
             else:
                 self._outcomes.fail_all(line, error)
         return good
 
-    def _choose(self) -> list[Work]:
-        trial = self._recovery.suspects.trial
-        if trial is not None:
-            self._forget_missing(trial)
-            trial = self._recovery.suspects.trial
-        chosen: list[Work] = []
-        num_sequences, max_sequences = self._in_flight.num_sequences, self._engine.max_sequences
-        for line in self._retries.due(trial) if self._retries else ():
-            if num_sequences and num_sequences + line.num_sequences > max_sequences:
-                return chosen
-            chosen.append(self._retries.remove(line.reply.index))
-            num_sequences += line.num_sequences
-        planner = self._planner
-        while trial is None and (next_line := planner.peek()) is not None:
-            num_more = next_line.num_sequences
-            if not planner.may_start(num_more, num_in_flight=num_sequences, max_in_flight=max_sequences):
-                break
-            chosen.append(planner.take())
-            num_sequences += num_more
+    def _choose(self) -> list[Chosen]:
+        running = self._workers.running
+        num_in_flight = {worker.number: self._in_flight.num_sequences(worker.number) for worker in running}
+        chosen: list[Chosen] = []
+        free = running
+        if self._recovery.is_searching:
+            free = [worker for worker in running if not self._choose_suspects(worker, chosen, num_in_flight)]
+        if self._choose_retries(free, chosen, num_in_flight):
+            self._choose_planned(free, chosen, num_in_flight)
         return chosen
 
-    def _forget_missing(self, trial: frozenset[int]) -> None:
+    def _choose_suspects(self, worker: Worker, chosen: list[Chosen], num_in_flight: dict[int, int]) -> bool:
+        """Lines of the worker's trial. False: it has none, and may run any line."""
+        suspects = self._recovery.suspects_of(worker.number)
+        if suspects.trial is not None:
+            self._forget_missing(suspects.trial, worker.number)
+        trial = suspects.trial
+        if trial is None:
+            return False
+        if all(index in trial for index in self._in_flight.indices(worker.number)):
+            for line in self._retries.due(trial):
+                if not _has_room(worker, line, num_in_flight):
+                    break
+                chosen.append((worker, self._retries.remove(line.reply.index)))
+                num_in_flight[worker.number] += line.num_sequences
+        return True
+
+    def _choose_retries(self, free: list[Worker], chosen: list[Chosen], num_in_flight: dict[int, int]) -> bool:
+        """Lines that run again on any worker. False: there is no room for all of them."""
+        due = self._retries.due() if self._retries and free else ()
+        reserved = self._recovery.reserved() if due and self._recovery.is_searching else {}
+        for line in due:
+            if line.reply.index in reserved:
+                continue
+            worker = min(free, key=lambda each: num_in_flight[each.number] / each.max_sequences)
+            if not _has_room(worker, line, num_in_flight):
+                return False
+            chosen.append((worker, self._retries.remove(line.reply.index)))
+            num_in_flight[worker.number] += line.num_sequences
+        return True
+
+    def _choose_planned(self, free: list[Worker], chosen: list[Chosen], num_in_flight: dict[int, int]) -> None:
+        planner, workers = self._planner, self._workers
+        num_in_all, max_in_all = sum(num_in_flight.values()), workers.max_sequences
+        # The least busy worker is first: how much of its room is taken, and its number.
+        by_load = [(num_in_flight[worker.number] / worker.max_sequences, worker.number) for worker in free]
+        heapify(by_load)
+        while by_load:
+            number = by_load[0][1]
+            worker, next_line = workers[number], planner.peek(number)
+            if next_line is None:
+                break
+            num_more, num_own = next_line.num_sequences, num_in_flight[number]
+            if not _has_room(worker, next_line, num_in_flight):
+                heappop(by_load)
+                continue
+            if num_own and not planner.may_start(num_more, num_in_flight=num_in_all, max_in_flight=max_in_all):
+                break
+            chosen.append((worker, planner.take(number)))
+            num_in_flight[number] = num_own = num_own + num_more
+            num_in_all += num_more
+            heapreplace(by_load, (num_own / worker.max_sequences, number))
+
+    def _forget_missing(self, trial: frozenset[int], worker: int) -> None:
         """Suspects of an earlier run may be missing from the input, or come late in it. The search waits for them only
         while the planner has room to read further."""
         if not self._planner.has_ended and self._planner.has_room:
             return
         missing = [index for index in trial if index not in self._retries and index not in self._in_flight]
         if missing:
-            self._recovery.suspects.forget(missing)
+            self._recovery.suspects_of(worker).forget(missing)
 
-    def _submit_all(self, lines: list[Work]) -> None:
-        for place, line in enumerate(lines):
+    def _submit_all(self, chosen: list[Chosen]) -> None:
+        """Lines for a worker that turns out to be dead wait to run again."""
+        for worker, line in chosen:
             try:
-                self._submit(line)
+                if worker.is_running:
+                    self._submit(worker, line)
+                    continue
             except EngineDeadError:
-                for rest in lines[place:]:
-                    self._retries.put(rest)
-                raise
+                pass
+            self._retries.put(line)
 
-    def _submit(self, line: Work) -> None:
+    def _submit(self, worker: Worker, line: Work) -> None:
         if line.parts is not None:
-            self._submit_parts(line)
+            self._submit_parts(worker, line)
             return
-        params, engine = line.params, self._engine.engine
+        params, engine = line.params, worker.engine
         request = Request(
             str(line.reply.index),
             line.token_ids,
@@ -99,7 +148,7 @@ class Submitter:
             seed=line.seed,
         )
         try:
-            engine.client.submit(request)
+            worker.submit(request)
         except RequestError as error:
             self._in_flight.refused(line)
             self._outcomes.fail_all(line, error)
@@ -107,21 +156,29 @@ class Submitter:
         answers = None
         if not ends_with_one_event(params):
             answers = Answers(request, None, engine.tokenizer, engine.eos_token_ids)
-        self._in_flight.add(InFlight(line, request, answers, params.num_sequences))
+        self._in_flight.add(InFlight(line, request, answers, params.num_sequences, worker=worker.number))
 
-    def _submit_parts(self, line: Work) -> None:
+    def _submit_parts(self, worker: Worker, line: Work) -> None:
         """All prompts of a line. They are in flight once all are submitted: no event is taken before that."""
-        engine, requests = self._engine.engine, requests_of(line, self._num_with_parts)
+        engine, requests = worker.engine, requests_of(line, self._num_with_parts)
         self._num_with_parts += 1
         for number, request in enumerate(requests):
             try:
-                engine.client.submit(request)
+                worker.submit(request)
             except RequestError as error:
                 for submitted in requests[:number]:
-                    self._engine.abort(submitted.request_id)
+                    worker.abort(submitted.request_id)
                 self._in_flight.refused(line)
                 self._outcomes.fail_all(line, error)
                 return
         parts = PartsInFlight([part_of(request, engine) for request in requests])
         num_sequences = line.num_sequences // len(requests)
-        self._in_flight.add_parts([InFlight(line, p.request, p, num_sequences, parts) for p in parts.parts])
+        self._in_flight.add_parts(
+            [InFlight(line, p.request, p, num_sequences, parts, worker.number) for p in parts.parts]
+        )
+
+
+def _has_room(worker: Worker, line: Work, num_in_flight: dict[int, int]) -> bool:
+    """A worker with nothing in flight takes any line."""
+    num_own = num_in_flight[worker.number]
+    return not num_own or num_own + line.num_sequences <= worker.max_sequences

@@ -9,6 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from headrace.jobs.status import workers
 from headrace.jobs.status.gpus import progress_text
 from headrace.jobs.store.status_file import JobStatus
 
@@ -102,6 +103,8 @@ def details(status: JobStatus) -> list[str]:
         f"cache hits {status.prefix_hit_share:.0%}",
         f"running {status.sequences_running:,}, waiting {status.sequences_waiting:,}, KV {status.kv_use:.0%}",
     ]
+    if text := workers.progress_text(status.workers):
+        parts.append(text)
     if gpus := progress_text(status.gpus, status.gpus_missing):
         parts.append(gpus)
     if saved := savings(status):

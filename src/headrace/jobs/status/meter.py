@@ -35,6 +35,8 @@ class MeterFacts:
     start_seconds: float = 0.0  # in which the GPU was held too
     gpu_price: float | None = None  # per hour
     num_before: int = 0  # lines that earlier runs of the job had done
+    num_workers: int = 1  # all with these settings
+    num_gpus: int = 1  # that they hold, if they run on GPUs
 
 
 class JobMeter:
@@ -77,7 +79,8 @@ class JobMeter:
         if bottleneck is not None:
             self.seconds_by_limit[bottleneck.limit] += now.at - measured_at
         left = self._tokens_left(stats, tally, planner, num_total) if state == "running" else None
-        gpu_seconds = seconds + self._facts.start_seconds if self._facts.settings.device == "cuda" else None
+        is_on_gpu = self._facts.settings.device == "cuda"
+        gpu_seconds = self._facts.num_gpus * (seconds + self._facts.start_seconds) if is_on_gpu else None
         price = self._facts.gpu_price
         return JobStatus(
             state=state,
@@ -105,7 +108,9 @@ class JobMeter:
             sequences_waiting=scheduler.num_waiting,
             saved=saved_by(stats, planner),
             tokens_left=None if left is None else round(left.num_prompt_tokens + left.num_decode_tokens),
-            seconds_left=None if left is None else seconds_left(left, self._costs, step_seconds=_step(first, now)),
+            seconds_left=None
+            if left is None
+            else seconds_left(left, self._costs, step_seconds=_step(first, now) * self._facts.num_workers),
             limited_by=None if bottleneck is None else bottleneck.limit,
             limited_because=None if bottleneck is None else bottleneck.reason,
             gpu_seconds=gpu_seconds,
@@ -141,7 +146,7 @@ class JobMeter:
                 kv_use=after.kv_use,
                 num_ready=planner.num_waiting,
                 has_ended=has_ended,
-                max_num_seqs=settings.max_num_seqs,
+                max_num_seqs=settings.max_num_seqs * self._facts.num_workers,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
             )
         )
@@ -208,6 +213,6 @@ def _mean_rates(stats: EngineStats, seconds: float) -> TokenRates:
 
 
 def _step(first: _Snapshot, now: _Snapshot) -> float:
-    """Seconds of a step."""
+    """Seconds of a step, if one worker made all of them."""
     num_steps = now.stats.scheduler.num_steps - first.stats.scheduler.num_steps
     return (now.at - first.at) / num_steps if num_steps else 0.0

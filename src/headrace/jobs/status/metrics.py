@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from headrace.jobs.store.status_file import JobState, JobStatus
+from headrace.jobs.store.status_file import JobState, JobStatus, WorkerState, WorkerStatus
 
 Value = float | Mapping[str, float] | None  # None: unknown, so the series is left out
 
@@ -129,6 +129,35 @@ SERIES = (
     JobSeries(
         "gpu_temperature_celsius", "gauge", "Temperature of the GPU.", lambda s: _by_gpu(s, "temperature_c"), "gpu"
     ),
+    JobSeries("workers", "gauge", "Workers by state, if there are several.", lambda s: _by_state(s.workers), "state"),
+    JobSeries(
+        "worker_sequences_running",
+        "gauge",
+        "Sequences running, by worker, if there are several.",
+        lambda s: _by_worker(s, lambda worker: worker.sequences_running),
+        "worker",
+    ),
+    JobSeries(
+        "worker_completion_tokens_per_second",
+        "gauge",
+        "Tokens of answers per second over the last ten seconds, by worker, if there are several.",
+        lambda s: _by_worker(s, lambda worker: worker.rates_now.completion),
+        "worker",
+    ),
+    JobSeries(
+        "worker_lines_done",
+        "counter",
+        "Lines done in this run, by worker, if there are several.",
+        lambda s: _by_worker(s, lambda worker: worker.lines_done),
+        "worker",
+    ),
+    JobSeries(
+        "worker_restarts",
+        "counter",
+        "Engines started again, by worker, if there are several.",
+        lambda s: _by_worker(s, lambda worker: worker.restarts),
+        "worker",
+    ),
     JobSeries("cost", "gauge", "Cost so far, in the currency of --gpu-price.", lambda s: s.cost),
     JobSeries("retries", "counter", "Requests retried, by cause, in all runs.", lambda s: s.retries, "cause"),
     JobSeries("engine_deaths", "counter", "Engines lost, in all runs.", lambda s: s.engine_deaths, "lost"),
@@ -165,6 +194,16 @@ def _by_gpu(status: JobStatus, field: str) -> dict[str, float] | None:
     """What the GPUs report, by index; what they do not is left out."""
     values = {str(gpu.index): getattr(gpu, field) for gpu in status.gpus}
     return {index: value for index, value in values.items() if value is not None} or None
+
+
+def _by_worker(status: JobStatus, read: Callable[[WorkerStatus], float]) -> dict[str, float] | None:
+    return {str(worker.number): float(read(worker)) for worker in status.workers} or None
+
+
+def _by_state(workers: Sequence[WorkerStatus]) -> dict[str, float] | None:
+    """Every state, so that a series does not end when no worker is in it."""
+    counts = {state: float(sum(worker.state == state for worker in workers)) for state in get_args(WorkerState)}
+    return counts if workers else None
 
 
 def _given(name: str | None) -> dict[str, float] | None:

@@ -17,7 +17,7 @@ from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import message_of
 from headrace.jobs.status.bottleneck import Limit
 from headrace.jobs.store.failure_log import FailureCounts
-from headrace.jobs.store.status_file import GpuStatus, Saved
+from headrace.jobs.store.status_file import GpuStatus, Saved, WorkerStatus
 from headrace.models.digests import digest_of_local_model
 from headrace.models.spec import ModelSpec
 from headrace.startup import StartupStage, stage_seconds
@@ -132,13 +132,15 @@ class JobReport:
     was_expired: bool = False  # by the deadline: unfinished lines became error lines
     failures: FailureCounts = field(default_factory=FailureCounts)  # of all runs
     seconds_by_limit: Mapping[Limit, float] = field(default_factory=dict)  # how long each bottleneck was the one
+    num_gpus: int = 1  # that the job held, if it ran on GPUs
+    workers: tuple[WorkerStatus, ...] = ()  # empty if there was only one
     gpus: tuple[GpuStatus, ...] = ()
     gpus_missing: str | None = None  # why there are no figures of GPUs
 
     @property
     def gpu_hours(self) -> float | None:
-        """Time for which the GPU was held, loading included."""
-        return (self.start_seconds + self.seconds) / 3600 if self.is_on_gpu else None
+        """Time for which GPUs were held, loading included, summed over them."""
+        return self.num_gpus * (self.start_seconds + self.seconds) / 3600 if self.is_on_gpu else None
 
     @property
     def cost(self) -> float | None:
@@ -201,6 +203,7 @@ class JobReport:
             "seconds": self.seconds,
             "start_seconds": self.start_seconds,
             "start_stages": stage_seconds(self.start_stages),
+            "workers": [asdict(worker) for worker in self.workers],
             "gpu_hours": self.gpu_hours,
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "gpus_missing": self.gpus_missing,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine.settings import Choice
 from headrace.jobs.formats.locations import STANDARD_STREAM
+from headrace.jobs.status import workers
 from headrace.jobs.status.gpus import summary_rows
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.store.failure_log import FailureCounts
@@ -55,6 +56,7 @@ def result_rows(report: JobReport) -> list[Row]:
         ("host time", f"{report.host_seconds_per_step * 1e3:.2f} ms per step"),
         ("ended by", ", ".join(f"{reason} {count:,}" for reason, count in tally.finish_reasons.most_common()) or "–"),
     ]
+    rows += workers.summary_rows(report.workers)
     rows += summary_rows(report.gpus, report.gpus_missing)
     if report.gpu_hours is not None:
         rows.append(("GPU-hours", f"{report.gpu_hours:,.3f}{_cost(report)}"))

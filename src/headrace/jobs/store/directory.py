@@ -27,7 +27,7 @@ from headrace.jobs.store.agreement import TEMPLATE, agreed_identity, check_finge
 from headrace.jobs.store.done_ids import DoneIds
 from headrace.jobs.store.failure_log import FAILURE_LOG_NAME, FailureLog
 from headrace.jobs.store.fingerprint import fingerprint_of, with_contents_of
-from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, lines_in_flight
+from headrace.jobs.store.in_flight_file import IN_FLIGHT_NAME, had_processes, lines_in_flight
 from headrace.jobs.store.input_watch import InputWatch
 from headrace.jobs.store.journal import Journal
 from headrace.jobs.store.lock import JobLock
@@ -77,6 +77,7 @@ class JobDirectory:
         self._errors_before = None if self.redone or self.journal.has_repeats else replayed.errors
         self.num_before = self.journal.num_done - len(self.redone)
         self.lost_lines = self._find_lost_lines()
+        self.had_engine_processes = had_processes(self.path / IN_FLIGHT_NAME)  # in the run that lost them
         self.deadline = choose_deadline(job, self.current, self._earlier)
         self.job_id = self._earlier.job_id if self._earlier else uuid.uuid4().hex[:16]
         self._manifest = ManifestFile(self.path, epoch=self._epoch)

@@ -22,6 +22,11 @@ FAILURE_LOG_NAME = "trouble.jsonl"
 Loss = Literal["engine", "device", "process"]
 
 
+# The number of a worker that is not the first. The first one is left out on disk, as in the log of a job with one.
+LaterWorker = int | msgspec.UnsetType
+LATER_WORKER: LaterWorker = msgspec.field(name="worker", default=msgspec.UNSET)
+
+
 class Trial(msgspec.Struct, frozen=True):
     """Lines that run with no others beside them, to find out whether one of them kills the engine. If the first half of
     a group that killed the engine does not, then the other half does."""
@@ -50,6 +55,11 @@ class EngineDeath(msgspec.Struct, frozen=True, tag_field="what", tag="death"):
     suspicion: Suspicion  # after this death
     num_idle: int = 0  # consecutive deaths, this one included, without progress: no line done, no suspicion narrowed
     epoch: int | None = None  # of the process that was lost
+    later_worker: LaterWorker = LATER_WORKER  # whose engine it was, and whose suspicion; a later run may have fewer
+
+    @property
+    def worker(self) -> int:
+        return self.later_worker or 0
 
 
 class PoisonLine(msgspec.Struct, frozen=True, tag_field="what", tag="poison"):
@@ -70,6 +80,11 @@ class MemoryStep(msgspec.Struct, frozen=True, tag_field="what", tag="memory"):
     given: dict[str, Any]  # the user's settings; if they change, the ladder starts over
     settings: dict[str, Any]  # that replace them
     num_done: int  # lines of the job at that time
+    later_worker: LaterWorker = LATER_WORKER
+
+    @property
+    def worker(self) -> int:
+        return self.later_worker or 0
 
 
 Event = Retry | EngineDeath | PoisonLine | PoisonRequest | MemoryStep
@@ -138,6 +153,10 @@ class FailureLog:
 
     def last_death(self) -> EngineDeath | None:
         return next((event for event in reversed(self.events) if isinstance(event, EngineDeath)), None)
+
+    def last_deaths(self) -> list[EngineDeath]:
+        """The last death of each worker that lost an engine."""
+        return list({event.worker: event for event in self.events if isinstance(event, EngineDeath)}.values())
 
     def _take(self, event: Event) -> None:
         self._counter.add(event)

@@ -19,13 +19,16 @@ IN_FLIGHT_NAME = "in-flight"
 _HEAD = struct.Struct("=4sI16sQQ")  # magic, checksum of everything after it, boot id, epoch, number of places
 _BODY = struct.Struct("=16sQQ")
 _MAGIC = b"HRIF"
+_MAGIC_APART = b"HRIP"  # engines had processes of their own
 _EMPTY = 0  # a place holds the index of a line plus one
 
 
 class InFlightFile:
     """Owned by the process that runs the job. A failed write is ignored: it only loses information."""
 
-    def __init__(self, path: Path | None, *, epoch: int = 1) -> None:
+    def __init__(self, path: Path | None, *, epoch: int = 1, have_processes: bool = False) -> None:
+        """`have_processes`: engines run in processes of their own, so that no line can end this one."""
+        self._magic = _MAGIC_APART if have_processes else _MAGIC
         self._epoch = epoch
         self._places = array("Q")
         self._place_of: dict[int, int] = {}  # by line
@@ -76,7 +79,7 @@ class InFlightFile:
             return
         body = _BODY.pack(boot_id(), self._epoch, len(self._places)) + self._places.tobytes()
         try:
-            os.pwrite(self._descriptor, _MAGIC + struct.pack("=I", crc32(body)) + body, 0)
+            os.pwrite(self._descriptor, self._magic + struct.pack("=I", crc32(body)) + body, 0)
         except OSError:
             pass
 
@@ -89,10 +92,19 @@ def lines_in_flight(path: Path, *, epoch: int) -> list[int] | None:
         places = struct.unpack_from(f"={num_places}Q", data, _HEAD.size)
     except (OSError, struct.error, MemoryError, OverflowError):
         return None
-    is_whole = magic == _MAGIC and crc32(data[8 : _HEAD.size + 8 * num_places]) == checksum
+    is_whole = magic in (_MAGIC, _MAGIC_APART) and crc32(data[8 : _HEAD.size + 8 * num_places]) == checksum
     if not is_whole or (boot, found) != (boot_id(), epoch):
         return None
     return [place - 1 for place in places if place != _EMPTY]
+
+
+def had_processes(path: Path) -> bool:
+    """Whether the engines of the run that wrote the file had processes of their own."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC_APART
+    except OSError:
+        return False
 
 
 @lru_cache(1)

@@ -21,6 +21,7 @@ from headrace.jobs.spec import is_durable, job_directory
 STATUS_NAME = "status.json"
 MIN_SECONDS = 1.0  # between two writes
 
+WorkerState = Literal["running", "starting", "lost"]  # lost: the job goes on without it
 JobState = Literal["running", "paused", "finished", "stopped", "expired", "failed"]
 
 
@@ -59,6 +60,20 @@ class GpuStatus:
     memory_peak_bytes: float | None = None
     memory_total_bytes: float | None = None
     temperature_max_c: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """One of several workers of a job."""
+
+    number: int
+    state: WorkerState
+    lines_done: int = 0  # in this run
+    sequences_running: int = 0
+    sequences_waiting: int = 0
+    kv_use: float = 0.0
+    rates_now: TokenRates = field(default_factory=TokenRates)
+    restarts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +121,7 @@ class JobStatus:
     engine_deaths: dict[str, int] = field(default_factory=dict)  # by what was lost: engine, device or process
     poison_rows: int = 0  # lines that kill the engine; the name is a key of JSON outputs
     memory_rungs: list[str] = field(default_factory=list)  # steps of the memory ladder, in order
+    workers: list[WorkerStatus] = field(default_factory=list)  # empty if there is only one
     suspects: int = 0  # lines that run in isolation, since one of them may kill the engine
 
 

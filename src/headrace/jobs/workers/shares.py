@@ -1,0 +1,97 @@
+"""Divides this machine over the workers of a job: cores, memory and GPUs. Each divided setting has a reason.
+
+    GPU of worker i         i % number of visible GPUs
+    threads                 cores / workers
+    memory                  share of a GPU / workers on it; on a CPU, share of the free memory / workers
+
+Sizes that the user gives (threads, bytes or blocks of KV cache) are those of each worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace.config import EngineConfig
+from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from headrace.engine.settings import Choice, Settings
+from headrace.hardware import read_facts, visible_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerShare:
+    """One worker's part of the machine."""
+
+    config: EngineConfig
+    num_sharing: int = 1  # workers on the same device, this one included
+    gpu: str | None = None  # its id, as in CUDA_VISIBLE_DEVICES
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by setting
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the engine's process gets beside this process's environment."""
+        return {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
+
+    def explained(self, settings: Settings) -> Settings:
+        """The settings that were resolved from `config`, with the reasons of the division."""
+        choices = [_with_reason(choice, self.reasons.get(choice.name)) for choice in settings.choices]
+        return replace(settings, choices=tuple(choices), warnings=(*self.warnings, *settings.warnings))
+
+
+def shares_here(config: EngineConfig, num_workers: int | None) -> list[WorkerShare]:
+    """The shares of this machine. By default there is one worker for each visible GPU, or one on the CPU."""
+    gpus = () if config.device == "cpu" or num_workers == 1 else visible_gpus()
+    return shares_of(config, num_workers or max(1, len(gpus)), num_cores=read_facts().num_cores, gpus=gpus)
+
+
+def shares_of(config: EngineConfig, num_workers: int, *, num_cores: int, gpus: Sequence[str]) -> list[WorkerShare]:
+    """`gpus`: the ids of the visible ones, empty if the job runs on the CPU. A single worker gets the whole machine."""
+    if num_workers == 1:
+        return [WorkerShare(config=config)]
+    return [_share(config, worker, num_workers, num_cores, gpus) for worker in range(num_workers)]
+
+
+def _share(config: EngineConfig, worker: int, num_workers: int, num_cores: int, gpus: Sequence[str]) -> WorkerShare:
+    place = worker % len(gpus) if gpus else 0
+    num_sharing = len(range(place, num_workers, len(gpus))) if gpus else num_workers
+    reasons: dict[str, str] = {}
+    changes: dict[str, int | float] = {}
+    if config.num_threads is None:
+        changes["num_threads"] = max(1, num_cores // num_workers + (worker < num_cores % num_workers))
+        reasons["num_threads"] = f"its part of {_many(num_cores, 'core')}, which {num_workers} workers share"
+    is_sized = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
+    if num_sharing > 1 and not is_sized:
+        whole = config.gpu_memory_utilization or (GPU_MEMORY_SHARE if gpus else CPU_MEMORY_SHARE)
+        changes["gpu_memory_utilization"] = whole / num_sharing
+        where = "of the GPU" if gpus else "of the free memory"
+        reasons["num_blocks"] = f"{num_sharing} workers divide {whole:.0%} {where}"
+    if gpus:
+        shared = f", with {num_sharing} workers on it" if num_sharing > 1 else ""
+        reasons["device"] = f"GPU {gpus[place]} of {len(gpus)} visible ones{shared}"
+    return WorkerShare(
+        config=replace(config, **changes),  # type: ignore[arg-type]
+        num_sharing=num_sharing,
+        gpu=gpus[place] if gpus else None,
+        reasons=reasons,
+        warnings=_warnings(config, num_workers, num_cores),
+    )
+
+
+def _warnings(config: EngineConfig, num_workers: int, num_cores: int) -> tuple[str, ...]:
+    given = config.num_threads
+    if given is None or given * num_workers <= num_cores:
+        return ()
+    cores = _many(num_cores, "core")
+    text = f"num_threads={given} for each of {num_workers} workers is more than the {cores} that this process may use"
+    return (f"{text}; leave it out to divide them",)
+
+
+def _with_reason(choice: Choice, reason: str | None) -> Choice:
+    if reason is None:
+        return choice
+    return replace(choice, reason=reason if choice.name == "num_threads" else f"{choice.reason}; {reason}")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
