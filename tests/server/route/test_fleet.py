@@ -90,10 +90,15 @@ def test_a_bad_replica_is_the_last_choice_when_there_is_no_other() -> None:
     assert fleet.pick([], {pick.replica}) is None
 
 
-def test_a_slow_replica_is_taken_out() -> None:
+def test_a_slow_replica_gets_less_and_is_taken_out_if_requests_wait_there() -> None:
     fleet = fleet_of("a", "b", "c")
     for replica, seconds in zip(fleet.replicas, (0.1, 0.1, 2.0), strict=True):
-        fleet.answered(replica, seconds)
+        for _ in range(5):
+            fleet.answered(replica, seconds)
+    fleet.judge()
+    assert [fleet.score(replica) for replica in fleet.replicas] == [1.0, 1.0, 0.5]
+    assert [fleet.state(replica) for replica in fleet.replicas] == ["up", "up", "up"]
+    fleet._take_scrape(fleet.replicas[2], Scraped(num_waiting=7.0))
     fleet.judge()
     assert [fleet.state(replica) for replica in fleet.replicas] == ["up", "up", "out"]
 

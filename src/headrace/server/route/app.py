@@ -41,10 +41,11 @@ MAX_EVENT = 2**20  # bytes; an event that is longer is passed on in pieces
 MODELS_TIMEOUT_S = 5.0
 RETRY_AFTER = {"Retry-After": "1"}
 
-# Headers for one connection only. Answers are not compressed: the router must find the ends of events.
+# Headers for one connection only, and the origin, which the gate has checked. Answers are not compressed: the router
+# must find the ends of events.
 _NOT_SENT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization te trailer transfer-encoding upgrade expect "
-    b"content-length accept-encoding x-request-id".split()
+    b"content-length accept-encoding x-request-id origin".split()
 )
 _NOT_RETURNED = frozenset(
     b"connection keep-alive te trailer transfer-encoding upgrade content-length x-request-id date server".split()

@@ -11,6 +11,8 @@ Draining: a replica that is out finishes the requests it has. Times are given by
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
 from typing import Literal
 
 State = Literal["up", "out", "probing"]
@@ -20,18 +22,20 @@ DRAIN_BELOW = 0.3
 ERROR_HALF_LIFE_S = 10.0
 PRIOR_ANSWERS = 2.0  # good answers that are assumed: one error alone is not an error share of 1
 LATENCY_TOLERANCE = 3.0  # times the median of the other replicas, without a lower score
+MIN_LATENCY_PART = 0.5  # long prompts are slow too: latency alone takes no replica out
 QUEUE_TOLERANCE = 4.0
-LATENCY_WEIGHT = 0.1  # of a new observation in the moving average
+NUM_LATENCIES = 16  # the last ones, of which the median counts
+MIN_NUM_LATENCIES = 5
 MIN_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # a replica that was up for this long begins again with the shortest wait
 
 
 def score_of(error_share: float, latency_ratio: float, queue_ratio: float) -> float:
-    """From 0 to 1. Ratios are against the median of the other replicas. An error share of 0.45 alone is below
-    DRAIN_BELOW, and so is a latency of ten times, or a queue of thirteen times the median."""
+    """From 0 to 1. Ratios are against the median of the other replicas. An error share of 0.46 alone is below
+    DRAIN_BELOW, and so is a queue of 14 times the median, or of 7 times together with six times the latency."""
     errors = (1 - error_share) ** 2
-    latency = min(1.0, LATENCY_TOLERANCE / latency_ratio) if latency_ratio > 0 else 1.0
+    latency = max(min(1.0, LATENCY_TOLERANCE / latency_ratio), MIN_LATENCY_PART) if latency_ratio > 0 else 1.0
     queue = min(1.0, QUEUE_TOLERANCE / queue_ratio) if queue_ratio > 0 else 1.0
     return errors * latency * queue
 
@@ -40,7 +44,7 @@ class Health:
     """Owned by its replica."""
 
     def __init__(self) -> None:
-        self.first_byte_s: float | None = None  # moving average, of streams
+        self._first_bytes_s: deque[float] = deque(maxlen=NUM_LATENCIES)  # of streams
         self.reason = ""  # why it is out, for people
         self._num_errors = self._num_answers = 0.0  # they decay
         self._decayed_at = 0.0
@@ -61,6 +65,11 @@ class Health:
             return "up"
         return "out" if now < self._out_until else "probing"
 
+    @property
+    def first_byte_s(self) -> float | None:
+        """The median of the last streams; None if there were too few."""
+        return median(self._first_bytes_s) if len(self._first_bytes_s) >= MIN_NUM_LATENCIES else None
+
     def error_share(self, now: float) -> float:
         self._decay(now)
         return self._num_errors / (self._num_answers + PRIOR_ANSWERS)
@@ -74,8 +83,7 @@ class Health:
         self._decay(now)
         self._num_answers += 1
         if first_byte_s is not None:
-            before = self.first_byte_s
-            self.first_byte_s = first_byte_s if before is None else before + LATENCY_WEIGHT * (first_byte_s - before)
+            self._first_bytes_s.append(first_byte_s)
 
     def failed(self, now: float, why: str) -> None:
         """A request got no answer, or an error that is the replica's. A probe that fails ends the probing."""
@@ -104,7 +112,7 @@ class Health:
     def _come_back(self, now: float) -> None:
         self._out_until, self._up_since, self.reason = None, now, ""
         self._num_errors = self._num_answers = 0.0
-        self.first_byte_s = None
+        self._first_bytes_s.clear()
 
     def _decay(self, now: float) -> None:
         share = 0.5 ** (max(0.0, now - self._decayed_at) / ERROR_HALF_LIFE_S)

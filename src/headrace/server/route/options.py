@@ -22,6 +22,7 @@ class RouteOptions:
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
+    allowed_origins: str = setting("", "CORS origins allowed to call the router, separated by commas; default: none")
     policy: Policy = setting("prefix", "prefix: by prefix, load and health; round-robin: in turn, to compare with")
     target_requests: float | None = setting(
         None, "requests per replica for headrace:desired_replicas; default: 0.8 x max_num_seqs of Headrace, else 32"
@@ -49,6 +50,7 @@ class RouteOptions:
             port=self.port,
             ssl_certfile=self.ssl_certfile,
             ssl_keyfile=self.ssl_keyfile,
+            allowed_origins=self.allowed_origins,
             max_body_bytes=self.max_body_bytes,
             shutdown_timeout_s=self.shutdown_timeout_s,
             log_format=self.log_format,

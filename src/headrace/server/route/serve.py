@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -24,6 +25,8 @@ from headrace.server.route.fleet import SCRAPE_INTERVAL_S, Fleet
 from headrace.server.route.options import RouteOptions
 from headrace.server.route.sources import Sources
 from headrace.server.state import ServerState
+
+log = logging.getLogger("headrace.server")
 
 
 def serve_route(options: RouteOptions, sources: Sources, *, api_key: str | None = None, print_line: PrintLine) -> int:
@@ -84,10 +87,17 @@ class RouteServer:
 
     async def run(self, listener: socket.socket) -> int:
         watching = asyncio.create_task(self.fleet.watch(self._scrape_interval_s))
+        watching.add_done_callback(self._watch_ended)
         try:
             return await self.lifecycle.run(listener)
         finally:
             watching.cancel()
+
+    def _watch_ended(self, watching: asyncio.Task[None]) -> None:
+        """A router that no longer sees its replicas must not go on."""
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            log.error("the watch of the replicas has ended", exc_info=error)
+            self.lifecycle.stop()
 
     async def _abort_all(self) -> None:
         for replica in self.fleet.replicas:
