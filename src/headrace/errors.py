@@ -8,6 +8,7 @@
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
     ├── BatchError             a batched function returned no valid list of results
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
+    ├── FailedRequestError     the engine failed on one valid request
     ├── ProfilerError          a profile cannot be started, stopped or written
     └── JobError               a batch job cannot start or continue
         └── ResumableJobError  the same command continues the job once the cause is gone
@@ -61,6 +62,10 @@ class EngineDeadError(HeadraceError):
     def __init__(self, message: str, *, code: str = "engine_dead") -> None:
         super().__init__(message)
         self.code = code
+
+
+class FailedRequestError(HeadraceError):
+    """The engine failed on one request. The request itself was valid."""
 
 
 class ProfilerError(HeadraceError):

@@ -26,6 +26,7 @@ class Command:
 COMMANDS = {
     "run": Command("headrace.cli.run", "run a batch job: answer a file of prompts"),
     "serve": Command("headrace.cli.serve", "serve a model over HTTP with OpenAI's API"),
+    "route": Command("headrace.cli.route", "spread requests over several servers by prefix, load and health"),
     "bench": Command("headrace.cli.bench.main", "measure this engine, vLLM or any OpenAI-compatible server"),
     "tune": Command("headrace.cli.tune", "find the settings that are fastest for a workload, and prove it"),
     "checkpoint": Command("headrace.cli.checkpoint", "a decision about settings as a file that can be verified"),

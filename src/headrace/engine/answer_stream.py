@@ -8,14 +8,10 @@ from typing import Protocol
 
 from headrace.engine.answers import UNFINISHED, AnswerDelta, Answers, Progress
 from headrace.engine.event_queue import EventQueue
-from headrace.errors import HeadraceError
+from headrace.errors import FailedRequestError
 from headrace.types import Request, RequestOutput, SequenceEvent
 
 OnTiming = Callable[[int, SequenceEvent], None]
-
-
-class FailedRequestError(HeadraceError):
-    """The engine failed on one request. The request itself was valid."""
 
 
 class EventSource(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from headrace.arguments import checks_arguments
 from headrace.config import EngineOptions
-from headrace.engine.answer_stream import AnswerStream, FailedRequestError, OnTiming
+from headrace.engine.answer_stream import AnswerStream, OnTiming
 from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
 from headrace.engine.client import Deliver
@@ -34,7 +34,7 @@ from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
-from headrace.errors import ConfigError, EngineDeadError, RequestError
+from headrace.errors import ConfigError, EngineDeadError, FailedRequestError, RequestError
 from headrace.models.spec import ModelSpec
 from headrace.startup import Report, StartupStage
 from headrace.text import Tokenizer

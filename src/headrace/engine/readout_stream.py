@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from headrace.engine.answer_stream import EventSource, FailedRequestError, OnTiming
+from headrace.engine.answer_stream import EventSource, OnTiming
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.readouts import PendingReadout
+from headrace.errors import FailedRequestError
 from headrace.types import SequenceEvent
 
 

@@ -6,8 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headrace.engine.answer_stream import FailedRequestError
-from headrace.errors import ConfigError, EngineDeadError, HeadraceError, ProfilerError, RequestError
+from headrace.errors import (
+    ConfigError,
+    EngineDeadError,
+    FailedRequestError,
+    HeadraceError,
+    ProfilerError,
+    RequestError,
+)
 from headrace.openai.errors import ENGINE_ERROR, INVALID_REQUEST, INVALID_REQUEST_ERROR, SERVER_ERROR, error_object
 
 

@@ -1,0 +1,100 @@
+"""Hashes of a prompt's chunks, and the table of who got them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.server.route.affinity import CHUNK_BYTES, MAX_CHUNKS, PrefixTable, prefix_hashes
+
+
+def hashes(*turns: str, owner: bytes = b"", **more: Any) -> list[int]:
+    messages = [{"role": "user", "content": turn} for turn in turns]
+    return prefix_hashes(json.dumps({"model": "m", "messages": messages, **more}).encode(), owner=owner)
+
+
+def common(one: list[int], two: list[int]) -> int:
+    return next((place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def test_a_conversation_that_goes_on_has_the_hashes_of_its_start() -> None:
+    before, after = hashes("a" * 2_000), hashes("a" * 2_000, "b" * 2_000)
+    assert len(before) >= 7 and after[: len(before)] == before
+    assert common(after, hashes("a" * 2_000, "c" * 2_000)) in (len(before), len(before) + 1)
+
+
+def test_fields_that_do_not_change_the_prompt_do_not_change_the_hashes() -> None:
+    assert hashes("a" * 2_000) == hashes("a" * 2_000, temperature=0.5, stream=True, max_tokens=7)
+
+
+def test_model_key_salt_and_tools_change_all_hashes() -> None:
+    plain = hashes("a" * 2_000)
+    others = [
+        hashes("a" * 2_000, model="n"),
+        hashes("a" * 2_000, owner=b"key"),
+        hashes("a" * 2_000, cache_salt="s"),
+        hashes("a" * 2_000, tools=[{"type": "function"}]),
+    ]
+    assert [common(plain, other) for other in others] == [0] * 4
+
+
+def test_completions_and_responses_have_prefixes_too() -> None:
+    for name in ("prompt", "input"):
+        assert len(prefix_hashes(json.dumps({name: "x" * 1_000}).encode())) == 1_002 // CHUNK_BYTES
+    assert len(prefix_hashes(json.dumps({"prompt": list(range(1_000))}).encode())) > 10
+
+
+def test_what_is_not_a_prompt_has_no_hashes() -> None:
+    assert [prefix_hashes(body) for body in (b"", b"{", b"[]", b"\xff", b"{}", b'{"prompt":"short"}')] == [[]] * 6
+
+
+def test_a_long_prompt_is_hashed_in_part() -> None:
+    assert len(prefix_hashes(json.dumps({"prompt": "x" * 1_000_000}).encode())) == MAX_CHUNKS
+
+
+def test_the_match_is_the_longest_start_that_a_replica_got() -> None:
+    table = PrefixTable()
+    table.record([1, 2, 3], 0)
+    table.record([1, 2, 9], 5)
+    table.record([7, 2, 3], 6)
+    assert table.matched([1, 2, 3, 4], [0, 5, 6, 8]) == [3, 2, 0, 0]
+    assert table.matched([1, 2, 3], [5, 0]) == [2, 3]
+    assert table.matched([], [0, 5]) == [0, 0]
+
+
+def test_numbers_that_are_no_longer_in_use_are_forgotten() -> None:
+    table = PrefixTable()
+    table.record([1], 0)
+    table.record([1], 2, live=0b110)
+    assert table.matched([1], [0, 1, 2]) == [0, 0, 1]
+
+
+def test_the_least_recently_used_prefix_is_dropped_from_its_end() -> None:
+    table = PrefixTable(max_entries=4)
+    table.record([1, 2, 3], 0)
+    table.record([4, 5], 0)
+    assert len(table) == 4
+    assert table.matched([1, 2, 3], [0]) == [2]
+    assert table.matched([4, 5], [0]) == [2]
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=6), st.integers(0, 3)), max_size=30),
+    st.lists(st.integers(0, 5), max_size=6),
+)
+def test_a_match_is_never_longer_than_what_was_recorded(records: list[tuple[list[int], int]], asked: list[int]) -> None:
+    """Chunks are named by their whole prefix here, as hashes are."""
+    table = PrefixTable(max_entries=8)
+
+    def named(path: list[int]) -> list[int]:
+        return [hash(tuple(path[: end + 1])) for end in range(len(path))]
+
+    for path, number in records:
+        table.record(named(path), number)
+        assert len(table) <= 8
+    for number, found in enumerate(table.matched(named(asked), [0, 1, 2, 3])):
+        longest = max((common(named(path), named(asked)) for path, who in records if who == number), default=0)
+        assert 0 <= found <= longest

@@ -1,0 +1,89 @@
+"""The choice of a replica: properties that hold for any loads, scores and prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.server.route.choice import (
+    LOAD_SLACK,
+    Candidate,
+    choose,
+    choose_in_turn,
+    is_worth_it,
+    load_limit,
+)
+
+NUM_CHUNKS = 20
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        load=st.integers(0, 200).map(float),
+        score=st.floats(0.0, 1.0),
+        num_matched=st.integers(0, NUM_CHUNKS),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(candidates, st.integers(0, 100))
+def test_the_load_of_the_choice_is_bounded(found: list[Candidate], turn: int) -> None:
+    chosen = found[choose(found, NUM_CHUNKS, turn=turn).index]
+    assert chosen.weighted_load <= load_limit(min(each.weighted_load for each in found))
+
+
+@given(candidates, st.integers(0, 100))
+def test_no_other_replica_with_an_allowed_load_has_a_longer_prefix(found: list[Candidate], turn: int) -> None:
+    choice = choose(found, NUM_CHUNKS, turn=turn)
+    limit = load_limit(min(each.weighted_load for each in found))
+    holders = [each for each in found if is_worth_it(each.num_matched, NUM_CHUNKS)]
+    fitting = [each for each in holders if each.weighted_load <= limit]
+    if fitting:
+        assert choice.reason == "prefix"
+        assert found[choice.index].num_matched == max(each.num_matched for each in fitting)
+    else:
+        assert choice.reason == ("spill" if holders else "load")
+        assert found[choice.index].weighted_load == min(each.weighted_load for each in found)
+
+
+@given(candidates, st.integers(0, 100))
+def test_a_healthier_replica_is_not_chosen_less(found: list[Candidate], turn: int) -> None:
+    choice = choose(found, NUM_CHUNKS, turn=turn)
+    chosen = found[choice.index]
+    better = [*found]
+    better[choice.index] = Candidate(chosen.load, 1.0, chosen.num_matched)
+    again = choose(better, NUM_CHUNKS, turn=turn)
+    assert again.index == choice.index or again.reason == "prefix"
+
+
+def test_a_prefix_gives_way_to_load() -> None:
+    def chosen(load: float) -> int:
+        return choose([Candidate(load, num_matched=20), Candidate(0.0)], NUM_CHUNKS).index
+
+    assert [chosen(0.0), chosen(LOAD_SLACK), chosen(LOAD_SLACK + 1)] == [0, 0, 1]
+
+
+def test_a_second_holder_is_better_than_the_least_loaded_replica() -> None:
+    found = [Candidate(50.0, num_matched=20), Candidate(12.0, num_matched=10), Candidate(10.0)]
+    assert choose(found, NUM_CHUNKS).index == 1
+
+
+def test_a_small_part_of_the_prompt_moves_nothing() -> None:
+    assert choose([Candidate(1.0, num_matched=4), Candidate(0.0)], NUM_CHUNKS).index == 1
+    assert choose([Candidate(1.0, num_matched=5), Candidate(0.0)], NUM_CHUNKS).index == 0
+
+
+def test_equal_replicas_take_turns() -> None:
+    found = [Candidate(0.0)] * 3
+    assert Counter(choose(found, 0, turn=turn).index for turn in range(9)) == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_bad_score_counts_as_load() -> None:
+    assert choose([Candidate(2.0, score=0.5), Candidate(4.0)], 0).index == 1
+
+
+def test_round_robin_goes_around() -> None:
+    assert [choose_in_turn(3, turn).index for turn in range(4)] == [0, 1, 2, 0]
