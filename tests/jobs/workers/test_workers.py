@@ -19,6 +19,7 @@ from headrace.errors import ResumableJobError
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
+from headrace.steps import Masks, StepPlan, StepResult
 from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart, OutOfMemoryError
 
 Start = Callable[..., Engine]
@@ -130,11 +131,26 @@ def test_a_worker_that_dies_whatever_it_runs_is_given_up_and_no_line_is_blamed(
 ) -> None:
     source = write_lines(*prompts(300))
     expected = alone(source, start)
-    starts = [FaultyStart(start, FaultyRunner(always=True)), FaultyStart(start, FaultyRunner())]
-    report = run(source, starts, overwrite=True)
-    assert (report.exit_code, answers(source), report.failures.poison_rows) == (0, expected, 0)
-    assert report.failures.deaths["engine"] == len(starts[0].configs) >= 2
-    assert len(starts[1].configs) == 1
+    broken = FaultyStart(start, FaultyRunner(always=True))
+    has_died = threading.Event()
+
+    def start_broken(config: EngineConfig, deliver: Deliver) -> Engine:
+        if len(broken.configs) == 3:
+            has_died.set()
+        return broken(config, deliver)
+
+    class Slow(FaultyRunner):
+        """Runs nothing before the other worker has died three times."""
+
+        def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+            assert has_died.wait(PATIENCE_S)
+            return super().submit(plan, masks)
+
+    healthy = FaultyStart(start, Slow())
+    report = run(source, [start_broken, healthy], overwrite=True)
+    assert (report.exit_code, report.failures.poison_rows, len(healthy.configs)) == (0, 0, 1)
+    assert answers(source) == expected
+    assert report.failures.deaths["engine"] >= 3
 
 
 def test_a_worker_that_cannot_start_again_is_given_up(write_lines: WriteLines, start: Start) -> None:
