@@ -19,6 +19,7 @@ from headrace.errors import ResumableJobError
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
+from headrace.steps import Masks, StepPlan, StepResult
 from tests.jobs.faults import AT_ONCE, FaultyRunner, FaultyStart, OutOfMemoryError
 
 Start = Callable[..., Engine]
@@ -48,6 +49,33 @@ def prompts(num_lines: int, *, poison: tuple[int, ...] = ()) -> list[dict[str, A
     ]
 
 
+class HeldRunner(FaultyRunner):
+    """Runs nothing before the event, so that the other worker gets as far as a test needs."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+        assert self._event.wait(PATIENCE_S), "the other worker does not get that far"
+        return super().submit(plan, masks)
+
+
+class SetsAtStart(FaultyStart):
+    """Sets the event when it starts so many engines."""
+
+    def __init__(self, start: Start, runner: FaultyRunner, *, event: threading.Event, at: int) -> None:
+        super().__init__(start, runner)
+        self._event = event
+        self._at = at
+
+    def __call__(self, config: EngineConfig, deliver: Deliver) -> Engine:
+        engine = super().__call__(config, deliver)
+        if len(self.configs) == self._at:
+            self._event.set()
+        return engine
+
+
 def alone(source: Path, start: Start) -> dict[int, Any]:
     """The answers of a job with one worker."""
     run(source, [start])
@@ -62,7 +90,7 @@ def test_two_workers_share_the_lines_and_answer_them_as_one_does(write_lines: Wr
     assert (report.exit_code, answers(source)) == (0, expected)
     submitted = [line for each in starts for line in each.submitted[0]]
     assert sorted(map(int, submitted)) == list(range(200)), "every line is computed once"
-    assert all(len(each.submitted[0]) >= 40 for each in starts), "no worker is left out"
+    assert all(len(each.submitted[0]) >= 8 for each in starts), "no worker is left out"
 
 
 def test_the_others_go_on_while_a_dead_worker_is_restarted(write_lines: WriteLines, start: Start) -> None:
@@ -110,7 +138,11 @@ def test_a_line_that_kills_engines_is_found_and_all_others_are_answered(
 def test_memory_that_runs_out_on_one_worker_changes_only_that_one(write_lines: WriteLines, start: Start) -> None:
     source = write_lines(*prompts(100))
     out_of_memory = FaultyRunner(dies_at={2, 4, 6}, error=lambda: OutOfMemoryError("CUDA out of memory"))
-    starts = [FaultyStart(start, FaultyRunner()), FaultyStart(start, out_of_memory)]
+    has_died = threading.Event()
+    starts = [
+        FaultyStart(start, HeldRunner(has_died)),
+        SetsAtStart(start, out_of_memory, event=has_died, at=4),
+    ]
     report = run(source, starts)
     assert (report.exit_code, len(read(source))) == (0, 100)
     assert len(starts[0].configs) == 1
@@ -130,11 +162,13 @@ def test_a_worker_that_dies_whatever_it_runs_is_given_up_and_no_line_is_blamed(
 ) -> None:
     source = write_lines(*prompts(300))
     expected = alone(source, start)
-    starts = [FaultyStart(start, FaultyRunner(always=True)), FaultyStart(start, FaultyRunner())]
-    report = run(source, starts, overwrite=True)
-    assert (report.exit_code, answers(source), report.failures.poison_rows) == (0, expected, 0)
-    assert report.failures.deaths["engine"] == len(starts[0].configs) >= 2
-    assert len(starts[1].configs) == 1
+    has_died = threading.Event()
+    start_broken = SetsAtStart(start, FaultyRunner(always=True), event=has_died, at=4)
+    healthy = FaultyStart(start, HeldRunner(has_died))
+    report = run(source, [start_broken, healthy], overwrite=True)
+    assert (report.exit_code, report.failures.poison_rows, len(healthy.configs)) == (0, 0, 1)
+    assert answers(source) == expected
+    assert report.failures.deaths["engine"] >= 3
 
 
 def test_a_worker_that_cannot_start_again_is_given_up(write_lines: WriteLines, start: Start) -> None:

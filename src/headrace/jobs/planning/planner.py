@@ -119,9 +119,10 @@ class Planner:
 
     def take(self, worker: int = 0) -> Work:
         """The line that this worker should run next."""
-        self.peek(worker)
         item = self._chosen.pop(worker, None)
-        assert item is not None, "nothing is waiting"
+        if item is None or item.is_taken:
+            assert self.peek(worker) is not None, "nothing is waiting"
+            item = self._chosen.pop(worker)
         item.is_taken = True
         num_tokens, totals = len(item.tokens) // TOKEN_BYTES, self._totals
         totals.num_lines -= 1

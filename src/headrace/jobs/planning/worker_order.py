@@ -51,8 +51,11 @@ class WorkerOrder:
         if self._first and (item := _head(self._first)) is not None:
             return item
         own = self._runs.get(worker)
-        if own is not None and (item := _head(own)) is not None:
-            return item
+        if own:
+            if not own[0].is_taken:
+                return own[0]
+            if (item := _head(own)) is not None:
+                return item
         while self._free:
             own = self._runs[worker] = self._free.popleft()
             if (item := _head(own)) is not None:

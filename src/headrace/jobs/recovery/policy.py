@@ -112,6 +112,7 @@ class RecoveryPolicy:
         for death in log.last_deaths():  # the earlier run may have had more workers
             state = Suspects(death.suspicion, is_done).state
             self._states[death.worker % len(self._states)].suspects.adopt(state)
+        self._tried_elsewhere: set[int] = set()  # lines that were alone on two workers
         self._random = Random(log.counts.retries.get("engine_error", 0))
         self._reason = "" if last is None else last.reason
         self._poison_lines = {
@@ -308,7 +309,8 @@ class RecoveryPolicy:
             )
         if poison_line is None:
             return
-        if death.others and state.num_ended_at_first_death == death.num_ended:
+        has_answered = state.num_ended_at_first_death != death.num_ended
+        if death.others and not has_answered and poison_line not in self._tried_elsewhere:
             self._try_elsewhere(poison_line, loss, death)
         else:
             state.num_fruitless = 0
@@ -318,6 +320,7 @@ class RecoveryPolicy:
         """The worker died with the line alone, but has answered no other since its search began: the cause may be the
         worker. One more death with the line alone, on another worker, is proof."""
         self._states[death.worker].num_fruitless += 1
+        self._tried_elsewhere.add(index)
         trial = Trial([index], False, 1, EVIDENCE[loss])
         self._states[death.others[0]].suspects.adopt(Suspicion([], [trial]))
 

@@ -3,7 +3,8 @@ worker with the most room goes first. Suspects run alone on their worker; poison
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from headrace.engine.answers import Answers
 from headrace.errors import EngineDeadError, RequestError
@@ -38,7 +39,7 @@ class Submitter:
         if self._recovery.has_poison:
             chosen = self._without_poison(chosen)
         if chosen:
-            self._in_flight.record(line for _, line in chosen)
+            self._in_flight.record([line for _, line in chosen])
             self._submit_all(chosen)
 
     def _without_poison(self, chosen: list[Chosen]) -> list[Chosen]:
@@ -93,26 +94,32 @@ class Submitter:
         return True
 
     def _choose_planned(self, free: list[Worker], chosen: list[Chosen], num_in_flight: dict[int, int]) -> None:
-        planner, workers = self._planner, self._workers
-        num_in_all, max_in_all = sum(num_in_flight.values()), workers.max_sequences
+        planner = self._planner
+        num_in_all, max_in_all = sum(num_in_flight.values()), self._workers.max_sequences
         # The least busy worker is first: how much of its room is taken, and its number.
         by_load = [(num_in_flight[worker.number] / worker.max_sequences, worker.number) for worker in free]
         heapify(by_load)
         while by_load:
-            number = by_load[0][1]
-            worker, next_line = workers[number], planner.peek(number)
-            if next_line is None:
-                break
-            num_more, num_own = next_line.num_sequences, num_in_flight[number]
-            if not _has_room(worker, next_line, num_in_flight):
-                heappop(by_load)
-                continue
-            if num_own and not planner.may_start(num_more, num_in_flight=num_in_all, max_in_flight=max_in_all):
-                break
-            chosen.append((worker, planner.take(number)))
-            num_in_flight[number] = num_own = num_own + num_more
-            num_in_all += num_more
-            heapreplace(by_load, (num_own / worker.max_sequences, number))
+            _, number = heappop(by_load)
+            worker, num_own = self._workers[number], num_in_flight[number]
+            max_own = worker.max_sequences
+            enough = by_load[0][0] * max_own if by_load else inf  # until another worker is the least busy one
+            while num_own <= enough:
+                next_line = planner.peek(number)
+                if next_line is None:
+                    return
+                num_more = next_line.num_sequences
+                if num_own:  # one with nothing in flight takes any line
+                    if num_own + num_more > max_own:
+                        break
+                    if not planner.may_start(num_more, num_in_flight=num_in_all, max_in_flight=max_in_all):
+                        return
+                chosen.append((worker, planner.take(number)))
+                num_own += num_more
+                num_in_all += num_more
+            else:
+                num_in_flight[number] = num_own
+                heappush(by_load, (num_own / max_own, number))
 
     def _forget_missing(self, trial: frozenset[int], worker: int) -> None:
         """Suspects of an earlier run may be missing from the input, or come late in it. The search waits for them only
@@ -125,14 +132,16 @@ class Submitter:
 
     def _submit_all(self, chosen: list[Chosen]) -> None:
         """Lines for a worker that turns out to be dead wait to run again."""
+        dead: set[int] = set()
         for worker, line in chosen:
+            if dead and worker.number in dead:
+                self._retries.put(line)
+                continue
             try:
-                if worker.is_running:
-                    self._submit(worker, line)
-                    continue
+                self._submit(worker, line)
             except EngineDeadError:
-                pass
-            self._retries.put(line)
+                dead.add(worker.number)
+                self._retries.put(line)
 
     def _submit(self, worker: Worker, line: Work) -> None:
         if line.parts is not None:
