@@ -1,5 +1,5 @@
-"""Simulates a job on up to 1,000 workers: the real coordinator (`run_job` with its reading, preparation, planner, journal,
-syncs and publishing) over simulated engines. Rates, CPU time, memory, and the times to recover.
+"""Simulates a job on up to 1,000 workers: the real coordinator (`run_job` with its reading, preparation, planner,
+journal, syncs and publishing) over simulated engines. Rates, CPU time, memory, and the times to recover.
 
     coordinator thread ─ submit ─▶ one thread for all engines: slots, a heap of due steps ─ events ─▶ inbox
 
@@ -48,6 +48,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.jobs_throughput import WORDS, lines, word_tokenizer  # noqa: E402
+
 from headrace.config import EngineConfig  # noqa: E402
 from headrace.engine.checks import RequestChecks  # noqa: E402
 from headrace.engine.client import Deliver  # noqa: E402
@@ -531,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
             "load": {"before": load, "after": os.getloadavg()},
-            "note": "Simulated engines. The machine was shared: a load above the number of cores says how much else ran."
+            "note": "Simulated engines. The machine was busy: a load above the number of cores says how much else ran."
             " CPU times are more reliable than wall times.",
             "wire": [wire_bytes(100, 200), wire_bytes(1000, 200)],
             "records": records,
