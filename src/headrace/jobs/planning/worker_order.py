@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush, heapreplace
 from itertools import chain
 
 from headrace.jobs.planning.pending import Pending
@@ -35,6 +36,7 @@ class WorkerOrder:
         self._first = deque(first)
         self._block_size = block_size
         self._runs: dict[int, deque[Pending]] = {}  # by worker
+        self._by_len: list[tuple[int, int]] = []  # a heap of negative lengths and workers; see `_longest`
         self._free: deque[deque[Pending]] = deque()  # of no worker, in the order of the plan
         begin, owner = 0, None
         for place, worker in (*sorted(starts), (len(items), None)):
@@ -57,15 +59,14 @@ class WorkerOrder:
             if (item := _head(own)) is not None:
                 return item
         while self._free:
-            own = self._runs[worker] = self._free.popleft()
+            self._give(worker, own := self._free.popleft())
             if (item := _head(own)) is not None:
                 return item
-        while self._runs:
-            longest = max(self._runs, key=lambda owner: len(self._runs[owner]))
+        while (longest := self._longest()) is not None:
             if _head(self._runs[longest]) is None:
                 del self._runs[longest]
                 continue
-            self._runs[worker] = self._split(longest)
+            self._give(worker, self._split(longest))
             if (item := _head(self._runs[worker])) is not None:
                 return item
         return None
@@ -79,14 +80,32 @@ class WorkerOrder:
         if worker is None or worker in self._runs:
             self._free.append(deque(items))
         else:
-            self._runs[worker] = deque(items)
+            self._give(worker, deque(items))
+
+    def _give(self, worker: int, run: deque[Pending]) -> None:
+        self._runs[worker] = run
+        heappush(self._by_len, (-len(run), worker))
+
+    def _longest(self) -> int | None:
+        """The worker with the longest run. Runs only become shorter, so an entry that is too long is put right once it
+        is the first."""
+        while self._by_len:
+            length, owner = self._by_len[0]
+            now = -len(self._runs.get(owner, ()))
+            if now == length:
+                return owner
+            if now:
+                heapreplace(self._by_len, (now, owner))
+            else:
+                heappop(self._by_len)
+        return None
 
     def _split(self, owner: int) -> deque[Pending]:
         """Take the second half of a worker's run, or its only line."""
         items = [item for item in self._runs.pop(owner) if not item.is_taken]
         place = _place_to_split(items, self._block_size)
         if place:
-            self._runs[owner] = deque(items[:place])
+            self._give(owner, deque(items[:place]))
         return deque(items[place:])
 
 

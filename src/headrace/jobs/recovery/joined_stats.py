@@ -12,6 +12,7 @@ from headrace.sched import SchedulerStats
 
 # Gauges: the value of the last engine counts.
 _GAUGES = frozenset({"num_running", "num_waiting", "num_blocks", "num_blocks_held", "num_blocks_idle", "block_size"})
+_SCHEDULER_FIELDS = tuple(each.name for each in fields(SchedulerStats))
 
 
 def joined_stats(before: EngineStats | None, now: EngineStats) -> EngineStats:
@@ -31,17 +32,36 @@ def joined_stats(before: EngineStats | None, now: EngineStats) -> EngineStats:
 
 
 def summed_stats(each: Sequence[EngineStats]) -> EngineStats:
-    """The sum over engines that run side by side. The peak of the KV cache is the sum of their peaks."""
-    total = each[0]
-    for other in each[1:]:
-        both = joined_stats(total, other)
-        gauges = {
-            name: getattr(total.scheduler, name) + getattr(other.scheduler, name)
-            for name in (*_GAUGES - {"block_size"}, "max_blocks_held")
-        }
-        gauges["block_size"] = max(total.scheduler.block_size, other.scheduler.block_size)
-        total = replace(both, scheduler=replace(both.scheduler, **gauges))
-    return total
+    """The sum over engines that run side by side, of which there may be many. The peak of the KV cache is the sum of
+    their peaks."""
+    if len(each) == 1:
+        return each[0]
+    schedulers = [stats.scheduler for stats in each]
+    return EngineStats(
+        SchedulerStats(**{name: _sum_of(name, schedulers) for name in _SCHEDULER_FIELDS}),
+        sum(stats.host_seconds for stats in each),
+        sum(stats.wait_seconds for stats in each),
+        sum(stats.steady_host_seconds for stats in each),
+        sum(stats.num_steady_steps for stats in each),
+        _summed_counts([stats.step_seconds for stats in each]),
+        _summed_counts([stats.step_host_seconds for stats in each]),
+        each[-1].started_at,
+    )
+
+
+def _sum_of(name: str, schedulers: Sequence[SchedulerStats]) -> Any:
+    values = [getattr(stats, name) for stats in schedulers]
+    if isinstance(values[0], HistogramCounts):
+        return _summed_counts(values)
+    return max(values) if name == "block_size" else sum(values)
+
+
+def _summed_counts(each: Sequence[HistogramCounts]) -> HistogramCounts:
+    filled = [histogram for histogram in each if histogram.counts]
+    if not filled:
+        return each[-1]
+    counts = zip(*(histogram.counts for histogram in filled), strict=True)
+    return HistogramCounts(tuple(map(sum, counts)), sum(histogram.total for histogram in filled))
 
 
 def _joined_scheduler(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:

@@ -113,6 +113,7 @@ class RecoveryPolicy:
             state = Suspects(death.suspicion, is_done).state
             self._states[death.worker % len(self._states)].suspects.adopt(state)
         self._tried_elsewhere: set[int] = set()  # lines that were alone on two workers
+        self._note_searches()
         self._random = Random(log.counts.retries.get("engine_error", 0))
         self._reason = "" if last is None else last.reason
         self._poison_lines = {
@@ -143,11 +144,20 @@ class RecoveryPolicy:
 
     def is_suspect(self, index: int) -> bool:
         """Whether the line runs in isolation, now or later."""
-        return any(index in state.suspects for state in self._states)
+        return any(index in state.suspects for state in self._searching)
 
     @property
     def is_searching(self) -> bool:
-        return any(state.suspects.trial is not None for state in self._states)
+        return bool(self._searching)
+
+    def _note_searches(self) -> None:
+        """Called after each change of suspects: the workers that search, since there are many that do not."""
+        self._searching = [state for state in self._states if state.suspects.is_searching]
+
+    def forget_suspects(self, worker: int, indices: Iterable[int]) -> None:
+        """The lines cannot run: they are missing from the input."""
+        self._states[worker].suspects.forget(indices)
+        self._note_searches()
 
     # Lines.
 
@@ -162,9 +172,11 @@ class RecoveryPolicy:
 
     def done(self, index: int) -> None:
         """The line has its result."""
-        for state in self._states:
-            if state.suspects.trial is not None:
+        if self._searching:
+            for state in self._searching:
                 state.suspects.finished(index)
+            if not all(state.suspects.is_searching for state in self._searching):
+                self._note_searches()
         if self.log.num_retries:
             self.log.forget_done(index)
 
@@ -233,6 +245,7 @@ class RecoveryPolicy:
         suspects = self._states[worker].suspects
         self._states[other].suspects.adopt(suspects.state)
         suspects.forget(suspects.lines)
+        self._note_searches()
 
     def process_was_lost(
         self, epoch: int, indices: Sequence[int], progress: Progress, *, had_own_process: bool
@@ -293,6 +306,7 @@ class RecoveryPolicy:
                     both = set(other.suspects.state.last).intersection(in_flight)
                     suspects.adopt(Suspicion(sorted(both), []))
         poison_line = suspects.died(in_flight, loss=loss) if is_suspicious else None
+        self._note_searches()
         has_learned = poison_line is not None or suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
@@ -323,6 +337,7 @@ class RecoveryPolicy:
         self._tried_elsewhere.add(index)
         trial = Trial([index], False, 1, EVIDENCE[loss])
         self._states[death.others[0]].suspects.adopt(Suspicion([], [trial]))
+        self._note_searches()
 
     def _mark_poison(self, index: int, progress: Progress) -> None:
         """Mark the line as poison, unless the lines before it were poison too and none was answered since: then the

@@ -38,6 +38,10 @@ class Suspects:
         return frozenset(self._trials[-1].lines) if self._trials else None
 
     @property
+    def is_searching(self) -> bool:
+        return bool(self._trials)
+
+    @property
     def num_left(self) -> int:
         return sum(len(trial.lines) for trial in self._trials)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
 from headrace.jobs.input.feed import InputEnded, InputFailed, Prepared
@@ -27,6 +28,11 @@ class InboxReader:
             return self._inbox.get(timeout=timeout_s)
         except Empty:
             return None
+
+    def take_more(self, max_messages: int) -> Iterator[Message]:
+        """Messages that have arrived, without waiting for any."""
+        for _ in range(min(max_messages, len(self._kept) + self._inbox.qsize())):
+            yield self._kept.popleft() if self._kept else self._inbox.get()
 
     def take_events(self) -> list[list[SequenceEvent]]:
         """All event lists that have arrived. Other messages stay, in their order."""

@@ -1,4 +1,4 @@
-"""The main loop of a run: takes one message at a time, writes what has finished, submits what may start.
+"""The main loop of a run: takes messages, writes what has finished, submits what may start.
 
     reader thread    prepared batches ──┐
     worker threads   events of a step ──┼─▶ inbox ─▶ this thread: collect ─▶ write ─▶ submit ─▶ check stop, show status
@@ -136,8 +136,9 @@ class MainLoop:
     # Messages.
 
     def _take_next(self) -> None:
-        """Take one message. Returns without one when it is time to flush, to retry a line, to start an engine, to check
-        for a stop, or to show the status."""
+        """Wait for a message and take it, with others that are there: at most one per worker, since an iteration costs
+        more with more workers. Returns without one when it is time to flush, to retry a line, to start an engine, to
+        check for a stop, or to show the status."""
         timeout_s = TICK_SECONDS
         others = (
             self._outcomes.seconds_to_flush,
@@ -151,6 +152,8 @@ class MainLoop:
         message = self._inbox.take(timeout_s=max(0.0, timeout_s))
         if message is not None:
             self._take(message)
+            for more in self._inbox.take_more(len(self._workers) - 1):
+                self._take(more)
 
     def _take(self, message: Message) -> None:
         match message:

@@ -60,7 +60,7 @@ class Submitter:
         if self._recovery.is_searching:
             free = [worker for worker in running if not self._choose_suspects(worker, chosen, num_in_flight)]
         if self._choose_retries(free, chosen, num_in_flight):
-            self._choose_planned(free, chosen, num_in_flight)
+            self._choose_planned(running, free, chosen, num_in_flight)
         return chosen
 
     def _choose_suspects(self, worker: Worker, chosen: list[Chosen], num_in_flight: dict[int, int]) -> bool:
@@ -93,9 +93,12 @@ class Submitter:
             num_in_flight[worker.number] += line.num_sequences
         return True
 
-    def _choose_planned(self, free: list[Worker], chosen: list[Chosen], num_in_flight: dict[int, int]) -> None:
+    def _choose_planned(
+        self, running: list[Worker], free: list[Worker], chosen: list[Chosen], num_in_flight: dict[int, int]
+    ) -> None:
         planner = self._planner
-        num_in_all, max_in_all = sum(num_in_flight.values()), self._workers.max_sequences
+        num_in_all = sum(num_in_flight.values())
+        max_in_all = sum([worker.max_sequences for worker in running])
         # The least busy worker is first: how much of its room is taken, and its number.
         by_load = [(num_in_flight[worker.number] / worker.max_sequences, worker.number) for worker in free]
         heapify(by_load)
@@ -128,7 +131,7 @@ class Submitter:
             return
         missing = [index for index in trial if index not in self._retries and index not in self._in_flight]
         if missing:
-            self._recovery.suspects_of(worker).forget(missing)
+            self._recovery.forget_suspects(worker, missing)
 
     def _submit_all(self, chosen: list[Chosen]) -> None:
         """Lines for a worker that turns out to be dead wait to run again."""

@@ -47,11 +47,6 @@ class Workers:
         return [worker for worker in self._workers if worker.is_running]
 
     @property
-    def max_sequences(self) -> int:
-        """That may be in flight on the workers that run."""
-        return sum(worker.max_sequences for worker in self._workers if worker.is_running)
-
-    @property
     def stats(self) -> EngineStats:
         return summed_stats([worker.stats for worker in self._workers])
 
