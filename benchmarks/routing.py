@@ -322,6 +322,7 @@ def main() -> None:
             "load_factor": choice.LOAD_FACTOR,
             "load_slack": choice.LOAD_SLACK,
             "min_match_share": choice.MIN_MATCH_SHARE,
+            "pending_weight": choice.PENDING_WEIGHT,
         },
         "runs": [],
     }

@@ -125,7 +125,8 @@ class Fleet:
         if self._policy == "round-robin":
             return choose_in_turn(len(free), self._turn)
         candidates = [
-            Candidate(replica.load, self.score(replica, now), num) for replica, num in zip(free, matched, strict=True)
+            Candidate(replica.load, replica.num_pending, self.score(replica, now), num)
+            for replica, num in zip(free, matched, strict=True)
         ]
         return choose(candidates, num_chunks, turn=self._turn)
 
