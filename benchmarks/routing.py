@@ -1,6 +1,6 @@
 """Compares ways to spread requests over replicas: `headrace route` over HTTP in front of SIMULATED replicas.
 
-Usage: python benchmarks/routing.py [--rounds 2] [--seconds 40] [--output results.json] [--markdown]
+Usage: python benchmarks/routing.py [--rounds 2] [--seconds 50] [--output results.json] [--markdown]
 
 The router is the real one; clients and replicas speak HTTP with it over loopback. A replica is simulated: it computes
 no model. It has a prefix cache (LRU of blocks of 16 tokens), computes one prompt at a time at a fixed rate per uncached
@@ -19,7 +19,11 @@ Policies:
     least load      as prefix, but no prefix is ever worth it
     unbounded       as prefix, but the load of the prefix's replica does not matter
 
-The hit rate is counted by the replicas: cached tokens of all prompt tokens. The first quarter of each run is left out.
+The hit rate is counted by the replicas: cached tokens of all prompt tokens. The first 40% of each run are left out.
+
+Time is virtual: replicas, router and clients share an event loop whose clock jumps to the next timer once nothing is
+left to read or write. So the figures do not depend on the machine, and the CPU time of the router is not in them.
+`--cost RECORD` measures the CPU time of a router process in front of two null servers and adds it to a record.
 """
 
 from __future__ import annotations
@@ -28,21 +32,26 @@ import argparse
 import asyncio
 import json
 import math
+import multiprocessing
 import os
 import platform
 import random
+import selectors
+import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import uvloop
-from about import commit, cpu_name
+import psutil
 
+from headrace.bench.load.null_server import Behaviour, null_server
 from headrace.server.http.lifecycle import BACKLOG, open_listener
 from headrace.server.route import choice
 from headrace.server.route.options import RouteOptions
@@ -56,7 +65,7 @@ CACHE_TOKENS = 48_000
 PREFILL_TOKENS_PER_S = 10_000.0
 NUM_OUTPUT = 32
 TOKEN_S = 0.015
-WARM_UP_SHARE = 0.25
+WARM_UP_SHARE = 0.4
 POLICIES = ("round-robin", "least load", "unbounded", "prefix")
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"index":0,"text":" word"}]}\n\n'
@@ -183,6 +192,29 @@ WORKLOADS: dict[str, tuple[Callable[[random.Random], Iterator[list[str]]], float
 # ---- one run
 
 
+class _Selector(selectors.DefaultSelector):
+    """Advances a clock instead of waiting. Bytes sent over loopback can be read at once."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        events = super().select(0)
+        if not events and timeout is None:
+            return super().select(0.01)
+        if not events and timeout is not None:
+            self.now += timeout
+        return events
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
 @contextmanager
 def constants(policy: str) -> Iterator[None]:
     """The constants of the choice, as a policy needs them."""
@@ -201,7 +233,8 @@ async def run(workload: str, policy: str, *, seconds: float, seed: int) -> dict[
     replicas = [SimulatedReplica() for _ in range(NUM_REPLICAS)]
     addresses = [await replica.start() for replica in replicas]
     options = RouteOptions(port=0, policy="round-robin" if policy == "round-robin" else "prefix")
-    server = RouteServer(options, Sources(addresses), print_line=lambda line: None)
+    clock = asyncio.get_running_loop().time
+    server = RouteServer(options, Sources(addresses), print_line=lambda line: None, clock=clock)
     await server.fleet.refresh()
     listener = open_listener(options.server_options())
     listener.listen(BACKLOG)
@@ -214,6 +247,13 @@ async def run(workload: str, policy: str, *, seconds: float, seed: int) -> dict[
     for replica in replicas:
         replica.stop()
     return found
+
+
+def run_one(policy: str, workload: str, number: int, seconds: float) -> dict[str, Any]:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        found = runner.run(run(workload, policy, seconds=seconds, seed=number))
+    print(workload, policy, json.dumps(found), file=sys.stderr, flush=True)
+    return {"round": number, "workload": workload, "policy": policy, **found}
 
 
 async def _drive(
@@ -273,6 +313,56 @@ def _quantile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
 
 
+# ---- the router's own cost
+
+
+def measure_cost(num_requests: int = 400, concurrency: int = 8) -> dict[str, float]:
+    """CPU time of a router process, per request and per chunk, from streams of 16 and of 256 chunks."""
+    with (
+        null_server(Behaviour(ttft_s=0.001, itl_s=0.001)) as one,
+        null_server(Behaviour(ttft_s=0.001, itl_s=0.001)) as two,
+    ):
+        command = [sys.executable, "-m", "headrace", "route", one.address, two.address, "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            port = int(next(line for line in process.stderr if "routing to" in line).rpartition(":")[2])
+            try:
+                router = psutil.Process(process.pid)
+                asyncio.run(_ask_many(port, num_requests, concurrency, 16))  # warm-up
+                short = _cpu_s(router, lambda: asyncio.run(_ask_many(port, num_requests, concurrency, 16)))
+                long = _cpu_s(router, lambda: asyncio.run(_ask_many(port, num_requests, concurrency, 256)))
+            finally:
+                process.terminate()
+    per_chunk = (long - short) / num_requests / (256 - 16)
+    return {"cpu_us_per_chunk": per_chunk * 1e6, "cpu_us_per_request": (short / num_requests - 16 * per_chunk) * 1e6}
+
+
+def _cpu_s(process: psutil.Process, act: Callable[[], None]) -> float:
+    before = process.cpu_times()
+    act()
+    after = process.cpu_times()
+    return float(after.user + after.system - before.user - before.system)
+
+
+async def _ask_many(port: int, num_requests: int, concurrency: int, num_tokens: int) -> None:
+    rng = random.Random(0)
+    bodies = [
+        json.dumps({"model": "null", "stream": True, "max_tokens": num_tokens, "prompt": _text(rng, 500)}).encode()
+        for _ in range(num_requests)
+    ]
+
+    async def work() -> None:
+        while bodies:
+            body = bodies.pop()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert (await reader.read()).count(b"data:") >= num_tokens
+            writer.close()
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
 # ---- the record
 
 
@@ -296,14 +386,24 @@ def table(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--markdown", type=Path, help="print the table of a record, and run nothing")
+    parser.add_argument("--cost", type=Path, help="measure the router's CPU time, and add it to this record")
     given = parser.parse_args()
+    if given.cost is not None:
+        record = json.loads(given.cost.read_text(encoding="utf-8"))
+        record["cost"] = measure_cost()
+        given.cost.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(record["cost"])
+        return
     if given.markdown is not None:
         print(table(json.loads(given.markdown.read_text(encoding="utf-8"))), end="")
         return
-    record: dict[str, Any] = {
+    from about import commit, cpu_name  # beside this file; the test of the docs imports only `table`
+
+    record = {
         "what": "headrace route in front of simulated replicas; no model was computed",
         "command": f"python benchmarks/routing.py --rounds {given.rounds} --seconds {given.seconds:g}",
         "commit": commit(),
@@ -322,16 +422,15 @@ def main() -> None:
             "load_factor": choice.LOAD_FACTOR,
             "load_slack": choice.LOAD_SLACK,
             "min_match_share": choice.MIN_MATCH_SHARE,
+            "pending_weight": choice.PENDING_WEIGHT,
         },
         "runs": [],
     }
-    for number in range(given.rounds):
-        for workload in WORKLOADS:
-            for policy in POLICIES:
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    found = runner.run(run(workload, policy, seconds=given.seconds, seed=number))
-                record["runs"].append({"round": number, "workload": workload, "policy": policy, **found})
-                print(json.dumps(record["runs"][-1]), file=sys.stderr, flush=True)
+    jobs = [
+        (policy, workload, number) for number in range(given.rounds) for workload in WORKLOADS for policy in POLICIES
+    ]
+    with ProcessPoolExecutor(given.processes, mp_context=multiprocessing.get_context("spawn")) as processes:
+        record["runs"] = list(processes.map(run_one, *zip(*jobs, strict=True), repeat(given.seconds)))
     print(table(record), end="")
     if given.output is not None:
         given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -130,7 +130,7 @@ def test_the_autoscaler_follows_a_series_that_the_router_has() -> None:
     assert found(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
     (metric,) = scaler["metrics"]
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
-    (rule,) = adapter_rules()["externalRules"]
+    (rule, _) = adapter_rules()["externalRules"]
     assert rule["name"]["as"] == metric["external"]["metric"]["name"]
     assert metrics.DESIRED_REPLICAS in [name for name, *_ in metrics.SERIES]
     assert f'__name__="{metrics.DESIRED_REPLICAS}"' in rule["seriesQuery"]
@@ -145,7 +145,7 @@ def adapter_rules() -> dict[str, Any]:
 
 
 def test_the_adapters_rule_without_a_router_is_about_a_series_of_the_server() -> None:
-    (rule,) = adapter_rules()["rules"]
+    (_, rule) = adapter_rules()["externalRules"]
     (name,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
     assert name in [series.name for series in SERIES]
     assert rule["name"]["as"] == name.replace(":", "_")

@@ -4,7 +4,9 @@ import pytest
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineStats
 from headrace.histogram import Histogram
-from headrace.monitor import ServerMetrics
+from headrace.monitor import ServerMetrics, table
+from headrace.monitor.engine_counts import EngineCounts
+from headrace.monitor.store import Store
 from headrace.sched import SchedulerStats
 from tests.monitor.pages import page_of
 
@@ -131,3 +133,15 @@ def test_rates_are_since_the_last_scrape_when_scrapes_are_rare() -> None:
         clock.now += 60.0
         metrics.observe(stats_of(1.0, minute, num_generated_tokens=600 * minute**2))
     assert page_of(metrics).value("vllm:avg_generation_throughput_toks_per_s") == 30.0
+
+
+def test_a_load_of_four_fifths_of_the_slots_needs_one_server() -> None:
+    store = Store(table.SERIES, {"model_name": "m", "engine": "0"}, 1_024)
+    counts = EngineCounts(store, Clock(), max_num_seqs=10)
+    shown = []
+    for num_waiting in (0, 2, 14):
+        counts.take(stats_of(1.0, 1, num_running=6, num_waiting=num_waiting))
+        shown.append(store.read(table.REPLICAS_NEEDED))
+    assert shown == [0.75, 1.0, 2.5]
+    counts.take(None)
+    assert store.read(table.REPLICAS_NEEDED) is None, "no engine responds"

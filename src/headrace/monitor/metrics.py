@@ -52,7 +52,7 @@ class ServerMetrics:
         """`memory_share`: the gpu_memory_utilization in force; None: it does not decide the size of the cache."""
         max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
         self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
-        self._engine = EngineCounts(self._store, clock)
+        self._engine = EngineCounts(self._store, clock, None if settings is None else settings.max_num_seqs)
         self._gpus = None if gpus is None else GpuGauges(self._store, gpus)
         self._observing = Lock()
         self._observe = {

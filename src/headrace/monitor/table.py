@@ -162,6 +162,11 @@ WAITING = Series(
     aliases=(Alias("vllm:num_requests_waiting"),),
     alert="over 50 for 5 minutes (others: 5, 10, 100). While KV use is low, `max_num_seqs` is the limit, not memory",
 )
+REPLICAS_NEEDED = Series(
+    "headrace:replicas_needed",
+    "gauge",
+    "Servers like this one that its load needs: running and waiting sequences against 0.8 x max_num_seqs, a fraction.",
+)
 WAITING_BY_REASON = Series(
     "headrace:num_requests_waiting_by_reason",
     "gauge",

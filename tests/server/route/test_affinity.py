@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.route.affinity import CHUNK_BYTES, MAX_CHUNKS, PrefixTable, prefix_hashes
+from headrace.server.route.affinity import CHUNK_BYTES, MAX_CHUNKS, PrefixTable, read_prompt
 
 
 def hashes(*turns: str, owner: bytes = b"", **more: Any) -> list[int]:
     messages = [{"role": "user", "content": turn} for turn in turns]
-    return prefix_hashes(json.dumps({"model": "m", "messages": messages, **more}).encode(), owner=owner)
+    return read_prompt(json.dumps({"model": "m", "messages": messages, **more}).encode(), owner=owner).hashes
 
 
 def common(one: list[int], two: list[int]) -> int:
@@ -43,16 +43,21 @@ def test_model_key_salt_and_tools_change_all_hashes() -> None:
 
 def test_completions_and_responses_have_prefixes_too() -> None:
     for name in ("prompt", "input"):
-        assert len(prefix_hashes(json.dumps({name: "x" * 1_000}).encode())) == 1_002 // CHUNK_BYTES
-    assert len(prefix_hashes(json.dumps({"prompt": list(range(1_000))}).encode())) > 10
+        assert len(read_prompt(json.dumps({name: "x" * 1_000}).encode()).hashes) == 1_002 // CHUNK_BYTES
+    assert len(read_prompt(json.dumps({"prompt": list(range(1_000))}).encode()).hashes) > 10
 
 
 def test_what_is_not_a_prompt_has_no_hashes() -> None:
-    assert [prefix_hashes(body) for body in (b"", b"{", b"[]", b"\xff", b"{}", b'{"prompt":"short"}')] == [[]] * 6
+    assert [read_prompt(body).hashes for body in (b"", b"{", b"[]", b"\xff", b"{}", b'{"prompt":"short"}')] == [[]] * 6
 
 
 def test_a_long_prompt_is_hashed_in_part() -> None:
-    assert len(prefix_hashes(json.dumps({"prompt": "x" * 1_000_000}).encode())) == MAX_CHUNKS
+    assert len(read_prompt(json.dumps({"prompt": "x" * 1_000_000}).encode()).hashes) == MAX_CHUNKS
+
+
+def test_a_stream_is_recognized() -> None:
+    bodies = (b'{"stream":true}', b'{"stream": true , "prompt":"x"}', b'{"stream":false}', b'{"stream":"true"}', b"{}")
+    assert [read_prompt(body).is_stream for body in bodies] == [True, True, False, False, False]
 
 
 def test_the_match_is_the_longest_start_that_a_replica_got() -> None:

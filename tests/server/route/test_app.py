@@ -451,6 +451,24 @@ def test_a_router_that_stops_answers_what_is_in_flight() -> None:
     run(body)
 
 
+def test_a_router_that_is_stopped_at_once_ends_every_request() -> None:
+    async def body() -> None:
+        async with FakeReplica(never_answers) as one, FakeReplica(streams_until_closed) as two:
+            async with Router([one, two], policy="round-robin") as router:
+                waiting = asyncio.create_task(router.ask(CHAT, body=HELLO))
+                await until(lambda: len(one.asked) == 1)
+                streaming = asyncio.create_task(router.ask(CHAT, body=HELLO))
+                await until(lambda: router.fleet.replicas[1].outcomes["2xx"] == 1)
+                router.server.lifecycle.stop()
+                router.server.lifecycle.stop()
+                assert (await waiting).json["error"]["code"] == "no_replica"
+                assert b"replica_lost" in (await streaming).body
+                assert (len(one.asked), len(two.asked)) == (1, 1), "nothing is sent again"
+                assert await router.exit == 1
+
+    run(body)
+
+
 def test_the_metrics_page_and_the_document_agree() -> None:
     async def body() -> None:
         async with FakeReplica() as one, FakeReplica() as two, Router([one, two]) as router:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ candidates = st.lists(
     st.builds(
         Candidate,
         load=st.integers(0, 200).map(float),
+        num_pending=st.integers(0, 20),
         score=st.floats(0.0, 1.0),
         num_matched=st.integers(0, NUM_CHUNKS),
     ),
@@ -30,23 +32,19 @@ candidates = st.lists(
 
 
 @given(candidates, st.integers(0, 100))
-def test_the_load_of_the_choice_is_bounded(found: list[Candidate], turn: int) -> None:
-    chosen = found[choose(found, NUM_CHUNKS, turn=turn).index]
-    assert chosen.weighted_load <= load_limit(min(each.weighted_load for each in found))
-
-
-@given(candidates, st.integers(0, 100))
-def test_no_other_replica_with_an_allowed_load_has_a_longer_prefix(found: list[Candidate], turn: int) -> None:
+def test_a_prefix_is_followed_while_the_load_is_bounded(found: list[Candidate], turn: int) -> None:
     choice = choose(found, NUM_CHUNKS, turn=turn)
     limit = load_limit(min(each.weighted_load for each in found))
     holders = [each for each in found if is_worth_it(each.num_matched, NUM_CHUNKS)]
     fitting = [each for each in holders if each.weighted_load <= limit]
+    chosen = found[choice.index]
     if fitting:
-        assert choice.reason == "prefix"
-        assert found[choice.index].num_matched == max(each.num_matched for each in fitting)
+        assert choice.reason == "prefix" and chosen in fitting
+        assert chosen.num_matched == max(each.num_matched for each in fitting)
+        assert chosen.cost == min(each.cost for each in fitting if each.num_matched == chosen.num_matched)
     else:
         assert choice.reason == ("spill" if holders else "load")
-        assert found[choice.index].weighted_load == min(each.weighted_load for each in found)
+        assert chosen.cost == min(each.cost for each in found)
 
 
 @given(candidates, st.integers(0, 100))
@@ -54,7 +52,7 @@ def test_a_healthier_replica_is_not_chosen_less(found: list[Candidate], turn: in
     choice = choose(found, NUM_CHUNKS, turn=turn)
     chosen = found[choice.index]
     better = [*found]
-    better[choice.index] = Candidate(chosen.load, 1.0, chosen.num_matched)
+    better[choice.index] = replace(chosen, score=1.0)
     again = choose(better, NUM_CHUNKS, turn=turn)
     assert again.index == choice.index or again.reason == "prefix"
 
@@ -74,6 +72,11 @@ def test_a_second_holder_is_better_than_the_least_loaded_replica() -> None:
 def test_a_small_part_of_the_prompt_moves_nothing() -> None:
     assert choose([Candidate(1.0, num_matched=4), Candidate(0.0)], NUM_CHUNKS).index == 1
     assert choose([Candidate(1.0, num_matched=5), Candidate(0.0)], NUM_CHUNKS).index == 0
+
+
+def test_requests_that_wait_for_their_first_token_weigh_more() -> None:
+    assert choose([Candidate(2.0, num_pending=1), Candidate(8.0)], 0).index == 1
+    assert choose([Candidate(2.0, num_pending=1), Candidate(10.0)], 0).index == 0
 
 
 def test_equal_replicas_take_turns() -> None:

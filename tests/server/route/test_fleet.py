@@ -52,6 +52,19 @@ def test_the_load_is_ours_and_that_of_others() -> None:
     assert replica.load == 3.0, "those of others stay until the next scrape"
 
 
+def test_a_stream_is_pending_until_its_first_byte() -> None:
+    replica = Replica("http://a:1", 0)
+    with replica.serving(is_stream=True) as visit:
+        assert (replica.load, replica.num_pending) == (1.0, 1)
+        visit.begin()
+        visit.begin()
+        with replica.serving():
+            assert (replica.load, replica.num_pending) == (2.0, 0)
+    with replica.serving(is_stream=True):
+        pass
+    assert (replica.load, replica.num_pending) == (0.0, 0)
+
+
 def test_a_restarted_replica_has_lost_its_prefixes() -> None:
     fleet = fleet_of("a", "b")
     hashes = [1, 2, 3]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,7 +23,7 @@ MAX_ENTRIES = 1 << 17  # 32 MiB of different text; the table then takes about 20
 
 
 class _Prompt(msgspec.Struct):
-    """The fields of a request on which its KV cache depends, unparsed and in the order of a chat template."""
+    """The fields of a request on which its KV cache depends, unparsed, and whether it asks for a stream."""
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -31,20 +32,28 @@ class _Prompt(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    stream: msgspec.Raw = msgspec.Raw()
 
 
 _DECODER = msgspec.json.Decoder(_Prompt)
 
 
-def prefix_hashes(body: bytes, *, owner: bytes = b"") -> list[int]:
-    """A hash for each full chunk of the prompt, each of all text up to it. None for a body that is not JSON.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    hashes: list[int]  # for each full chunk of the prompt, of all text up to its end
+    is_stream: bool  # its answer begins with the first token
+
+
+def read_prompt(body: bytes, *, owner: bytes = b"") -> Prompt:
+    """A body that is not a request in JSON has no chunks.
 
     `owner` is the client's key: servers of Headrace do not share a prefix between keys.
     """
     try:
         found = _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return []
+        return Prompt([], False)
+    # In the order of a chat template.
     text = b"".join(map(bytes, (found.tools, found.instructions, found.messages, found.prompt, found.input)))
     # Python's own hash of bytes has 64 bits and a key of this process: nobody outside can find two equal ones.
     state = hash((owner, bytes(found.model), bytes(found.cache_salt)))
@@ -52,7 +61,7 @@ def prefix_hashes(body: bytes, *, owner: bytes = b"") -> list[int]:
     for start in range(0, min(len(text) // CHUNK_BYTES, MAX_CHUNKS) * CHUNK_BYTES, CHUNK_BYTES):
         state = hash((state, text[start : start + CHUNK_BYTES]))
         hashes.append(state)
-    return hashes
+    return Prompt(hashes, bytes(found.stream) == b"true")
 
 
 class PrefixTable:

@@ -24,10 +24,10 @@ import msgspec
 from headrace.errors import HeadraceError
 from headrace.server.http.errors import ApiError, ClientGoneError, error_body, from_headrace, internal_error
 from headrace.server.http.exchange import Exchange, Receive, Scope, Send
-from headrace.server.route.affinity import prefix_hashes
-from headrace.server.route.fleet import Fleet, Pick
+from headrace.server.route.affinity import read_prompt
+from headrace.server.route.fleet import Fleet
 from headrace.server.route.metrics import RouteMetrics, replicas_document
-from headrace.server.route.replica import Replica
+from headrace.server.route.replica import Replica, Visit
 from headrace.server.route.scraping import get
 from headrace.server.route.upstream import Connection, Head, LostError, NoConnectionError
 from headrace.server.state import ServerState
@@ -184,7 +184,7 @@ class _Forwarding:
         self._fleet = fleet
         self._exchange = exchange
         self._asked = _asked(exchange, body)
-        self._hashes = prefix_hashes(body, owner=_keys_of(exchange))
+        self._prompt = read_prompt(body, owner=_keys_of(exchange))
         self._tried: set[Replica] = set()
         self._num_lost = 0
         self._refusal: Refusal | None = None
@@ -209,15 +209,15 @@ class _Forwarding:
 
     async def _try_one(self) -> bool:
         """Ask one replica. Returns whether the request has its answer."""
-        pick = self._fleet.pick(self._hashes, self._tried)
+        pick = self._fleet.pick(self._prompt.hashes, self._tried)
         if pick is None:
             await self._give_up()
             return True
         replica = pick.replica
         self._tried.add(replica)
-        with replica.serving(is_probe=pick.is_probe):
+        with replica.serving(is_probe=pick.is_probe, is_stream=self._prompt.is_stream) as visit:
             try:
-                return await self._ask(pick)
+                return await self._ask(replica, visit)
             except NoConnectionError as error:
                 self._fleet.unreachable(replica, str(error))
                 replica.outcomes["lost"] += 1
@@ -247,13 +247,14 @@ class _Forwarding:
             )
         self._fleet.num_retries["lost"] += 1
 
-    async def _ask(self, pick: Pick) -> bool:
-        replica, started = pick.replica, self._fleet.clock()
+    async def _ask(self, replica: Replica, visit: Visit) -> bool:
+        started = self._fleet.clock()
         async with self._answering(replica) as (connection, head):
             if head.status == 503:
                 await self._take_refusal(replica, connection, head)
                 return False
             first = await connection.read() if head.is_stream else b""
+            visit.begin()
             replica.outcomes[f"{head.status // 100}xx"] += 1
             if head.is_stream:
                 self._fleet.answered(replica, self._fleet.clock() - started)

@@ -2,11 +2,14 @@
 
 The replica with the longest matched prefix is taken while its load is bounded:
 
-    load ≤ LOAD_FACTOR x (load of the least loaded replica) + LOAD_SLACK
+    load ≤ LOAD_FACTOR x (load of the least loaded replica) + LOAD_SLACK        in requests that run or wait
 
 This is the idea of consistent hashing with bounded loads, with the minimum in place of the mean. The factor limits the
 imbalance of busy replicas. The slack keeps prefixes in place on nearly idle ones, where a factor alone would move them
 at one request against none: a replica computes a few more sequences in the same step at little cost.
+
+A request that has no prefix anywhere, or whose prefix is at a replica above the limit, goes to the least cost: the load
+with requests that wait for their first token counted PENDING_WEIGHT times.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Literal
 LOAD_FACTOR = 1.5
 LOAD_SLACK = 4.0  # requests
 MIN_MATCH_SHARE = 0.25  # of the prompt; less is not worth an imbalance
+PENDING_WEIGHT = 8.0  # a prefill takes as long as many decode steps
 MIN_SCORE = 0.05  # a score counts as at least this: a load is divided by it
 
 Policy = Literal["prefix", "round-robin"]
@@ -31,13 +35,19 @@ class Candidate:
     """A replica that may take the request."""
 
     load: float  # requests that run or wait there
+    num_pending: int = 0  # of these, streams without a first byte
     score: float = 1.0  # health, from 0 to 1
     num_matched: int = 0  # chunks of this prompt that it was sent before
 
     @property
     def weighted_load(self) -> float:
-        """The load with this request, larger the worse the replica's health is."""
+        """The load, larger the worse the replica's health is."""
         return (self.load + 1) / max(self.score, MIN_SCORE) - 1
+
+    @property
+    def cost(self) -> float:
+        """What a new request without a prefix has to expect there: pending prompts are computed before its own."""
+        return (self.load + 1 + (PENDING_WEIGHT - 1) * self.num_pending) / max(self.score, MIN_SCORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +61,14 @@ def choose(candidates: Sequence[Candidate], num_chunks: int, *, turn: int = 0) -
     num = len(candidates)
     loads = [candidate.weighted_load for candidate in candidates]
     order = [(turn + place) % num for place in range(num)]
-    least = min(order, key=loads.__getitem__)
+    cheapest = min(order, key=lambda at: candidates[at].cost)
     holders = [at for at in order if is_worth_it(candidates[at].num_matched, num_chunks)]
     if not holders:
-        return Choice(least, "load")
-    fitting = [at for at in holders if loads[at] <= load_limit(loads[least])]
+        return Choice(cheapest, "load")
+    fitting = [at for at in holders if loads[at] <= load_limit(min(loads))]
     if not fitting:
-        return Choice(least, "spill")
-    return Choice(max(fitting, key=lambda at: (candidates[at].num_matched, -loads[at])), "prefix")
+        return Choice(cheapest, "spill")
+    return Choice(max(fitting, key=lambda at: (candidates[at].num_matched, -candidates[at].cost)), "prefix")
 
 
 def choose_in_turn(num_candidates: int, turn: int) -> Choice:

@@ -62,6 +62,7 @@ class Fleet:
         self.num_chunks = 0  # of all prompts
         self.num_matched = 0  # of these, sent to a replica that had got them before
         self.num_retries: Counter[str] = Counter()
+        self.is_closed = False  # no further request is sent
         self._turn = 0
         self._next_number = 0
         self._problem: str | None = None
@@ -101,7 +102,7 @@ class Fleet:
     def pick(self, hashes: Sequence[int], tried: set[Replica]) -> Pick | None:
         """A replica for a request that these have not answered; None if there is no other."""
         now = self.clock()
-        left = [replica for replica in self.replicas if replica not in tried]
+        left = [replica for replica in self.replicas if replica not in tried and not self.is_closed]
         for replica in left:
             if self.state(replica, now) == "probing" and not replica.is_probed:
                 return Pick(replica, "load", is_probe=True)
@@ -125,7 +126,8 @@ class Fleet:
         if self._policy == "round-robin":
             return choose_in_turn(len(free), self._turn)
         candidates = [
-            Candidate(replica.load, self.score(replica, now), num) for replica, num in zip(free, matched, strict=True)
+            Candidate(replica.load, replica.num_pending, self.score(replica, now), num)
+            for replica, num in zip(free, matched, strict=True)
         ]
         return choose(candidates, num_chunks, turn=self._turn)
 

@@ -22,6 +22,19 @@ class Scraped:
     started_at: float | None = None  # of its process
 
 
+class Visit:
+    """A request at a replica: `begin` is called with the first byte of its answer."""
+
+    def __init__(self, replica: Replica, is_stream: bool) -> None:
+        self._replica = replica
+        self._is_pending = is_stream
+        replica.num_pending += is_stream
+
+    def begin(self) -> None:
+        self._replica.num_pending -= self._is_pending
+        self._is_pending = False
+
+
 class Replica:
     """Owned by the fleet. `number` is its bit in the table of prefixes; a restarted replica gets a new one."""
 
@@ -34,6 +47,7 @@ class Replica:
         self.scraped = Scraped()
         self.outcomes: Counter[str] = Counter()  # 2xx, 4xx, 5xx; lost: no answer; broken: lost in the middle of it
         self.num_in_flight = 0  # requests that this router has sent
+        self.num_pending = 0  # of these, streams without a first byte
         self.is_probed = False  # one of them finds out whether the replica is well again
         self.busy_until = 0.0  # it has said Retry-After
         self.is_removed = False
@@ -58,13 +72,15 @@ class Replica:
         return before is not None and scraped.started_at is not None and before != scraped.started_at
 
     @contextmanager
-    def serving(self, *, is_probe: bool = False) -> Iterator[None]:
+    def serving(self, *, is_probe: bool = False, is_stream: bool = False) -> Iterator[Visit]:
         """Count a request while it is there."""
+        visit = Visit(self, is_stream)
         self.num_in_flight += 1
         self.is_probed = self.is_probed or is_probe
         try:
-            yield
+            yield visit
         finally:
+            visit.begin()
             self.num_in_flight -= 1
             self.is_probed = self.is_probed and not is_probe
 

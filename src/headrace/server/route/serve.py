@@ -100,6 +100,7 @@ class RouteServer:
             self.lifecycle.stop()
 
     async def _abort_all(self) -> None:
+        self.fleet.is_closed = True  # or what is lost now would be sent to another replica
         for replica in self.fleet.replicas:
             replica.lose_all("the router is stopping")
 
