@@ -17,6 +17,7 @@ from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.evaluation import AlertStates
 from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
+from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
 from headrace.types import Request
 
@@ -121,6 +122,7 @@ class Services:
     bottleneck: Bottleneck | None = None
     traces: Traces | None = None  # None: requests are not traced
     gpus: GpuMonitor | None = None
+    batches: BatchService | None = None  # None: the Batch API is off
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 
     def observe_engine(self) -> EngineStats | None:

@@ -16,6 +16,7 @@ from headrace.engine.offline_order import target_concurrency_of
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Settings
+from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
 from headrace.jobs.planning.workload import WorkLeft
@@ -57,7 +58,7 @@ class JobEngine:
         self._gate = _Gate(self._deliver)
         self._live = self._start(config, self._gate.deliver)
         self.engine = self._live
-        self.max_sequences = 2 * self.engine.settings.max_num_seqs + SPARE_SEQUENCES
+        self.max_sequences = _max_sequences(self.engine)
 
     @property
     def stats(self) -> EngineStats:
@@ -84,7 +85,7 @@ class JobEngine:
         """Drop every reference to the engine, which has died, and free its memory."""
         engine = self.engine
         failure = engine.client.failure or death
-        dead = DeadEngine(failure, engine.settings, isinstance(engine.client, EngineProcess))
+        dead = DeadEngine(failure, engine.settings, isinstance(engine.client, (EngineProcess, SharedClient)))
         self._stats_before = self.stats
         self.engine = replace(engine, client=DeadClient(failure))
         del engine
@@ -142,6 +143,13 @@ class DeadClient:
 
     def close(self) -> None:
         pass
+
+
+def _max_sequences(engine: Engine) -> int:
+    """How many sequences may be in flight."""
+    if isinstance(engine.client, SharedClient):
+        return engine.client.max_sequences
+    return 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
 
 
 def _free_memory(failure: BaseException) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.status.console import Console
 
+OnBegin = Callable[[Callable[[], None]], None]  # called with a function that stops the run
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     start: Start | None  # how engines are started; None: on a thread, or in a process if an earlier run lost its own
     rules: RetryRules | None
+    has_own_process: bool  # the engines of `start` run in other processes
     min_lines_for_process: int  # from that many lines on, a process of its own prepares them
     console: Console
+    on_begin: OnBegin | None = None
