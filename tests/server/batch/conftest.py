@@ -8,9 +8,7 @@ import openai
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.start import start_engine
-from tests.server.batch.batch_server import BatchServer, config_of, serving_batches
+from tests.server.batch.batch_server import BatchServer, LimitedEngine, config_of, serving_batches
 
 
 @pytest.fixture(scope="session")
@@ -19,16 +17,17 @@ def config(tiny_directory: Path) -> EngineConfig:
 
 
 @pytest.fixture(scope="session")
-def engine(config: EngineConfig) -> Iterator[AsyncEngine]:
-    made = AsyncEngine.over(lambda deliver: start_engine(config, deliver))
+def engine(config: EngineConfig) -> Iterator[LimitedEngine]:
+    made = LimitedEngine.of(config)
     yield made
     asyncio.run(made.close())
 
 
 @pytest.fixture
-def server(engine: AsyncEngine, config: EngineConfig, tmp_path: Path) -> Iterator[BatchServer]:
+def server(engine: LimitedEngine, config: EngineConfig, tmp_path: Path) -> Iterator[BatchServer]:
     with serving_batches(engine, config, tmp_path / "batches") as running:
         yield running
+    engine.client.limit_running(None)
 
 
 @pytest.fixture

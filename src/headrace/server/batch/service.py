@@ -26,7 +26,7 @@ from headrace.server.options import ServerOptions
 WINDOW_S = 24 * 3600
 FILE_LIFE_S = 30 * 24 * 3600
 OUTPUT_LIVES_S = (3600, 2_592_000)  # that a client may ask for
-MULTIPART_BYTES = 64 * 2**10  # of an upload beside its file
+MULTIPART_BYTES = 2**20  # of an upload beside its file, at most
 MAX_UPLOADS = 16  # at once
 MAX_METADATA = (16, 64, 512)  # pairs, characters of a key and of a value
 

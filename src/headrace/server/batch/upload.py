@@ -1,4 +1,4 @@
-"""Receives a multipart upload: the file goes to the disk in blocks, as it arrives, on a thread beside the event loop."""
+"""Receives a multipart upload: the file goes to the disk in blocks as it arrives, on a thread beside the event loop."""
 
 from __future__ import annotations
 
