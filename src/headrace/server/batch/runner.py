@@ -21,6 +21,7 @@ from pathlib import Path
 
 from headrace.config import EngineConfig
 from headrace.errors import EngineDeadError, HeadraceError, JobError, ResumableJobError
+from headrace.jobs import crash_points
 from headrace.jobs.files import is_no_room, sync_directory
 from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.run.deadline import Deadline
@@ -206,6 +207,7 @@ class BatchRunner:
             self._remove_job(batch.id)
             return
         self._move(batch, "in_progress", "validating", model=self._model_name, counts=Counts(found.num_lines))
+        crash_points.reach("batch-validated")
         self.wake()
 
     def _run(self, batch: Batch) -> None:
@@ -216,10 +218,12 @@ class BatchRunner:
             final = self._run_job(current)
             if final is None:
                 return
+            crash_points.reach("batch-job-ended")
             if final != "completed":
                 self._finish(current, final)
                 return
             self._move(current, "finalizing", "in_progress")  # no effect if it was cancelled just now
+            crash_points.reach("batch-finalizing")
         self._finish(current, "completed")
 
     def _run_job(self, batch: Batch) -> Status | None:
@@ -286,6 +290,7 @@ class BatchRunner:
             changes: dict[str, object] = {"counts": counts, "usage": written.usage, "errors": errors or []}
             for file in files:
                 changes["output_file_id" if file.filename.endswith("_output.jsonl") else "error_file_id"] = file.id
+            crash_points.reach("batch-files-written")
             self._move_to_end(batch.id, final, changes, files)
         except (OSError, StoreFullError) as error:
             for file in files:
@@ -295,6 +300,7 @@ class BatchRunner:
             log.warning("the files of batch %s cannot be written, the disk is full; trying again", batch.id)
             self._retry_later(batch.id)
             return
+        crash_points.reach("batch-ended")
         log.info("batch %s is %s: %d answers, %d errors", batch.id, final, written.num_answers, written.num_errors)
         self._remove_job(batch.id)
 

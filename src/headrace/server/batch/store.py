@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, JobError
+from headrace.jobs import crash_points
 from headrace.jobs.files import sync_directory
 from headrace.jobs.store.lock import JobLock, holder_of
 from headrace.server.batch.records import UNFINISHED, Batch, Status, StoredFile
@@ -102,6 +103,7 @@ class BatchStore:
         try:
             os.replace(content, path)
             sync_directory(path.parent)
+            crash_points.reach("batch-file-moved")
             with self._change() as database:
                 num_files, num_bytes = _held_by(database, file.owner)
                 check_quota(num_files + 1, num_bytes + file.num_bytes, max_files=max_files, max_bytes=max_bytes)
@@ -176,6 +178,7 @@ class BatchStore:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        crash_points.reach("batch-added")
 
     def batch(self, batch_id: str, owner: str | None = None) -> Batch | None:
         """With `owner`, only one of that owner."""
