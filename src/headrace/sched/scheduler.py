@@ -150,12 +150,14 @@ class Scheduler:
         draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
+        is_urgent = self._make_room_for_urgent()
         if self.limits.enable_chunked_prefill:
             self._compute_decoding(draft)
-            self._compute_prefilling(draft)
-            self._start_waiting(draft)
+            less_urgent = self._compute_prefilling(draft)
+            self._start_waiting(draft, at_once=is_urgent)
+            self._compute_rest(less_urgent, draft)
         else:  # whole prompts in steps of their own, before the next decode step
-            self._start_waiting(draft)
+            self._start_waiting(draft, at_once=is_urgent)
             if draft.is_empty:
                 self._compute_decoding(draft)
         if draft.is_empty:
@@ -198,9 +200,19 @@ class Scheduler:
         assert sequence is not None and sequence.table is not None, f"slot {slot} has no owner"
         return sequence.table
 
-    def _compute_prefilling(self, draft: PlanDraft) -> None:
-        if self._prefilling:
-            self._prefilling = [s for s in self._prefilling if not self._compute_chunk(s, draft)]
+    def _compute_prefilling(self, draft: PlanDraft) -> list[Sequence]:
+        """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start."""
+        if not self._prefilling:
+            return []
+        later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s)]
+        now = [s for s in self._prefilling if s not in later] if later else self._prefilling
+        self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, draft))]
+        return later
+
+    def _compute_rest(self, sequences: list[Sequence], draft: PlanDraft) -> None:
+        for sequence in sequences:
+            if self._compute_chunk(sequence, draft):
+                self._prefilling.remove(sequence)
 
     def _compute_chunk(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Compute as many of a sequence's tokens as the budget allows; returns whether all of them are computed."""
@@ -236,8 +248,28 @@ class Scheduler:
 
     # ---- starting
 
-    def _start_waiting(self, draft: PlanDraft) -> None:
-        if self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
+    def _make_room_for_urgent(self) -> bool:
+        """Whether a running sequence is less urgent than the first of the queue (never under `fcfs`). It is preempted
+        if the other one lacks a slot or blocks: one a step, as others may end meanwhile."""
+        may_preempt = self._queue.by_priority and self.limits.capacity_policy == "max_utilization"
+        head = self._queue.head() if may_preempt else None
+        if head is None or self._forks or not self.slots.num_running:
+            return False
+        least_urgent = max(self.slots.running(), key=self._queue.order)
+        if not self._queue.is_less_urgent(least_urgent, head):
+            return False
+        has_room = self._num_startable() > 0 and not self._placement.lacks_blocks(head)
+        if not has_room and self.slots.num_running <= self.max_running:  # else a slot more would not help
+            self._preempt(least_urgent)
+        return True
+
+    def _is_less_urgent_than_queue(self, sequence: Sequence) -> bool:
+        head = self._queue.head()
+        return head is not None and self._num_startable() > 0 and self._queue.is_less_urgent(sequence, head)
+
+    def _start_waiting(self, draft: PlanDraft, *, at_once: bool = False) -> None:
+        """`at_once`: the first of the queue is urgent and does not wait for more free slots."""
+        if not at_once and self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
             return
         waits_for_batch = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:

@@ -124,6 +124,18 @@ def test_a_batch_goes_on_after_a_restart_of_the_server(
         assert results(client, batch.output_file_id).keys() == {each["custom_id"] for each in lines}
 
 
+def test_other_requests_go_before_the_lines_of_a_batch(client: openai.OpenAI, engine: LimitedEngine) -> None:
+    batch = create(client, [line(str(number), max_tokens=400, ignore_eos=True) for number in range(40)])
+    while engine.stats.scheduler.num_running < 4:  # all slots
+        pass
+    num_before = engine.stats.scheduler.num_preemptions
+    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=2)
+    assert answer.usage is not None and answer.usage.completion_tokens > 0
+    assert engine.stats.scheduler.num_preemptions > num_before
+    assert client.batches.cancel(batch.id).status == "cancelling"  # it was not finished
+    wait_for(client, batch.id, "cancelled")
+
+
 def test_a_full_disk_at_the_end_delays_the_files(
     client: openai.OpenAI, server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
