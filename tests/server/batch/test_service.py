@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -151,6 +152,19 @@ def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
     page = client.batches.list(limit=2)
     assert [each.id for each in page.data] == ids[:2:-1] and page.has_more
     assert [each.id for each in client.batches.list(limit=2)] == ids[::-1]
+
+
+def test_batches_and_their_lines_are_counted(client: openai.OpenAI, server: BatchServer) -> None:
+    batch = wait_for(client, create(client, [line("a"), line("b"), line("c", temperature=-1)]).id, "completed")
+    assert batch.request_counts.failed == 1
+    runner = server.service.runner
+    while not (runner.num_by_status["completed"] and runner.num_failed):  # counted just after the end
+        pass
+    page = httpx2.get(f"{server.url}/metrics").text
+    assert 'headrace:batches{engine="0",model_name="tiny",status="completed"} 1.0' in page
+    assert 'headrace:batches{engine="0",model_name="tiny",status="in_progress"} 0.0' in page
+    assert 'headrace:batch_lines_total{engine="0",model_name="tiny",result="answered"} 2.0' in page
+    assert 'headrace:batch_lines_total{engine="0",model_name="tiny",result="failed"} 1.0' in page
 
 
 def test_other_keys_see_neither_files_nor_batches(engine: LimitedEngine, config: EngineConfig, tmp_path: Path) -> None:

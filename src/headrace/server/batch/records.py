@@ -18,6 +18,7 @@ Purpose = Literal["batch", "batch_output"]
 
 UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 FINISHED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
+STATUSES = (*UNFINISHED, *FINISHED)
 NEXT: dict[Status, tuple[Status, ...]] = {
     "validating": ("failed", "in_progress", "cancelling"),
     "in_progress": ("failed", "finalizing", "expired", "cancelling"),

@@ -31,7 +31,7 @@ from headrace.jobs.store.directory import CANCEL
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import manifest_path, read_manifest
 from headrace.jobs.store.status_file import STATUS_NAME, read_status
-from headrace.server.batch.records import FILE_ID, NEXT, Batch, Counts, LineError, Status, StoredFile, new_id
+from headrace.server.batch.records import FILE_ID, NEXT, STATUSES, Batch, Counts, LineError, Status, StoredFile, new_id
 from headrace.server.batch.results import Written, write_results
 from headrace.server.batch.store import BatchStore, StoreFullError
 from headrace.server.batch.validation import validate
@@ -73,6 +73,9 @@ class BatchRunner:
         self._num_wakes = 0
         self._claimed: set[str] = set()  # batches that one of the threads works on
         self._stop_run: Callable[[], None] | None = None  # of the job that runs
+        self.num_by_status: dict[str, int] = dict.fromkeys(STATUSES, 0)  # of all batches, at most POLL_S old
+        self.num_answered = 0  # lines of batches that have ended since the start
+        self.num_failed = 0
         self._deadlines: dict[str, Deadline] = {}
         self._retry_at: dict[str, float] = {}  # batches that wait after a failure
         self._swept_at = float("-inf")
@@ -149,6 +152,7 @@ class BatchRunner:
             with self._claim(batch.id) as is_ours:
                 if is_ours:
                     has_done |= self._attend(batch)
+        self.num_by_status = {**dict.fromkeys(STATUSES, 0), **self._store.count_by_status()}
         return has_done
 
     def _attend(self, batch: Batch) -> bool:
@@ -301,6 +305,8 @@ class BatchRunner:
             self._retry_later(batch.id)
             return
         crash_points.reach("batch-ended")
+        self.num_answered += written.num_answers
+        self.num_failed += written.num_errors
         log.info("batch %s is %s: %d answers, %d errors", batch.id, final, written.num_answers, written.num_errors)
         self._remove_job(batch.id)
 
