@@ -84,6 +84,18 @@ def test_an_urgent_request_preempts_a_less_urgent_one(depth: int, options: dict[
     driver.check_empty()
 
 
+def test_less_urgent_sequences_pause_while_an_urgent_prompt_is_computed() -> None:
+    driver = make_driver(num_blocks=64, max_num_batched_tokens=8, queue_policy="priority")
+    driver.add(make_request("batch", range(4), max_tokens=30, priority=9), seeds=(0,))
+    driver.step()
+    driver.step()
+    driver.add(make_request("urgent", range(50, 66), max_tokens=3), seeds=(1,))
+    sizes = [plan.num_batched_tokens for plan in (driver.step(), driver.step(), driver.step()) if plan is not None]
+    assert sizes == [8, 8, 2]  # its prompt in two chunks, then both decode
+    driver.drain()
+    driver.check_answers()
+
+
 @pytest.mark.parametrize("priority", [0, -1])
 def test_requests_that_are_no_less_urgent_are_not_preempted(priority: int) -> None:
     driver = make_driver(num_blocks=64, max_num_seqs=1, queue_policy="priority")
