@@ -68,7 +68,7 @@ def test_every_field_has_a_flag_that_sets_it(name: str) -> None:
 
 def test_every_field_is_in_one_group_with_its_help() -> None:
     groups = option_groups()
-    assert [title for title, _, _ in groups] == ["server", "access", "limits", "batching", "behaviour"]
+    assert [title for title, _, _ in groups] == ["server", "access", "limits", "batching", "batch API", "behaviour"]
     assert [field.name for _, _, fields in groups for field in fields] == list(FIELDS)
     text = build_parser().format_help()
     assert all(flag_of(name) in text for name in FIELDS)

@@ -58,6 +58,65 @@ def test_under_the_priority_policy_the_least_urgent_is_preempted() -> None:
     driver.check_answers()
 
 
+def first_answer_tokens(driver: Driver, name: str, *, depth: int = 0) -> int:
+    """Steps until a request has a token."""
+    for number in range(1, 200):
+        driver.step(depth)
+        if (name, 0) in driver.answers and driver.answers[name, 0].token_ids:
+            return number
+    raise AssertionError(f"{name} has no token after 200 steps")
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("options", [{"max_num_seqs": 2}, {"num_blocks": 14}, {"min_free_slots_to_start": 4}])
+def test_an_urgent_request_preempts_a_less_urgent_one(depth: int, options: dict[str, int]) -> None:
+    """It needs a slot, or blocks, or would wait for more free slots."""
+    driver = make_driver(**{"num_blocks": 64, **options}, queue_policy="priority")
+    for number in range(2):
+        request = make_request(f"batch-{number}", range(20 * number, 20 * number + 12), max_tokens=40, priority=9)
+        driver.add(request, seeds=(number,))
+    driver.step(depth)
+    driver.step(depth)
+    driver.add(make_request("urgent", range(50, 60), max_tokens=4, watched=True), seeds=(7,))
+    assert first_answer_tokens(driver, "urgent", depth=depth) <= depth + 3
+    driver.drain(depth=depth)
+    driver.check_answers()
+    driver.check_empty()
+
+
+def test_less_urgent_sequences_pause_while_an_urgent_prompt_is_computed() -> None:
+    driver = make_driver(num_blocks=64, max_num_batched_tokens=8, queue_policy="priority")
+    driver.add(make_request("batch", range(4), max_tokens=30, priority=9), seeds=(0,))
+    driver.step()
+    driver.step()
+    driver.add(make_request("urgent", range(50, 66), max_tokens=3), seeds=(1,))
+    sizes = [plan.num_batched_tokens for plan in (driver.step(), driver.step(), driver.step()) if plan is not None]
+    assert sizes == [8, 8, 2]  # its prompt in two chunks, then both decode
+    driver.drain()
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("priority", [0, -1])
+def test_requests_that_are_no_less_urgent_are_not_preempted(priority: int) -> None:
+    driver = make_driver(num_blocks=64, max_num_seqs=1, queue_policy="priority")
+    driver.add(make_request("running", range(4), max_tokens=20, priority=priority), seeds=(0,))
+    driver.step()
+    driver.add(make_request("waiting", range(10, 14), max_tokens=2), seeds=(1,))
+    driver.drain()
+    assert driver.scheduler.stats.num_preemptions == 0
+    driver.check_answers()
+
+
+def test_an_urgent_prompt_does_not_wait_for_the_prompts_of_others() -> None:
+    driver = make_driver(num_blocks=64, max_num_batched_tokens=8, max_model_len=128, queue_policy="priority")
+    driver.add(make_request("batch", range(60), max_tokens=2, priority=9), seeds=(0,))
+    driver.step()
+    driver.add(make_request("urgent", range(70, 76), max_tokens=2, watched=True), seeds=(1,))
+    assert first_answer_tokens(driver, "urgent") == 1
+    driver.drain()
+    driver.check_answers()
+
+
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_a_preempted_sequence_comes_back_with_all_the_tokens_it_had(depth: int) -> None:
     driver = make_driver(num_blocks=5)

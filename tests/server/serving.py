@@ -209,13 +209,13 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
     config = uvicorn_config(App(services, ROUTES), services.options, lambda reason: None)
-    with _running(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=TEST_TIMEOUT_S) as http:
+    with running_server(uvicorn.Server(config), listener) as loop, httpx2.Client(timeout=TEST_TIMEOUT_S) as http:
         yield Server(f"http://127.0.0.1:{port}", port, services, queue, metrics, state, loop, http)
     asyncio.run(engine.close())
 
 
 @contextmanager
-def _running(server: uvicorn.Server, listener: socket.socket) -> Iterator[asyncio.AbstractEventLoop]:
+def running_server(server: uvicorn.Server, listener: socket.socket) -> Iterator[asyncio.AbstractEventLoop]:
     loops: list[asyncio.AbstractEventLoop] = []
     is_up = threading.Event()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from os import PathLike
 from typing import Any, Unpack
@@ -32,6 +33,7 @@ from headrace.engine.readout_stream import ReadoutStream
 from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
+from headrace.engine.shared_client import SHARED, SharedClient
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
 from headrace.errors import ConfigError, EngineDeadError, FailedRequestError, RequestError
@@ -96,6 +98,7 @@ class AsyncEngine:
         self._readers: dict[str, EventQueue] = {}  # of running requests
         self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
         self._is_scheduled = False  # whether `_dispatch` is scheduled on the loop
+        self._shared: dict[str, SharedClient] = {}  # by prefix; replaced, never changed: other threads read it
         self._engine = start(self._deliver)
         self._reader = PromptReader(
             self._engine.tokenizer,
@@ -104,6 +107,7 @@ class AsyncEngine:
             max_model_len=self._engine.settings.max_model_len,
         )
         self._ids = count()
+        self._share_numbers = count()
 
     @classmethod
     async def start(
@@ -380,6 +384,26 @@ class AsyncEngine:
         """Empty the prefix cache, except for blocks that running requests hold."""
         self._engine.client.forget_prefixes()
 
+    def share(
+        self, deliver: Deliver, *, priority: int = 0, cache_salt: str | None = None, max_sequences: int
+    ) -> Engine:
+        """The same engine for another front, such as a batch job, with a client of its own (`SharedClient`). Events of
+        its requests go to `deliver`, on the engine's thread. May be called from any thread, by one at a time."""
+        client = SharedClient(
+            self._engine.client,
+            deliver,
+            number=next(self._share_numbers),
+            priority=priority,
+            cache_salt=cache_salt,
+            max_sequences=max_sequences,
+            on_close=self._unshare,
+        )
+        self._shared = {**self._shared, client.prefix: client}
+        return replace(self._engine, client=client)
+
+    def _unshare(self, client: SharedClient) -> None:
+        self._shared = {prefix: other for prefix, other in self._shared.items() if other is not client}
+
     async def close(self) -> None:
         """Stop the engine. Requests in flight, and all later ones, raise `EngineDeadError`."""
         await asyncio.to_thread(self._engine.close)
@@ -449,6 +473,11 @@ class AsyncEngine:
 
         Steps that the loop has not processed yet share one callback.
         """
+        if self._shared:
+            own = self._without_shared(events)
+            if events and not own:
+                return
+            events = own
         if self._loop is None or self._loop.is_closed():
             return
         # The failure is read now: the engine may be back before the loop runs.
@@ -461,6 +490,24 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._dispatch)
         except RuntimeError:
             pass  # the loop was closed meanwhile, and its readers are gone
+
+    def _without_shared(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
+        """Deliver the events of other fronts to them, and return the rest. No events: the engine has failed."""
+        shared = self._shared
+        if not events:
+            for client in shared.values():
+                client.fail(self._engine.client.failure)
+            return events
+        own, others = [], defaultdict[str, list[SequenceEvent]](list)
+        for event in events:
+            if event.request_id.startswith(SHARED):
+                others[event.request_id[: event.request_id.index("/") + 1]].append(event)
+            else:
+                own.append(event)
+        for prefix, theirs in others.items():
+            if prefix in shared:
+                shared[prefix].take(theirs)
+        return own
 
     def _dispatch(self) -> None:
         self._is_scheduled = False  # first: what is delivered from here on schedules another call

@@ -5,7 +5,7 @@ The series are in `table.py`. Nothing of a prompt or an answer gets here: only l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -98,6 +98,13 @@ class ServerMetrics:
             self._store.clear(table.QUEUE_USE)
         else:
             self._store.set(table.QUEUE_USE, share)
+
+    def batches(self, by_status: Mapping[str, int], *, num_answered: int, num_failed: int) -> None:
+        """Set the number of batches in each state, and of the lines of those that have ended since the start."""
+        for status, number in by_status.items():
+            self._store.set(table.BATCHES, float(number), status)
+        self._store.set(table.BATCH_LINES, float(num_answered), "answered")
+        self._store.set(table.BATCH_LINES, float(num_failed), "failed")
 
     def loop_lag(self, seconds: float) -> None:
         """Record by how much a timer of the event loop was late."""

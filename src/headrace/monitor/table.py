@@ -326,6 +326,18 @@ CONFIG_INFO = Series(
         *("enable_chunked_prefill", "capacity_policy", "queue_policy"),
     ),
 )
+BATCHES = Series(
+    "headrace:batches",
+    "gauge",
+    "Batches of the Batch API that are stored, by status; absent without --batch-dir.",
+    labels=("status",),
+)
+BATCH_LINES = Series(
+    "headrace:batch_lines",
+    "counter",
+    "Lines of batches that have ended, by result: answered or failed; absent without --batch-dir.",
+    labels=("result",),
+)
 BUILD_INFO = Series(
     "headrace:build_info", "gauge", "Always 1; the label holds the version of Headrace.", labels=("version",)
 )

@@ -44,10 +44,14 @@ class Placement:
             None  # the sequence that did not fit, and the pool's `num_drops` then
         )
 
+    def lacks_blocks(self, sequence: Sequence) -> bool:
+        """Whether it did not fit when it was last placed, and no block was given back since."""
+        return self._blocked == (sequence, self._tables.pool.num_drops)
+
     def place(self, sequence: Sequence, draft: PlanDraft) -> Placed | None:
         """Take blocks for a waiting sequence, or none if there is no room for it."""
-        if self._blocked == (sequence, self._tables.pool.num_drops):
-            return None  # no block was given back since it last did not fit
+        if self.lacks_blocks(sequence):
+            return None
         source = self._fork_source(sequence, draft)
         hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, draft)
         num_cached = min(hit.num_blocks * self._limits.block_size, len(sequence.token_ids) - 1)

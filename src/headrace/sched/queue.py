@@ -14,12 +14,16 @@ class WaitingQueue:
     """
 
     def __init__(self, *, by_priority: bool) -> None:
-        self._by_priority = by_priority
+        self.by_priority = by_priority
         self._heap: list[tuple[int, int, Sequence]] = []
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
         """The sort key: the smallest starts first, and is preempted last."""
-        return (sequence.request.priority if self._by_priority else 0, sequence.arrival)
+        return (sequence.request.priority if self.by_priority else 0, sequence.arrival)
+
+    def is_less_urgent(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether it has a lower priority; the order of arrival does not count."""
+        return self.by_priority and sequence.request.priority > other.request.priority
 
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (*self.order(sequence), sequence))

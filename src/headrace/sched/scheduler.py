@@ -150,12 +150,16 @@ class Scheduler:
         draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
+        is_urgent = self._make_room_for_urgent()
         if self.limits.enable_chunked_prefill:
-            self._compute_decoding(draft)
-            self._compute_prefilling(draft)
-            self._start_waiting(draft)
+            self._compute_decoding(draft, priority=self._priority_of_prompts(is_urgent=is_urgent))
+            less_urgent = self._compute_prefilling(draft)
+            self._start_waiting(draft, at_once=is_urgent)
+            if draft.is_empty:  # what is less urgent goes on where nothing urgent could start
+                self._compute_decoding(draft)
+                self._compute_rest(less_urgent, draft)
         else:  # whole prompts in steps of their own, before the next decode step
-            self._start_waiting(draft)
+            self._start_waiting(draft, at_once=is_urgent)
             if draft.is_empty:
                 self._compute_decoding(draft)
         if draft.is_empty:
@@ -166,19 +170,29 @@ class Scheduler:
         self._count(plan, draft.num_prompts_completed)
         return plan
 
-    def _compute_decoding(self, draft: PlanDraft) -> None:
-        slots = self._decoding_with_blocks(draft)
+    def _priority_of_prompts(self, *, is_urgent: bool) -> int | None:
+        """The smallest priority of a prompt that this step may compute, under the priority policy. Less urgent
+        sequences do not decode meanwhile: they would make the step longer."""
+        if not self._queue.by_priority:
+            return None
+        prompts = [sequence.request.priority for sequence in self._prefilling]
+        head = self._queue.head() if is_urgent else None
+        return min(prompts if head is None else [*prompts, head.request.priority], default=None)
+
+    def _compute_decoding(self, draft: PlanDraft, *, priority: int | None = None) -> None:
+        """With `priority`, of the sequences with this number or a lower one only."""
+        slots = self._decoding_with_blocks(draft, priority)
         if len(slots):
             draft.compute_decoding(slots)
             self.slots.advance_decoding(slots)
 
-    def _decoding_with_blocks(self, draft: PlanDraft) -> IntArray:
+    def _decoding_with_blocks(self, draft: PlanDraft, priority: int | None) -> IntArray:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
-        slots, growing = self._decoding_and_growing()
+        slots, growing = self._decoding_and_growing(priority)
         while len(growing) > self.tables.pool.num_available:
             self._preempt(max(self.slots.running(), key=self._queue.order))
             draft.has_preempted = True
-            slots, growing = self._decoding_and_growing()
+            slots, growing = self._decoding_and_growing(priority)
         if len(growing):
             blocks = self.tables.pool.take(len(growing))
             for slot, block in zip(growing.tolist(), blocks, strict=True):
@@ -189,8 +203,12 @@ class Scheduler:
             self._placement.capacity.grew(len(growing))
         return slots
 
-    def _decoding_and_growing(self) -> tuple[IntArray, IntArray]:
+    def _decoding_and_growing(self, priority: int | None) -> tuple[IntArray, IntArray]:
         slots = self.slots.decoding()
+        if priority is not None:
+            owners = (self.slots.sequences[slot] for slot in slots.tolist())
+            is_chosen = [owner is not None and owner.request.priority <= priority for owner in owners]
+            slots = slots if all(is_chosen) else slots[is_chosen]
         return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
 
     def _table_of(self, slot: int) -> BlockTable:
@@ -198,9 +216,19 @@ class Scheduler:
         assert sequence is not None and sequence.table is not None, f"slot {slot} has no owner"
         return sequence.table
 
-    def _compute_prefilling(self, draft: PlanDraft) -> None:
-        if self._prefilling:
-            self._prefilling = [s for s in self._prefilling if not self._compute_chunk(s, draft)]
+    def _compute_prefilling(self, draft: PlanDraft) -> list[Sequence]:
+        """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start."""
+        if not self._prefilling:
+            return []
+        later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s)]
+        now = [s for s in self._prefilling if s not in later] if later else self._prefilling
+        self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, draft))]
+        return later
+
+    def _compute_rest(self, sequences: list[Sequence], draft: PlanDraft) -> None:
+        for sequence in sequences:
+            if self._compute_chunk(sequence, draft):
+                self._prefilling.remove(sequence)
 
     def _compute_chunk(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Compute as many of a sequence's tokens as the budget allows; returns whether all of them are computed."""
@@ -236,16 +264,42 @@ class Scheduler:
 
     # ---- starting
 
-    def _start_waiting(self, draft: PlanDraft) -> None:
-        if self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
+    def _make_room_for_urgent(self) -> bool:
+        """Whether a running sequence is less urgent than the first of the queue (never under `fcfs`). It is preempted
+        if the other one lacks a slot or blocks: one a step, as others may end meanwhile."""
+        may_preempt = self._queue.by_priority and self.limits.capacity_policy == "max_utilization"
+        head = self._queue.head() if may_preempt else None
+        if head is None or self._forks or not self.slots.num_running:
+            return False
+        least_urgent = max(self.slots.running(), key=self._queue.order)
+        if not self._queue.is_less_urgent(least_urgent, head):
+            return False
+        has_room = self._num_startable() > 0 and not self._placement.lacks_blocks(head)
+        if not has_room:
+            if self.slots.num_running > self.max_running:
+                return False  # the limit was lowered: one sequence less would not help
+            self._preempt(least_urgent)
+        return True
+
+    def _is_less_urgent_than_queue(self, sequence: Sequence) -> bool:
+        head = self._queue.head()
+        return head is not None and self._num_startable() > 0 and self._queue.is_less_urgent(sequence, head)
+
+    def _start_waiting(self, draft: PlanDraft, *, at_once: bool = False) -> None:
+        """`at_once`: the first of the queue is urgent and does not wait for more free slots."""
+        if not at_once and self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
             return
+        first: Sequence | None = None
         waits_for_batch = self.limits.capacity_policy == "static_batch" and self.slots.num_running > 0
         while draft.budget and self._num_startable() > 0 and not draft.has_preempted:
             sequence = self._next_waiting()
             if waits_for_batch and not self._forks:  # siblings belong to the batch of their parent
                 return
-            if sequence is None or not self._start(sequence, draft):
+            if sequence is None or (at_once and first is not None and self._queue.is_less_urgent(sequence, first)):
                 return
+            if not self._start(sequence, draft):
+                return
+            first = first or sequence
             if self._forks and self._forks[0] is sequence:
                 self._forks.popleft()
             else:

@@ -73,6 +73,16 @@ class ServerOptions:
     )
     allow_timeout_override: bool = setting(False, "let requests shorten their queue timeout with X-Queue-Timeout")
 
+    # the Batch API
+    batch_dir: str | None = setting(
+        None, "directory for files and batches; turns on /v1/files and /v1/batches; default: none, they are refused"
+    )
+    max_batch_requests: int = setting(50_000, "maximum number of requests in a batch")
+    max_file_bytes: int = setting(200 * 2**20, "maximum size of an uploaded file")
+    max_files_per_key: int = setting(1_000, "maximum number of files that a key may store")
+    max_file_bytes_per_key: int = setting(20 * 2**30, "maximum size of all files that a key may store")
+    max_batches_per_key: int = setting(100, "maximum number of unfinished batches of a key")
+
     # behaviour
     sse_keep_alive_interval_s: float = setting(15.0, "send comments on silent streams, so that proxies keep them open")
     shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
@@ -147,6 +157,7 @@ GROUPS = {  # the first field of each group, its title and description
     "api_key": ("access", "keys and origins"),
     "max_num_queued_reqs": ("limits", "queue, timeouts and sizes"),
     "max_queue_delay_us": ("batching", "Triton-style dynamic batching"),
+    "batch_dir": ("batch API", "files and batches"),
     "sse_keep_alive_interval_s": ("behaviour", "responses, shutdown and restarts"),
 }
 
@@ -186,6 +197,11 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
             "max_num_headers",
             "max_connections",
             "max_n",
+            "max_batch_requests",
+            "max_file_bytes",
+            "max_files_per_key",
+            "max_file_bytes_per_key",
+            "max_batches_per_key",
         ),
         _integer(1),
         "an integer of at least 1",

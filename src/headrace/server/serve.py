@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,6 +21,8 @@ from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.metrics import ServerMetrics
 from headrace.plan.gpus import Gpu
 from headrace.sched import SchedulerStats
+from headrace.server.batch.setup import build_service, open_store, with_priorities
+from headrace.server.batch.store import BatchStore
 from headrace.server.bottleneck import BottleneckWatch, own_gpu
 from headrace.server.dynamic_batching import BatchPolicy, Dispatcher
 from headrace.server.endpoints import ROUTES
@@ -67,6 +70,8 @@ def serve(
     raise_file_limit()
     traces = _traces(config, options)
     print_warnings(options, keys, print_line)
+    config = with_priorities(config, options)
+    store = open_store(options)
     with open_listener(options) as listener:
         rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         with StartupDisplay(print_line, terminal=terminal) as display:
@@ -74,7 +79,7 @@ def serve(
                 lambda deliver: start_engine_process(config, deliver, supervision=rules, report=display)
             )
         try:
-            return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces))
+            return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces, store))
         finally:
             if traces is not None:
                 traces.close()
@@ -97,6 +102,7 @@ async def _run(
     print_line: PrintLine,
     on_ready: OnReady | None,
     traces: RequestTraces | None = None,
+    store: BatchStore | None = None,
 ) -> int:
     try:
         server = Server(
@@ -107,6 +113,7 @@ async def _run(
             config=config,
             gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
             traces=traces,
+            store=store,
             print_line=print_line,
         )
         server.print_settings()
@@ -115,7 +122,7 @@ async def _run(
             await on_ready(server)
         listener.listen(BACKLOG)  # before the next line is printed, so that its reader can connect
         print_line(f"serving {server.services.model_name} on {address_of(listener, options)}")
-        with server.self_monitor.running(), server.gpus:
+        with server.self_monitor.running(), server.gpus, server.batches_running():
             return await server.lifecycle.run(listener)
     finally:
         await engine.close()
@@ -135,6 +142,7 @@ class Server:
         config: EngineConfig | None = None,
         gpu: Gpu | None = None,
         traces: Traces | None = None,
+        store: BatchStore | None = None,
         load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -174,6 +182,8 @@ class Server:
             clock=clock,
         )
         self.services.bottleneck = self.bottleneck
+        if store is not None:
+            self.services.batches = build_service(store, engine, options, config=config, model_name=model_name)
         self._diagnosing: asyncio.Task[None] | None = None
         self.self_monitor = SelfMonitor(self.metrics, self.services.observe_engine, print_line=print_line)
         self.services.self_monitor = self.self_monitor
@@ -184,6 +194,7 @@ class Server:
                 keys,
                 public_paths=Router(ROUTES).public_paths,
                 control_paths=Router(ROUTES).control_paths,
+                streamed_paths=Router(ROUTES).streamed_paths,
                 on_refused=self.metrics.refused,
             ),
             options,
@@ -196,6 +207,10 @@ class Server:
             print_line=print_line,
         )
         self.services.control = self.lifecycle
+
+    def batches_running(self) -> AbstractContextManager[None]:
+        """The Batch API's threads run inside this."""
+        return nullcontext() if self.services.batches is None else self.services.batches.running()
 
     def _observed(self) -> SchedulerStats | None:
         stats = self.services.observe_engine()

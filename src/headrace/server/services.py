@@ -17,6 +17,7 @@ from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor.evaluation import AlertStates
 from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
+from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
 from headrace.types import Request
 
@@ -50,6 +51,7 @@ class Metrics(Protocol):
     def restarted(self) -> None: ...
     def oldest_wait(self, seconds: float) -> None: ...
     def queue_usage(self, share: float | None) -> None: ...
+    def batches(self, by_status: Mapping[str, int], *, num_answered: int, num_failed: int) -> None: ...
     def observe(self, stats: EngineStats | None) -> None: ...
     def render(self, accept: str | None = None) -> tuple[bytes, str]: ...
 
@@ -121,6 +123,7 @@ class Services:
     bottleneck: Bottleneck | None = None
     traces: Traces | None = None  # None: requests are not traced
     gpus: GpuMonitor | None = None
+    batches: BatchService | None = None  # None: the Batch API is off
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
 
     def observe_engine(self) -> EngineStats | None:
@@ -134,6 +137,9 @@ class Services:
             self.metrics.restarted()
         self.metrics.oldest_wait(self.queue.oldest_wait_s)
         self.metrics.queue_usage(self.queue.usage)
+        if self.batches is not None:
+            runner = self.batches.runner
+            self.metrics.batches(runner.num_by_status, num_answered=runner.num_answered, num_failed=runner.num_failed)
         stats = self.engine.stats if self.engine.phase == "ready" else None
         self.metrics.observe(stats)
         return stats

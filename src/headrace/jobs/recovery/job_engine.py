@@ -17,6 +17,7 @@ from headrace.engine.offline_order import target_concurrency_of
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.settings import Settings
+from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
 from headrace.jobs.planning.workload import WorkLeft
@@ -73,7 +74,7 @@ class JobEngine:
     def _use(self, engine: Engine) -> None:
         self.engine = self._live = engine
         self._death = None
-        self.max_sequences = 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
+        self.max_sequences = _max_sequences(engine)
 
     def begin_start(self, config: EngineConfig) -> None:
         """Load the next engine on a thread of its own. When it has started, or failed to, `deliver` is called without
@@ -159,7 +160,7 @@ class JobEngine:
         engine = self.engine
         failure = engine.client.failure or self._death
         assert failure is not None
-        dead = DeadEngine(failure, engine.settings, isinstance(engine.client, EngineProcess))
+        dead = DeadEngine(failure, engine.settings, isinstance(engine.client, (EngineProcess, SharedClient)))
         self._stats_before = self.stats
         self.engine = replace(engine, client=DeadClient(failure), model=None)
         del engine
@@ -233,6 +234,13 @@ class DeadClient:
 
     def close(self) -> None:
         pass
+
+
+def _max_sequences(engine: Engine) -> int:
+    """How many sequences may be in flight."""
+    if isinstance(engine.client, SharedClient):
+        return engine.client.max_sequences
+    return 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
 
 
 def _free_memory(failure: BaseException) -> None:

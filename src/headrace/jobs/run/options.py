@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.status.console import Console
+
+OnBegin = Callable[[Callable[[], None]], None]  # called with a function that stops the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +18,7 @@ class RunOptions:
     # its own; several in processes.
     start: Start | Sequence[Start] | None
     rules: RetryRules | None
+    has_own_process: bool  # the engines of `start` run in other processes
     min_lines_for_process: int  # from that many lines on, a process of its own prepares them
     console: Console
+    on_begin: OnBegin | None = None

@@ -26,8 +26,9 @@ from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.deadline import Deadline, expire_rest, show_expired
 from headrace.jobs.run.inbox import Inbox
 from headrace.jobs.run.main_loop import MainLoop
-from headrace.jobs.run.options import RunOptions
+from headrace.jobs.run.options import OnBegin, RunOptions
 from headrace.jobs.run.signals import sigterm_raises, stop_on_signals
+from headrace.jobs.run.stop_state import StopRequest
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.console import Console
 from headrace.jobs.status.metrics_server import MetricsServer
@@ -49,17 +50,28 @@ def run_job(
     *,
     start: Start | Sequence[Start] | None = None,
     rules: RetryRules | None = None,
+    has_own_process: bool = False,
     min_lines_for_process: int = MIN_LINES_FOR_PROCESS,
     quiet: bool = False,
     stream: TextIO | None = None,
+    on_begin: OnBegin | None = None,
 ) -> JobReport:
     """Answer every line of the input that has no result yet. When the user stops the job, the report says so. `start`
     starts engines, all of them or those of one worker each; by default a single engine runs on a thread, or in a
-    process of its own if an earlier run of this job lost its process, and several run in processes. From
-    `min_lines_for_process` lines on, a process of its own prepares the lines."""
+    process of its own if an earlier run of this job lost its process, and several run in processes. `has_own_process`:
+    the engines of `start` run in other processes. From `min_lines_for_process` lines on, a process of its own prepares
+    the lines. `on_begin` is called before the first line starts, with a function that stops the run as a signal would,
+    from any thread."""
     job.check_paths()
     console = Console(enabled=not quiet, stream=stream)
-    options = RunOptions(start=start, rules=rules, min_lines_for_process=min_lines_for_process, console=console)
+    options = RunOptions(
+        start=start,
+        rules=rules,
+        has_own_process=has_own_process,
+        min_lines_for_process=min_lines_for_process,
+        console=console,
+        on_begin=on_begin,
+    )
     with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:
         if metrics.url is not None:
             console.tell(f"metrics at {metrics.url}")
@@ -131,6 +143,8 @@ class _Execution:
                 self.options.console as console,
                 stop_on_signals(inbox.put, lambda: console.write(f"stopping within {job.grace_s:g} s ...")),
             ):
+                if self.options.on_begin is not None:
+                    self.options.on_begin(lambda: inbox.put(StopRequest()))
                 context = RunContext.build(
                     job, results, inbox=inbox, workers=workers, console=console, directory=directory, recovery=recovery
                 )
@@ -228,8 +242,10 @@ def ignore(stage: StartupStage) -> None:
 
 
 def _needs_own_process(recovery: RecoveryPolicy, options: RunOptions, num_workers: int) -> bool:
-    """Whether engines get separate processes. A caller's own `start` is taken to use this process."""
-    return options.start is None and (num_workers > 1 or recovery.log.has_lost_process)
+    """Whether engines get separate processes."""
+    if options.start is not None:
+        return options.has_own_process
+    return num_workers > 1 or recovery.log.has_lost_process
 
 
 def _note_failure(directory: JobDirectory, error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 - `chat`, `completions`, `responses`, `embeddings`: the endpoints that run the model. They share `generation` (from the
   queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
+- `files`, `batches`: the Batch API; see `headrace.server.batch`.
 - `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`: the
   others.
 
@@ -14,6 +15,7 @@ the test of docs/server.md are derived from the list.
 
 from __future__ import annotations
 
+from headrace.openai.schema.batches import BatchRequest
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.embeddings import EmbeddingRequest
@@ -23,10 +25,12 @@ from headrace.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.endpoints import (
     admin,
     alerts,
+    batches,
     chat,
     completions,
     dashboard,
     embeddings,
+    files,
     models,
     openapi,
     profile,
@@ -90,6 +94,38 @@ ROUTES: tuple[Route, ...] = (
         handler=tokenize.detokenize,
         summary="The text of tokens",
         body=DetokenizeRequest,
+    ),
+    Route(
+        path="/v1/files",
+        method="POST",
+        handler=files.create_file,
+        summary="Upload a file of requests for a batch",
+        streams_body=True,
+    ),
+    Route(path="/v1/files", method="GET", handler=files.list_files, summary="The files of this key"),
+    Route(path="/v1/files/{file_id}", method="GET", handler=files.show_file, summary="One file"),
+    Route(path="/v1/files/{file_id}", method="DELETE", handler=files.delete_file, summary="Delete a file"),
+    Route(
+        path="/v1/files/{file_id}/content",
+        method="GET",
+        handler=files.show_content,
+        summary="The content of a file",
+        content_type="application/octet-stream",
+    ),
+    Route(
+        path="/v1/batches",
+        method="POST",
+        handler=batches.create_batch,
+        summary="Start a batch: answer all requests of a file",
+        body=BatchRequest,
+    ),
+    Route(path="/v1/batches", method="GET", handler=batches.list_batches, summary="The batches of this key"),
+    Route(path="/v1/batches/{batch_id}", method="GET", handler=batches.show_batch, summary="The state of a batch"),
+    Route(
+        path="/v1/batches/{batch_id}/cancel",
+        method="POST",
+        handler=batches.cancel_batch,
+        summary="Cancel a batch; finished requests are kept",
     ),
     Route(path="/v1/models", method="GET", handler=models.list_models, summary="The model, as a list"),
     Route(path="/v1/models/{model}", method="GET", handler=models.show_model, summary="The model"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -75,6 +75,28 @@ class Exchange:
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    async def body_parts(self, *, limit: int, timeout_s: float) -> AsyncIterator[bytes]:
+        """The body as it arrives, for routes that stream it. `timeout_s` is the maximum wait for the next part."""
+        length = 0
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ApiError(
+                    408, f"no data came for {timeout_s:g} seconds", type="timeout_error", code="read_timeout"
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client disconnected before its request was complete")
+            part = message.get("body", b"")
+            length += len(part)
+            if length > limit:
+                raise ApiError(413, f"the body is longer than {limit:,} bytes", code="body_too_long")
+            if part:
+                yield part
+            if not message.get("more_body", False):
+                return
 
     def _check_is_json(self) -> None:
         given = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()

@@ -47,8 +47,8 @@ log = logging.getLogger("headrace.access")
 
 class Gate:
     """Wraps an ASGI application. What it finds out about a request is in `scope["headrace"]`: `request_id`,
-    `arrived_at`, `key_name`, `cache_salt` and `is_admin` of the key; and of the server `needs_key` and `has_admin`.
-    Endpoints add the `TOKEN_COUNTS`."""
+    `arrived_at`, `key_name`, `cache_salt`, `owner` and `is_admin` of the key; and of the server `needs_key` and
+    `has_admin`. Endpoints add the `TOKEN_COUNTS`."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Gate:
         *,
         public_paths: frozenset[str],
         control_paths: frozenset[str] = frozenset(),
+        streamed_paths: frozenset[str] = frozenset(),
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +67,7 @@ class Gate:
         self._keys = keys
         self._public_paths = public_paths
         self._control_paths = control_paths
+        self._streamed_paths = streamed_paths
         self._origins = options.origins
         self._on_refused = on_refused
         self._clock = clock
@@ -98,7 +100,7 @@ class Gate:
                 await self._answer_preflight(scope, answer)
                 return
         scope["headrace"] |= self._identify(scope)
-        if not _has_body(scope):
+        if not _has_body(scope) or scope["path"] in self._streamed_paths:
             await self._app(scope, receive, answer.send)
             return
         parts: list[bytes] = []
@@ -287,8 +289,8 @@ def _once(body: bytes, receive: Receive) -> Receive:
 
 def _facts_of(key: Key | None) -> dict[str, Any]:
     if key is None:
-        return {"key_name": None, "cache_salt": None, "is_admin": False}
-    return {"key_name": key.name, "cache_salt": key.cache_salt, "is_admin": key.is_admin}
+        return {"key_name": None, "cache_salt": None, "owner": "", "is_admin": False}
+    return {"key_name": key.name, "cache_salt": key.cache_salt, "owner": key.owner, "is_admin": key.is_admin}
 
 
 def _presented(scope: Scope) -> list[bytes]:

@@ -30,6 +30,11 @@ class Key:
     cache_salt: str | None  # prompts of different keys share no cached blocks
     is_admin: bool = False
 
+    @property
+    def owner(self) -> str:
+        """The owner of what this key stores. The key cannot be computed from it."""
+        return hashlib.sha256(b"headrace owner" + self.digest).hexdigest()
+
 
 class Keys:
     """Owns the keys of one server. `reload` reads the key file again; keys from flags and the environment stay."""

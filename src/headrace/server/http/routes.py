@@ -22,8 +22,8 @@ ADMIN_PREFIX = "/admin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    path: str  # may end in a parameter: /v1/models/{model}
-    method: Literal["GET", "POST"]
+    path: str  # may have one parameter: /v1/models/{model}, /v1/files/{file_id}/content
+    method: Literal["GET", "POST", "DELETE"]
     handler: Handler
     summary: str  # for the OpenAPI document
     auth: Auth = "key"  # `key`: if the server has keys; `admin`: the admin key, and only below ADMIN_PREFIX
@@ -31,6 +31,7 @@ class Route:
     needs_body: bool = True  # if it takes one
     is_control: bool = False  # needs the admin key where the server has one, outside ADMIN_PREFIX too
     generates: bool = False  # runs the model
+    streams_body: bool = False  # reads its body in parts, with a limit of its own
     content_type: str = "application/json"
 
     def __post_init__(self) -> None:
@@ -38,14 +39,19 @@ class Route:
 
     @property
     def parameter(self) -> str | None:
-        """The name of the parameter at the end of the path."""
-        _, separator, name = self.path.partition("{")
-        return name.removesuffix("}") if separator else None
+        """The name of the parameter in the path."""
+        _, separator, rest = self.path.partition("{")
+        return rest.partition("}")[0] if separator else None
 
     @property
     def prefix(self) -> str:
         """The path up to its parameter."""
         return self.path.partition("{")[0]
+
+    @property
+    def suffix(self) -> str:
+        """The path after its parameter."""
+        return self.path.partition("}")[2]
 
 
 class Router:
@@ -53,11 +59,14 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
-        self._prefixes: dict[str, dict[str, Route]] = {}
+        self._with_parameters: dict[tuple[str, str], dict[str, Route]] = {}  # by prefix and suffix
         for route in routes:
-            table = self._exact if route.parameter is None else self._prefixes
-            assert route.method not in table.setdefault(route.prefix, {}), f"{route.path} is there twice"
-            table[route.prefix][route.method] = route
+            if route.parameter is None:
+                methods = self._exact.setdefault(route.path, {})
+            else:
+                methods = self._with_parameters.setdefault((route.prefix, route.suffix), {})
+            assert route.method not in methods, f"{route.path} is there twice"
+            methods[route.method] = route
 
     @property
     def public_paths(self) -> frozenset[str]:
@@ -70,6 +79,13 @@ class Router:
         """Paths outside ADMIN_PREFIX that need the admin key where the server has one."""
         return frozenset(
             path for path, found in self._exact.items() if any(route.is_control for route in found.values())
+        )
+
+    @property
+    def streamed_paths(self) -> frozenset[str]:
+        """Paths that read their body in parts."""
+        return frozenset(
+            path for path, found in self._exact.items() if any(route.streams_body for route in found.values())
         )
 
     def has(self, path: str) -> bool:
@@ -92,10 +108,14 @@ class Router:
         return route
 
     def _with_parameter(self, path: str) -> dict[str, Route] | None:
-        for prefix, methods in self._prefixes.items():
-            if path.startswith(prefix) and path != prefix:
-                return methods
-        return None
+        found = None
+        for (prefix, suffix), methods in self._with_parameters.items():
+            has_value = len(path) > len(prefix) + len(suffix)
+            if has_value and path.startswith(prefix) and path.endswith(suffix):
+                if suffix:
+                    return methods
+                found = methods
+        return found
 
 
 def _shown(path: str) -> str:

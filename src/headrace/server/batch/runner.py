@@ -1,0 +1,367 @@
+"""Carries batches from state to state, on two threads:
+
+    clerk     validates; ends batches that are cancelled, or whose time is over, while they wait
+    worker    runs one batch after the other, oldest first, then writes its files
+
+Every step can be repeated: after a crash, `start` goes on from the stored states and the journals of the jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from headrace.config import EngineConfig
+from headrace.errors import EngineDeadError, HeadraceError, JobError, ResumableJobError
+from headrace.jobs import crash_points
+from headrace.jobs.files import is_no_room, sync_directory
+from headrace.jobs.recovery.job_engine import Start
+from headrace.jobs.run.deadline import Deadline
+from headrace.jobs.run.run_job import run_job
+from headrace.jobs.spec import JobSpec
+from headrace.jobs.store.directory import CANCEL
+from headrace.jobs.store.job_view import view_job
+from headrace.jobs.store.manifest import manifest_path, read_manifest
+from headrace.jobs.store.status_file import STATUS_NAME, read_status
+from headrace.server.batch.records import FILE_ID, NEXT, STATUSES, Batch, Counts, LineError, Status, StoredFile, new_id
+from headrace.server.batch.results import Written, write_results
+from headrace.server.batch.store import BatchStore, StoreFullError
+from headrace.server.batch.validation import validate
+
+POLL_S = 1.0  # between two rounds of the clerk without news
+RETRY_S = 5.0  # after a failure that may pass: a full disk, an engine that restarts
+JOIN_S = 20.0  # for the threads to end, lines in flight included
+OUTPUT_LIFE_S = 30 * 24 * 3600
+SWEEP_S = 3600.0  # between two removals of expired files
+
+log = logging.getLogger("headrace.batch")
+
+StartFor = Callable[[str], Start]  # how a job of this owner gets its engine
+
+
+class BatchRunner:
+    """Owns the two threads. `start_for` gives the engine of the server, which other requests use too."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        config: EngineConfig,
+        start_for: StartFor,
+        *,
+        model_name: str,
+        max_requests: int,
+        on_close: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._start_for = start_for
+        self._model_name = model_name
+        self._max_requests = max_requests
+        self._on_close = on_close
+        self._clock = clock
+        self._closing = threading.Event()
+        self._has_work = threading.Condition()
+        self._num_wakes = 0
+        self._claimed: set[str] = set()  # batches that one of the threads works on
+        self._stop_run: Callable[[], None] | None = None  # of the job that runs
+        self.num_by_status: dict[str, int] = dict.fromkeys(STATUSES, 0)  # of all batches, at most POLL_S old
+        self.num_answered = 0  # lines of batches that have ended since the start
+        self.num_failed = 0
+        self._deadlines: dict[str, Deadline] = {}
+        self._retry_at: dict[str, float] = {}  # batches that wait after a failure
+        self._swept_at = float("-inf")
+        self._threads = [
+            threading.Thread(target=self._loop, args=(step,), name=f"headrace-batch-{name}", daemon=True)
+            for name, step in (("clerk", self._clerk), ("worker", self._work))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> bool:
+        """Stop: no new line starts. Unfinished batches go on at the next start. Returns whether all threads ended."""
+        self._closing.set()
+        self._on_close()
+        self.wake()
+        stop = self._stop_run
+        if stop is not None:
+            stop()
+        until = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wake(self) -> None:
+        """There is a new batch, or another change."""
+        with self._has_work:
+            self._num_wakes += 1
+            self._has_work.notify_all()
+
+    def cancel(self, batch_id: str) -> None:
+        """A batch is now `cancelling`. Its job, if it runs, starts no more lines."""
+        try:
+            (self._job(batch_id) / CANCEL).touch()
+        except FileNotFoundError:
+            pass  # it has not started
+        self.wake()
+
+    def counts_now(self, batch: Batch) -> Counts | None:
+        """From the job that runs; None: those of the record are right."""
+        if batch.status not in ("in_progress", "finalizing", "cancelling"):
+            return None
+        try:
+            status = read_status(self._job(batch.id) / STATUS_NAME)
+        except JobError:
+            return None
+        num_failed = sum((status.error_lines or {}).values())
+        return Counts(batch.counts.total, max(0, status.lines_done - num_failed), num_failed)
+
+    # ---- threads
+
+    def _loop(self, step: Callable[[], bool]) -> None:
+        """Repeat a step. It returns whether it did something; if not, wait for news."""
+        while not self._closing.is_set():
+            with self._has_work:
+                seen = self._num_wakes
+            try:
+                if step():
+                    continue
+            except Exception:  # the edge of this thread: it must not end
+                log.exception("a batch could not be worked on; trying again")
+                self._closing.wait(RETRY_S)
+            with self._has_work:
+                if self._num_wakes == seen and not self._closing.is_set():
+                    self._has_work.wait(POLL_S)
+
+    def _clerk(self) -> bool:
+        self._sweep()
+        has_done = False
+        for batch in self._store.unfinished():
+            if self._closing.is_set():
+                return False
+            with self._claim(batch.id) as is_ours:
+                if is_ours:
+                    has_done |= self._attend(batch)
+        self.num_by_status = {**dict.fromkeys(STATUSES, 0), **self._store.count_by_status()}
+        return has_done
+
+    def _attend(self, batch: Batch) -> bool:
+        if batch.status == "validating":
+            self._validate(batch)
+        elif time.monotonic() < self._retry_at.get(batch.id, 0.0):
+            return False
+        elif batch.status == "cancelling":
+            self._finish(batch, "cancelled")
+        elif batch.status == "in_progress" and self._deadline(batch).is_over:
+            self._run(batch)  # needs no engine: all lines that are left become error lines
+        else:
+            return False
+        return True
+
+    def _work(self) -> bool:
+        for batch in self._store.unfinished():
+            is_due = time.monotonic() >= self._retry_at.get(batch.id, 0.0)
+            if batch.status in ("in_progress", "finalizing") and is_due:
+                with self._claim(batch.id) as is_ours:
+                    if is_ours:
+                        self._run(batch)
+                        return True
+        return False
+
+    @contextmanager
+    def _claim(self, batch_id: str) -> Iterator[bool]:
+        """Whether this thread may work on the batch. Its state is read again by whoever changes it."""
+        with self._has_work:
+            is_ours = batch_id not in self._claimed
+            if is_ours:
+                self._claimed.add(batch_id)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                with self._has_work:
+                    self._claimed.discard(batch_id)
+
+    def _sweep(self) -> None:
+        if time.monotonic() - self._swept_at >= SWEEP_S:
+            self._swept_at = time.monotonic()
+            self._store.delete_expired_files(int(self._clock()))
+
+    # ---- states
+
+    def _validate(self, batch: Batch) -> None:
+        found = validate(
+            self._input(batch.id),
+            endpoint=batch.endpoint,
+            model_name=self._model_name,
+            max_requests=self._max_requests,
+        )
+        if found.errors:
+            self._move(batch, "failed", "validating", errors=found.errors)
+            self._remove_job(batch.id)
+            return
+        self._move(batch, "in_progress", "validating", model=self._model_name, counts=Counts(found.num_lines))
+        crash_points.reach("batch-validated")
+        self.wake()
+
+    def _run(self, batch: Batch) -> None:
+        current = self._store.batch(batch.id)
+        if current is None or current.status not in ("in_progress", "finalizing"):
+            return
+        if current.status == "in_progress":
+            final = self._run_job(current)
+            if final is None:
+                return
+            crash_points.reach("batch-job-ended")
+            if final != "completed":
+                self._finish(current, final)
+                return
+            self._move(current, "finalizing", "in_progress")  # no effect if it was cancelled just now
+            crash_points.reach("batch-finalizing")
+        self._finish(current, "completed")
+
+    def _run_job(self, batch: Batch) -> Status | None:
+        """Run the job of a batch as far as it goes. Returns the final state of the batch; None: it goes on later."""
+        try:
+            run_job(
+                self._spec(batch),
+                start=self._start_for(batch.owner),
+                has_own_process=True,
+                quiet=True,
+                on_begin=partial(self._begun, batch.id),
+            )
+        except (ResumableJobError, EngineDeadError) as error:
+            log.warning("batch %s waits: %s", batch.id, error)
+            self._retry_later(batch.id)
+            return None
+        except HeadraceError as error:
+            if self._status_of(batch.id) == "cancelling":
+                return None  # the clerk ends it
+            log.error("batch %s has failed: %s", batch.id, error)
+            self._finish(batch, "failed", errors=[LineError("job_failed", str(error))])
+            return None
+        finally:
+            self._stop_run = None
+        manifest = read_manifest(self._job(batch.id))
+        if manifest is None or not manifest.is_done:
+            return None  # stopped, or cancelled
+        return "expired" if manifest.state == "expired" else "completed"
+
+    def _begun(self, batch_id: str, stop: Callable[[], None]) -> None:
+        """The job's directory exists now. A stop or a cancel that came before could not reach the job."""
+        self._stop_run = stop
+        if self._closing.is_set():
+            stop()
+        if self._status_of(batch_id) == "cancelling":
+            self.cancel(batch_id)
+
+    def _retry_later(self, batch_id: str) -> None:
+        self._retry_at[batch_id] = time.monotonic() + RETRY_S
+
+    def _spec(self, batch: Batch) -> JobSpec:
+        # The clock was read when the batch was first seen: if it jumps later, the window stays as long as it was.
+        ends_at = time.time() + self._deadline(batch).seconds_left
+        return JobSpec(
+            input=str(self._input(batch.id)),
+            output=str(self._store.job_path(batch.id) / "results.jsonl"),
+            config=self._config,
+            input_format="jsonl",
+            output_format="jsonl",
+            max_error_rate=1.0,
+            deadline=datetime.fromtimestamp(ends_at, UTC).isoformat(),
+            disk_wait_s=24 * 3600.0,
+        )
+
+    def _deadline(self, batch: Batch) -> Deadline:
+        return self._deadlines.setdefault(batch.id, Deadline(batch.expires_at))
+
+    def _finish(self, batch: Batch, final: Status, *, errors: list[LineError] | None = None) -> None:
+        """Write the files of what is done, then add them and change the state in one transaction."""
+        files: list[StoredFile] = []
+        try:
+            written, files = self._write_files(batch)
+            counts = Counts(batch.counts.total, written.num_answers, written.num_errors)
+            changes: dict[str, object] = {"counts": counts, "usage": written.usage, "errors": errors or []}
+            for file in files:
+                changes["output_file_id" if file.filename.endswith("_output.jsonl") else "error_file_id"] = file.id
+            crash_points.reach("batch-files-written")
+            self._move_to_end(batch.id, final, changes, files)
+        except (OSError, StoreFullError) as error:
+            for file in files:
+                self._store.file_path(file.id).unlink(missing_ok=True)
+            if isinstance(error, OSError) and not is_no_room(error):
+                raise
+            log.warning("the files of batch %s cannot be written, the disk is full; trying again", batch.id)
+            self._retry_later(batch.id)
+            return
+        crash_points.reach("batch-ended")
+        self.num_answered += written.num_answers
+        self.num_failed += written.num_errors
+        log.info("batch %s is %s: %d answers, %d errors", batch.id, final, written.num_answers, written.num_errors)
+        self._remove_job(batch.id)
+
+    def _move_to_end(self, batch_id: str, final: Status, changes: dict[str, object], files: list[StoredFile]) -> None:
+        """A batch that is cancelled just before its end is cancelled."""
+        for status in (final, *(("cancelled",) if final != "cancelled" else ())):
+            since = [before for before, following in NEXT.items() if status in following]
+            if self._store.move(batch_id, status, since=since, change=lambda stored: changes, files=files) is not None:
+                return
+        raise AssertionError("a claimed batch was changed by another thread")
+
+    def _write_files(self, batch: Batch) -> tuple[Written, list[StoredFile]]:
+        job, now = self._job(batch.id), int(self._clock())
+        has_job = manifest_path(job).exists()
+        paths = {kind: self._store.upload_path(f"{batch.id}_{kind}.jsonl") for kind in ("output", "error")}
+        try:
+            written = write_results(view_job(job).records() if has_job else (), *paths.values())
+            files = []
+            for path, count in zip(paths.values(), (written.num_answers, written.num_errors), strict=True):
+                if not count:
+                    continue
+                file = StoredFile(
+                    id=new_id(FILE_ID),
+                    owner=batch.owner,
+                    num_bytes=path.stat().st_size,
+                    created_at=now,
+                    expires_at=now + (batch.output_expires_after_s or OUTPUT_LIFE_S),
+                    filename=path.name,
+                    purpose="batch_output",
+                )
+                os.replace(path, self._store.file_path(file.id))
+                files.append(file)
+            sync_directory(self._store.path / "files")
+        finally:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+        return written, files
+
+    # ---- small things
+
+    def _move(self, batch: Batch, status: Status, since: Status, **changes: object) -> None:
+        """Nothing happens if the batch was cancelled meanwhile."""
+        self._store.move(batch.id, status, since=(since,), change=lambda stored: changes)
+
+    def _status_of(self, batch_id: str) -> Status | None:
+        batch = self._store.batch(batch_id)
+        return None if batch is None else batch.status
+
+    def _input(self, batch_id: str) -> Path:
+        return self._store.job_path(batch_id) / "input.jsonl"
+
+    def _job(self, batch_id: str) -> Path:
+        return self._store.job_path(batch_id) / "results.jsonl.job"
+
+    def _remove_job(self, batch_id: str) -> None:
+        self._deadlines.pop(batch_id, None)
+        self._retry_at.pop(batch_id, None)
+        shutil.rmtree(self._store.job_path(batch_id), ignore_errors=True)

@@ -1,0 +1,155 @@
+"""States of a batch: cancelling, expiry, restarts of the server and of its engine, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.server.batch import runner as runner_module
+from tests.server.batch.batch_server import (
+    BatchServer,
+    LimitedEngine,
+    create,
+    line,
+    results,
+    serving_batches,
+    wait_for,
+)
+
+LINES = [line(str(number)) for number in range(8)]
+IDS = {each["custom_id"] for each in LINES}
+
+
+def wait_until_submitted(engine: LimitedEngine) -> None:
+    """Until lines of a batch wait in the engine, which runs none."""
+    while not engine.stats.scheduler.num_waiting:
+        pass
+
+
+def test_a_cancelled_batch_keeps_what_is_done(client: openai.OpenAI, engine: LimitedEngine) -> None:
+    long = [line(f"long-{number}", max_tokens=400, ignore_eos=True) for number in range(30)]
+    batch = create(client, [line("short"), *long])
+    while client.batches.retrieve(batch.id).request_counts.completed == 0:  # type: ignore[union-attr]
+        pass
+    batch = client.batches.cancel(batch.id)
+    assert batch.status == "cancelling" and batch.cancelling_at is not None
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")  # again: no error
+    batch = wait_for(client, batch.id, "cancelled")
+    answers = results(client, batch.output_file_id)
+    assert 0 < len(answers) < 31 and len(answers) == batch.request_counts.completed
+    assert batch.request_counts.total == 31 and batch.error_file_id is None
+    assert batch.cancelled_at is not None and batch.completed_at is None
+
+
+def test_a_batch_is_cancelled_before_it_starts(client: openai.OpenAI, engine: LimitedEngine) -> None:
+    engine.client.limit_running(0)
+    first = create(client, LINES)
+    wait_until_submitted(engine)
+    second = create(client, LINES)
+    wait_for(client, second.id, "in_progress")  # it waits behind the first
+    client.batches.cancel(second.id)
+    second = wait_for(client, second.id, "cancelled")
+    assert second.output_file_id is None and second.request_counts.completed == 0
+    engine.client.limit_running(None)
+    assert wait_for(client, first.id, "completed").request_counts.completed == 8
+
+
+def test_a_finished_or_finalizing_batch_cannot_be_cancelled(
+    client: openai.OpenAI, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+    write_results = runner_module.write_results
+
+    def cancelled_meanwhile(*given: Any) -> Any:
+        (batch,) = server.service.store.unfinished()
+        assert batch.status == "finalizing"
+        with pytest.raises(openai.ConflictError, match="finalizing cannot be cancelled") as raised:
+            client.batches.cancel(batch.id)
+        refused.append(raised.value.status_code)
+        return write_results(*given)
+
+    monkeypatch.setattr(runner_module, "write_results", cancelled_meanwhile)
+    batch = wait_for(client, create(client, LINES).id, "completed")
+    assert refused == [409] and results(client, batch.output_file_id).keys() == IDS
+    with pytest.raises(openai.ConflictError, match="completed cannot be cancelled"):
+        client.batches.cancel(batch.id)
+
+
+def test_lines_that_are_not_done_in_time_expire(engine: LimitedEngine, config: EngineConfig, tmp_path: Path) -> None:
+    engine.client.limit_running(0)
+    with serving_batches(engine, config, tmp_path, window_s=2) as server, server.client() as client:
+        running, waiting = create(client, LINES), create(client, LINES)
+        for batch in (running, waiting):
+            batch = wait_for(client, batch.id, "expired", "completed", "failed")
+            assert batch.status == "expired" and batch.expired_at is not None and batch.output_file_id is None
+            errors = results(client, batch.error_file_id)
+            assert errors.keys() == IDS and batch.request_counts.failed == 8
+            assert {each["error"]["code"] for each in errors.values()} == {"batch_expired"}
+            assert all(each["response"] is None for each in errors.values())
+    engine.client.limit_running(None)
+
+
+def test_a_clock_that_jumps_expires_nothing(
+    client: openai.OpenAI, engine: LimitedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.client.limit_running(0)
+    running = create(client, LINES)
+    wait_until_submitted(engine)
+    waiting = create(client, LINES)
+    wait_for(client, waiting.id, "in_progress")
+    now = runner_module.time.time
+    monkeypatch.setattr("time.time", lambda: now() + 10 * 24 * 3600)
+    engine.client.limit_running(None)
+    for batch in (running, waiting):
+        assert wait_for(client, batch.id, "completed", "expired").status == "completed"
+
+
+def test_a_batch_goes_on_after_a_restart_of_the_server(
+    engine: LimitedEngine, config: EngineConfig, tmp_path: Path
+) -> None:
+    lines = [line(str(number), max_tokens=30, ignore_eos=True) for number in range(40)]
+    with serving_batches(engine, config, tmp_path) as server, server.client() as client:
+        batch = create(client, lines)
+        while not client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
+            pass
+    with serving_batches(engine, config, tmp_path) as server, server.client() as client:
+        batch = wait_for(client, batch.id, "completed", "failed")
+        assert batch.status == "completed" and batch.request_counts.completed == 40
+        assert results(client, batch.output_file_id).keys() == {each["custom_id"] for each in lines}
+
+
+def test_other_requests_go_before_the_lines_of_a_batch(client: openai.OpenAI, engine: LimitedEngine) -> None:
+    batch = create(client, [line(str(number), max_tokens=400, ignore_eos=True) for number in range(40)])
+    while engine.stats.scheduler.num_running < 4:  # all slots
+        pass
+    num_before = engine.stats.scheduler.num_preemptions
+    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=2)
+    assert answer.usage is not None and answer.usage.completion_tokens > 0
+    assert engine.stats.scheduler.num_preemptions > num_before
+    assert client.batches.cancel(batch.id).status == "cancelling"  # it was not finished
+    wait_for(client, batch.id, "cancelled")
+
+
+def test_a_full_disk_at_the_end_delays_the_files(
+    client: openai.OpenAI, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_S", 0.01)
+    write_results, num_left = runner_module.write_results, [3]
+
+    def full(*given: Any) -> Any:
+        if num_left[0]:
+            num_left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_results(*given)
+
+    monkeypatch.setattr(runner_module, "write_results", full)
+    batch = wait_for(client, create(client, LINES).id, "completed", "failed")
+    assert num_left == [0] and results(client, batch.output_file_id).keys() == IDS
+    assert not list((server.service.store.path / "uploads").iterdir())
+    assert not list((server.service.store.path / "jobs").iterdir())
