@@ -24,7 +24,8 @@ def work(index: int, tokens: list[int]) -> Work:
 
 def planner_of(sizes: list[int], num_workers: int) -> tuple[Planner, list[int]]:
     """A planner with prefix groups of these sizes, and the group of each line."""
-    planner, groups = Planner(LIMITS, num_workers=num_workers), []
+    planner = Planner(LIMITS, num_workers=num_workers)
+    groups: list[int] = []
     for group, size in enumerate(sizes):
         for _ in range(size):
             planner.add(work(len(groups), [group + 1] * 2 * BLOCK + [len(groups) + 1_000]))

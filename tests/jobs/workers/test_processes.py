@@ -19,6 +19,7 @@ from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.start import Engine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
+from headrace.jobs.workers.shares import shares_of
 from headrace.models import ModelSpec
 from headrace.types import Request, SequenceEvent
 from tests.engine.cores import EOS, EXIT, VOCAB_SIZE
@@ -110,3 +111,18 @@ def test_a_line_that_ends_the_process_of_a_worker_is_found(
     assert [index for index, line in lines.items() if "error" in line] == [5]
     assert lines[5]["error"]["code"] == "poison_request"
     assert report.failures.poison_rows == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads the environment of a process from /proc")
+def test_the_process_of_a_worker_gets_the_environment_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    share = shares_of(EngineConfig(), 2, num_cores=2, gpus=("4", "6"))[1]
+    process = EngineProcess(
+        lambda events: None, lambda: None, core="tests.engine.cores:faulty", environment=share.environment
+    )
+    try:
+        process.start(share.config)
+        process.wait_until_ready()
+        assert b"CUDA_VISIBLE_DEVICES=6" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        process.close()
