@@ -24,6 +24,12 @@ def test_the_table_is_that_of_the_record() -> None:
     assert routing.table(RECORD) in PAGE
 
 
+def test_the_cost_of_the_router_is_that_of_the_record() -> None:
+    cost = RECORD["cost"]
+    assert f"about {cost['cpu_us_per_request'] / 1e3:.1f} ms of CPU time per request" in PROSE
+    assert f"{cost['cpu_us_per_chunk']:.0f} µs per chunk" in PROSE
+
+
 def test_the_record_was_made_with_the_constants_of_the_code() -> None:
     assert RECORD["choice"] == {
         "load_factor": choice.LOAD_FACTOR,
