@@ -99,7 +99,8 @@ class FakeActor:
         self._ray = ray
         self._build = build
         self._built: Any = None
-        self._lock = threading.Lock()
+        self._building = threading.Lock()  # held while the actor waits for a place
+        self._ending = threading.Lock()
         self._ended: Future[str] = Future()
         self.node: str | None = None
         self.calls: list[tuple[str, Any]] = []
@@ -109,7 +110,7 @@ class FakeActor:
         return self._ended.result() if self._ended.done() else None
 
     def end(self, why: str) -> None:
-        with self._lock:
+        with self._ending:
             if self._ended.done():
                 return
             self._ended.set_result(why)
@@ -119,8 +120,8 @@ class FakeActor:
         return _FakeMethod(self, method)
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        with self._lock:
-            if self._built is None:
+        with self._building:
+            if self._built is None and self.death is None:
                 self._ray.place(self)
                 self._built = self._build() if self.death is None else None
         self.calls.append((method, args))
