@@ -9,15 +9,15 @@ QUIET ?= -qq
 # Tests run in as many processes as there are cores. `make test PARALLEL=` runs them in one, as a debugger needs it.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 SEEDS ?= 10
-NOT_QUICK := gpu or slow or vllm or parity or properties or crash or interpreted or embedded or processes or browser
+NOT_QUICK := gpu or slow or vllm or ray or parity or properties or crash or interpreted or embedded or processes or browser
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test clients torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test ray-test clients torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, ray-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
@@ -39,6 +39,9 @@ gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 
 vllm-test: $(VENV)/.ready-dev  ## the tests that start vLLM, from HEADRACE_VLLM_PYTHON=PATH (minutes)
 	@$(BIN)/pytest -m vllm $(ARGS)
+
+ray-test: $(VENV)/.ready-ray  ## the tests that start Ray clusters on this machine (minutes)
+	@$(BIN)/pytest -m ray $(ARGS)
 
 clients: $(VENV)/.ready-dev  ## real clients against the server, each installed into an environment of its own (minutes)
 	@$(BIN)/python -m tests.clients.run $(ARGS)
@@ -82,9 +85,10 @@ clean:  ## remove the virtual environment and everything built
 $(VENV)/.ready: EXTRAS :=
 $(VENV)/.ready-dev: EXTRAS := [dev]
 $(VENV)/.ready-gpu: EXTRAS := [dev,gpu]
+$(VENV)/.ready-ray: EXTRAS := [dev,ray]
 $(VENV)/.ready-dev: INCLUDED := $(VENV)/.ready
-$(VENV)/.ready-gpu: INCLUDED := $(VENV)/.ready $(VENV)/.ready-dev
-$(VENV)/.ready $(VENV)/.ready-dev $(VENV)/.ready-gpu: pyproject.toml constraints.txt
+$(VENV)/.ready-gpu $(VENV)/.ready-ray: INCLUDED := $(VENV)/.ready $(VENV)/.ready-dev
+$(VENV)/.ready $(VENV)/.ready-dev $(VENV)/.ready-gpu $(VENV)/.ready-ray: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	    $(PYTHON) -c "$$REFUSE_OTHER_PYTHONS" "$(PYTHON)" && $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing headrace$(EXTRAS) into $(VENV) (a minute or more the first time: torch is large) ..."

@@ -8,6 +8,7 @@
     ├── RequestError           one request is refused; carries the parameter at fault  (also a ValueError)
     ├── BatchError             a batched function returned no valid list of results
     ├── EngineDeadError        the engine stopped; nothing in flight will finish
+    │   └── MachineLostError   its machine has gone, whatever the engine did
     ├── FailedRequestError     the engine failed on one valid request
     ├── ProfilerError          a profile cannot be started, stopped or written
     └── JobError               a batch job cannot start or continue
@@ -62,6 +63,10 @@ class EngineDeadError(HeadraceError):
     def __init__(self, message: str, *, code: str = "engine_dead") -> None:
         super().__init__(message)
         self.code = code
+
+
+class MachineLostError(EngineDeadError):
+    """The machine of the engine has gone, with everything on it. No request is the cause."""
 
 
 class FailedRequestError(HeadraceError):

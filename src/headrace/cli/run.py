@@ -92,6 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         defaults=defaults,
         limit=given.limit,
         workers=given.workers,
+        ray=given.ray,
         overwrite=given.overwrite,
         template=template,
         input_format=given.input_format,
@@ -222,6 +223,12 @@ def build_parser() -> CommandParser:
         metavar="N",
         help="engines side by side on this machine, which divide its cores, memory and GPUs, or 'auto' (default): one "
         "for each visible GPU, one on a CPU",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run the workers on the machines of the Ray cluster at HOST:PORT, or 'auto' for the one that this machine "
+        "belongs to; --workers is then how many the job may have there, by default as many as the cluster holds",
     )
     parser.add_argument("--limit", type=_at_least_one, metavar="N", help="answer only the first N lines")
     parser.add_argument(

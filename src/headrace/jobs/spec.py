@@ -45,6 +45,7 @@ class JobSpec:
     disk_wait_s: float = 3600.0  # how long to wait for space on a full disk
     auto_settings: dict[str, Any] | None = None  # of `config`, taken from a checkpoint: kept when the job is resumed
     workers: int | None = None  # engines side by side on this machine; None: one for each visible GPU, or one
+    ray: str | None = None  # run the workers on the Ray cluster at this address, or 'auto'; None: on this machine
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:

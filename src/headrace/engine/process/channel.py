@@ -11,10 +11,23 @@ import socket
 import threading
 from collections import deque
 from struct import Struct
+from typing import Protocol
 
 _LENGTH = Struct("<I")
 _READ_BYTES = 1 << 18
 _SOCKET_BYTES = 1 << 20  # asked for; a system may give less
+
+
+class FrameChannel(Protocol):
+    """What an engine and its front need of a channel, whatever carries the frames."""
+
+    def send(self, payload: bytes) -> None: ...
+
+    def receive(self, timeout_s: float | None = None) -> list[bytes] | None: ...
+
+    def hang_up(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Channel:

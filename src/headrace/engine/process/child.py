@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.engine.loop import EngineLoop, could_not_take
 from headrace.engine.process import wire
-from headrace.engine.process.channel import Channel
+from headrace.engine.process.channel import Channel, FrameChannel
 from headrace.engine.process.engine_process import LOAD_CORE
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.garbage import freeze_loaded_objects
@@ -56,7 +56,7 @@ _log = logging.getLogger("headrace.engine.process.child")  # the same name when 
 class EngineChild:
     """An engine at the other end of a channel. The front controls it."""
 
-    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+    def __init__(self, channel: FrameChannel, heartbeat_s: float) -> None:
         self._channel = channel
         self._heartbeat_s = heartbeat_s
         self._writer = wire.StepWriter()

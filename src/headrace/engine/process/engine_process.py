@@ -27,7 +27,7 @@ from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.forks import end_in_forks
 from headrace.engine.process import wire
-from headrace.engine.process.channel import Channel
+from headrace.engine.process.channel import Channel, FrameChannel
 from headrace.engine.profiler import ProfileOptions
 from headrace.errors import EngineDeadError, HeadraceError, ProfilerError, RequestError
 from headrace.sched import SchedulerStats
@@ -83,9 +83,8 @@ class EngineProcess:
         self._has_started = threading.Event()  # the process runs, or could not be started
         self._can_run = threading.Event()  # the engine is ready, or has failed
         self.health = ProcessHealth()
-        ours, self._theirs = socket.socketpair()
-        self._channel = Channel(ours)
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel = self._connect()
         self._log_copier: threading.Thread | None = None
         # The child asks Linux to kill it with the thread that started it: this one, which lives until the child ends.
         self._thread = threading.Thread(target=self._run, name="headrace-engine-process", daemon=True)
@@ -209,7 +208,7 @@ class EngineProcess:
 
     def _run(self) -> None:
         try:
-            self._process = self._spawn()
+            self._launch()
             self._has_started.set()
             while self._failure is None and (frames := self._channel.receive()) is not None:
                 self._take(frames)
@@ -217,6 +216,28 @@ class EngineProcess:
             self._failure = self._failure or EngineDeadError(f"the engine's messages could not be read: {error!r}")
         finally:
             self._end()
+
+    # What depends on where the process runs.
+
+    def _connect(self) -> FrameChannel:
+        """The front's end of the channel. The process does not run yet."""
+        ours, self._theirs = socket.socketpair()
+        return Channel(ours)
+
+    def _launch(self) -> None:
+        self._process = self._spawn()
+
+    def _wait_for_exit(self) -> EngineDeadError:
+        """Returns why the process has ended. The channel is closed at this end."""
+        status = None if self._process is None else _wait_for(self._process)
+        if self._log_copier is not None:
+            self._log_copier.join(LAST_LINES_S)
+        return EngineDeadError(_describe_exit(status))
+
+    def _kill(self) -> None:
+        self._has_started.wait()
+        if self._process is not None:
+            self._process.kill()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._theirs as theirs:
@@ -272,22 +293,14 @@ class EngineProcess:
 
     def _end(self) -> None:
         self._channel.hang_up()
-        status = None if self._process is None else _wait_for(self._process)
-        if self._log_copier is not None:
-            self._log_copier.join(LAST_LINES_S)
-        reason = "it was closed" if self._is_closing else _describe_exit(status)
-        self._failure = self._failure or EngineDeadError(reason)
+        ended = self._wait_for_exit()
+        self._failure = self._failure or (EngineDeadError("it was closed") if self._is_closing else ended)
         self._channel.close()
         self._fail_profiles()
         self._has_started.set()
         self._can_run.set()
         if self._ready is not None and not self._is_closing:
             self._on_end()
-
-    def _kill(self) -> None:
-        self._has_started.wait()
-        if self._process is not None:
-            self._process.kill()
 
 
 def child_environment() -> dict[str, str]:

@@ -47,9 +47,17 @@ class JobEngine:
     free before the next one loads. Events that a closed engine still sends are dropped."""
 
     def __init__(
-        self, start: Start, deliver: Deliver, config: EngineConfig, *, number: int = 0, has_own_process: bool = False
+        self,
+        start: Start,
+        deliver: Deliver,
+        config: EngineConfig,
+        *,
+        number: int = 0,
+        has_own_process: bool = False,
+        waits: bool = True,
     ) -> None:
-        """`has_own_process`: its engines run in processes, so that a start can be abandoned."""
+        """`has_own_process`: its engines run in processes, so that a start can be abandoned. Without `waits`, the first
+        start only begins, and `engine` is missing until it has ended or `expect` was called."""
         self.number = number
         self._start = start
         self._deliver = deliver
@@ -60,7 +68,11 @@ class JobEngine:
         self._starting: Future[Engine] | None = None
         self._death: BaseException | None = None  # noticed before its client has
         self.num_restarts = 0
-        self.start(config)
+        self._has_run = False
+        if waits:
+            self.start(config)
+        else:
+            self.begin_start(config)
 
     def start(self, config: EngineConfig) -> None:
         """Close the present engine, if there is one, and load the next one."""
@@ -73,6 +85,7 @@ class JobEngine:
 
     def _use(self, engine: Engine) -> None:
         self.engine = self._live = engine
+        self._has_run = True
         self._death = None
         self.max_sequences = _max_sequences(engine)
 
@@ -92,6 +105,17 @@ class JobEngine:
         threading.Thread(target=load, name=f"headrace-start-{self.number}", daemon=True).start()
 
     @property
+    def starting(self) -> Future[Engine] | None:
+        """The start that `finish_start` ends."""
+        return self._starting
+
+    def expect(self, engine: Engine) -> None:
+        """Take what the job needs to know about its engine from that of another worker, until its own has started."""
+        waiting = EngineDeadError("it has not started yet", code="engine_restarting")
+        self.engine = replace(engine, client=DeadClient(waiting), model=None)
+        self.max_sequences = 2 * engine.settings.max_num_seqs + SPARE_SEQUENCES
+
+    @property
     def is_starting(self) -> bool:
         return self._starting is not None
 
@@ -104,8 +128,9 @@ class JobEngine:
         """Use the engine that was started. Raises what its start has raised."""
         assert self._starting is not None
         starting, self._starting = self._starting, None
-        self._use(starting.result())
-        self.num_restarts += 1
+        engine = starting.result()
+        self.num_restarts += self._has_run
+        self._use(engine)
 
     @property
     def death(self) -> BaseException | None:

@@ -22,7 +22,7 @@ from msgspec import UNSET
 
 from headrace.config import EngineConfig
 from headrace.engine.settings import Settings
-from headrace.errors import RequestError, ResumableJobError
+from headrace.errors import MachineLostError, RequestError, ResumableJobError
 from headrace.jobs.input.prepare import Work
 from headrace.jobs.input.reply import POISON
 from headrace.jobs.planning.duplicates import digest_of
@@ -225,13 +225,14 @@ class RecoveryPolicy:
                 return Restart(config, delay_s, f"the device's memory ran out ({reason}): {climbed.rung}")
         is_device_lost = not had_own_process and any(mark in reason for mark in _LOST_DEVICE)
         loss: Loss = "device" if is_device_lost else "engine"
-        self._note_death(indices, loss, reason, progress, death=death)
+        is_machine_lost = isinstance(failure, MachineLostError)  # with all its workers, perhaps at once
+        self._note_death(indices, loss, reason, progress, death=death, is_suspicious=not is_machine_lost)
         if loss == "device":
             raise ResumableJobError(
                 f"the engine died with a device error, and this process cannot use the device any more: {reason}; run "
                 "the same command again to continue, with the engine in a process of its own"
             )
-        if death.others and self._is_cause(state):
+        if death.others and not is_machine_lost and self._is_cause(state):
             return None
         return Restart(self.config_of(death.worker), delay_s, f"the engine died: {reason}")
 
@@ -309,6 +310,7 @@ class RecoveryPolicy:
         self._note_searches()
         has_learned = poison_line is not None or suspects.state != before
         is_idle = not has_learned and (last is None or progress.num_done == last.num_done)
+        is_idle = is_idle and (is_suspicious or loss == "process")
         num_idle = 1 + (0 if last is None else last.num_idle) if is_idle else 0
         self.log.append(
             EngineDeath(

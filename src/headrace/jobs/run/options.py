@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.jobs.recovery.job_engine import Start
 from headrace.jobs.recovery.retry_rules import RetryRules
 from headrace.jobs.status.console import Console
+
+if TYPE_CHECKING:
+    from headrace.jobs.workers.on_ray.cluster import RayCluster
 
 OnBegin = Callable[[Callable[[], None]], None]  # called with a function that stops the run
 
@@ -22,3 +26,4 @@ class RunOptions:
     min_lines_for_process: int  # from that many lines on, a process of its own prepares them
     console: Console
     on_begin: OnBegin | None = None
+    cluster: RayCluster | None = None  # where engines run, in place of the job's own address

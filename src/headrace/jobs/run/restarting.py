@@ -45,7 +45,12 @@ class Restarter:
         self._console = context.console
         self._outcomes = outcomes
         self._take_last_events = take_last_events
-        self._starts: dict[int, _NextStart] = {}  # by worker
+        # By worker. Some may not have started at all yet: the job begins with those that have.
+        self._starts = {
+            worker.number: _NextStart(monotonic(), context.recovery.config_of(worker.number))
+            for worker in context.workers
+            if worker.is_starting
+        }
 
     def check(self) -> None:
         """Look after every worker that has died or that starts."""

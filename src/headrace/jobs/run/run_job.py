@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine.core import EngineStats
 from headrace.engine.start import Engine, start_engine, start_engine_process
@@ -42,6 +42,9 @@ from headrace.jobs.workers.worker_set import Workers
 from headrace.sched import SchedulerStats
 from headrace.startup import Report, StartupStage
 
+if TYPE_CHECKING:
+    from headrace.jobs.workers.on_ray.cluster import RayCluster
+
 SWITCH_SECONDS = 0.0005
 
 
@@ -55,13 +58,14 @@ def run_job(
     quiet: bool = False,
     stream: TextIO | None = None,
     on_begin: OnBegin | None = None,
+    cluster: RayCluster | None = None,
 ) -> JobReport:
     """Answer every line of the input that has no result yet. When the user stops the job, the report says so. `start`
     starts engines, all of them or those of one worker each; by default a single engine runs on a thread, or in a
     process of its own if an earlier run of this job lost its process, and several run in processes. `has_own_process`:
     the engines of `start` run in other processes. From `min_lines_for_process` lines on, a process of its own prepares
     the lines. `on_begin` is called before the first line starts, with a function that stops the run as a signal would,
-    from any thread."""
+    from any thread. `cluster`: where the workers run, in place of the one at `job.ray`."""
     job.check_paths()
     console = Console(enabled=not quiet, stream=stream)
     options = RunOptions(
@@ -71,6 +75,7 @@ def run_job(
         min_lines_for_process=min_lines_for_process,
         console=console,
         on_begin=on_begin,
+        cluster=cluster,
     )
     with closing(job.open_input()) as source, MetricsServer(job.metrics_port) as metrics:
         if metrics.url is not None:
@@ -120,15 +125,26 @@ class _Execution:
         )
 
     def answer(self, results: Results, directory: JobDirectory | None) -> JobReport:
-        """Start an engine and run the main loop over the lines that are left."""
+        """Start engines, here or on a cluster, and run the main loop over the lines that are left."""
+        if self.job.ray is None or self.options.cluster is not None:
+            return self._answer(results, directory, self.options.cluster)
+        from headrace.jobs.workers.on_ray.cluster import connected
+
+        with connected(self.job.ray, tell=self._tell) as cluster:
+            return self._answer(results, directory, cluster)
+
+    def _answer(self, results: Results, directory: JobDirectory | None, cluster: RayCluster | None) -> JobReport:
         job, tell = self.job, self._tell
         inbox: Inbox = SimpleQueue()
         num_expected = self._num_expected
-        shares = self._shares
+        shares = self._shares if cluster is None else cluster.shares(job.config, job.workers)
         recovery = _recovery_of(job, directory, self.options, shares)
         tell(f"loading {job.config.model} ...")
         with sigterm_raises(job), StartupDisplay(tell, terminal=self.options.console.terminal) as display:
-            workers = self._start_workers(shares, recovery, display, inbox)
+            if cluster is None:
+                workers = self._start_workers(shares, recovery, display, inbox)
+            else:
+                workers = _start_on_cluster(cluster, shares, recovery, display, inbox)
         try:
             for warning in workers.engine.settings.warnings:
                 tell(f"warning: {warning}")
@@ -235,6 +251,14 @@ def _recovery_of(
         had_own_process = directory.had_engine_processes or _needs_own_process(recovery, options, 1)
         recovery.process_was_lost(directory.epoch - 1, directory.lost_lines, progress, had_own_process=had_own_process)
     return recovery
+
+
+def _start_on_cluster(
+    cluster: RayCluster, shares: list[WorkerShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
+) -> Workers:
+    configs = [recovery.config_of(number) for number in range(len(shares))]
+    workers = cluster.start_workers(shares, configs, inbox.put, report)
+    return Workers(workers, have_processes=True, num_gpus=len(shares))
 
 
 def ignore(stage: StartupStage) -> None:
