@@ -162,7 +162,7 @@ def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     ("arguments", "status", "message"),
     [
         (["--no-such-option"], 2, "error: unknown option --no-such-option"),
-        (["/no/such/model"], 1, "error: "),
+        (["/no/such/model"], 2, "error: "),
     ],
 )
 def test_an_error_at_the_start_is_json(arguments: list[str], status: int, message: str) -> None:

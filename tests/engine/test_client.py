@@ -5,12 +5,13 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.client import EngineClient
 from headrace.errors import EngineDeadError
+from headrace.startup import ignore_stage
 from tests.engine import cores
 from tests.engine.process.process_tools import Inbox, make_request
 
 
 def make_client(inbox: Inbox) -> EngineClient:
-    core = cores.faulty(EngineConfig(model="pretend"), lambda stage: None).core
+    core = cores.faulty(EngineConfig(model="pretend"), ignore_stage).core
     return EngineClient(core, inbox.deliver)
 
 
