@@ -1,6 +1,7 @@
 """GET /: the dashboard page. GET /dashboard/data: its figures, and the samples of the last hour that it does not have.
 
-The page asks every two seconds. What changes seldom has routes of its own: /alerts, /bottleneck, /server_info.
+The page asks every two seconds. What changes seldom has routes of its own: /alerts, /bottleneck, /server_info,
+/v1/batches.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def figures(services: Services, monitor: SelfMonitor, *, since: int) -> dict[str
         "state": services.state.refuse_reason() or "ready",
         "live": _rounded(monitor.now()),
         "gpu": _gpu(services.gpus),
+        "has_batches": services.batches is not None,
         "history": {
             "next": history.num_recorded,
             "span_s": SPAN_S,

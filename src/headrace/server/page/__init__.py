@@ -8,7 +8,7 @@ may ask this server alone. The page has no data: its script asks for them, with 
     api.js        requests to the server with the key; errors in words
     chart.js      a chart of the last hour, in SVG
     cards.js      the cards of figures, and what each line of a chart is
-    panels.js     alerts, bottleneck, GPUs and settings
+    panels.js     alerts, bottleneck, GPUs, batches and settings
     prompt.js     the box to try a prompt
     main.js       the loop that asks for new figures
 """

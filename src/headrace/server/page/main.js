@@ -1,6 +1,7 @@
 // The loop: asks for new figures every two seconds while the page is visible, and says so when there are none.
 
 const POLL_MS = 2000;
+const NUM_BATCHES = 10; // that are shown
 
 const STATES = {
   ready: ["ready", "good"],
@@ -64,6 +65,7 @@ async function askSeldom() {
     const [alerts, bottleneck] = await Promise.all([getJson("alerts"), getJson("bottleneck")]);
     showAlerts(alerts);
     showBottleneck(bottleneck);
+    if (page.current.has_batches) showBatches(await getJson(`v1/batches?limit=${NUM_BATCHES}`));
     page.numSamples = page.board.next;
   }
   if (isNewServer) {

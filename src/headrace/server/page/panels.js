@@ -99,6 +99,19 @@ function addMeter(list, label, share, text) {
   list.append(element("dt", {}, label), element("dd", {}, meter), value);
 }
 
+// ---- batches
+
+function showBatches({ data }) {
+  byId("batches-panel").hidden = false;
+  byId("no-batches").hidden = data.length > 0;
+  byId("batches").replaceChildren(...data.map(batchRow));
+}
+
+function batchRow({ id, status, created_at: createdAt, request_counts: counts }) {
+  const cells = [status, ...[counts.completed, counts.failed, counts.total].map(formatNumber), formatClock(createdAt)];
+  return element("tr", {}, element("td", { class: "name" }, id), ...cells.map((text) => element("td", {}, text)));
+}
+
 // ---- settings
 
 function settingText(value) {
