@@ -22,6 +22,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": facts.cpu_model,
         "num_cores": facts.num_cores,
+        "topology": None if facts.topology is None else facts.topology.describe(),
         "memory_bytes": facts.total_memory,
         "gpus": gpu_facts(),
         "platform": platform.platform(),

@@ -11,10 +11,12 @@ whatever the size of the model: the page cache keeps what is read ahead.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -93,13 +95,20 @@ class OpenFile:
             buffer, offset = buffer[count:], offset + count
 
     def read_ahead(self, start: int) -> None:
-        """Asks the system to read what follows byte `start`, and returns at once."""
+        """Has the system read what follows byte `start` into the page cache, and returns at once."""
         end = min(self.num_bytes, start + READ_AHEAD_BYTES)
         if end - self._num_advised < min(READ_AHEAD_BYTES // 2, self.num_bytes - start) or not _CAN_ADVISE:
             return
         start = max(start, self._num_advised)
-        os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
         self._num_advised = end
+        # The call waits while the disk's queue is full.
+        threading.Thread(
+            target=self._advise, args=(start, end - start), name="headrace-read-ahead", daemon=True
+        ).start()
+
+    def _advise(self, start: int, num_bytes: int) -> None:
+        with suppress(OSError):  # the file system does not read ahead
+            os.posix_fadvise(self._descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
