@@ -3,7 +3,7 @@
     facts.py                       what settings depend on        describe.py   machine, versions, commit, for records
     nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
     gpu_monitor.py                 the figures of GPUs now, for metrics and jobs
-    topology.py, cgroups.py        physical cores, NUMA nodes and limits of this process; cpu_list.py parses `0-3,8`
+    topology.py, cgroups.py        physical cores, NUMA nodes and limits of this process (cpu_list.py, system_files.py)
     gpu_topology.py                NVLink, PCIe and NUMA nodes of GPUs          affinity.py   pins threads
 
 Only `facts.read_gpu` and `facts.visible_gpus` import torch.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.hardware.cpu_list import parse_cpu_list
+from headrace.hardware.system_files import ROOT, read_text
 
-ROOT = Path("/")
 _NO_LIMIT_BYTES = 1 << 60  # version 1 writes a number near 2**63 if there is none
 _V1_FOLDERS = {"cpu": ("cpu", "cpu,cpuacct"), "memory": ("memory",), "cpuset": ("cpuset",)}
 
@@ -50,7 +50,7 @@ def read_limits(root: Path = ROOT) -> CgroupLimits:
 def _own_groups(root: Path) -> dict[str, str]:
     """The path of this process' group, by controller of version 1; that of version 2 has no name."""
     groups: dict[str, str] = {}
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number.isdecimal():
@@ -70,8 +70,10 @@ def _folders(root: Path, groups: dict[str, str], controller: str) -> Iterator[Pa
 
 
 def _quota(folder: Path) -> float | None:
-    v2 = (_text(folder / "cpu.max") or "").split()
-    quota, period = v2 if len(v2) == 2 else (_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
+    v2 = read_text(folder / "cpu.max").split()
+    quota, period = (
+        v2 if len(v2) == 2 else (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
+    )
     allowed, whole = _number(quota), _number(period)
     return allowed / whole if allowed is not None and whole and allowed > 0 else None
 
@@ -81,16 +83,16 @@ def _memory(folder: Path) -> MemoryLimit | None:
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        limit = _number(_text(folder / limit_name))
+        limit = _number(read_text(folder / limit_name))
         if limit is not None and 0 < limit < _NO_LIMIT_BYTES:
-            used = _number(_text(folder / used_name)) or 0
+            used = _number(read_text(folder / used_name)) or 0
             return MemoryLimit(limit, max(0, used - _reclaimable(folder)))
     return None
 
 
 def _reclaimable(folder: Path) -> int:
     """Bytes of files that were read once: the system drops them when memory is needed."""
-    for line in (_text(folder / "memory.stat") or "").splitlines():
+    for line in read_text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):
             return _number(value) or 0
@@ -99,20 +101,13 @@ def _reclaimable(folder: Path) -> int:
 
 def _cpus(folder: Path) -> frozenset[int]:
     for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-        if found := parse_cpu_list(_text(folder / name)):
+        if found := parse_cpu_list(read_text(folder / name)):
             return found
     return frozenset()
 
 
-def _text(path: Path) -> str | None:
+def _number(text: str) -> int | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return int(text or "")
+        return int(text)
     except ValueError:
         return None

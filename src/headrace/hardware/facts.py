@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from headrace.hardware.cgroups import ROOT
 from headrace.hardware.gpu_topology import GpuPlace, place_of
+from headrace.hardware.system_files import ROOT, read_text
 from headrace.hardware.topology import CpuTopology, read_topology
 
 
@@ -84,8 +84,7 @@ def _num_cpus(topology: CpuTopology) -> int:
 
 
 def _cpu_model(root: Path) -> str:
-    with suppress(OSError):
-        for line in (root / "proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in read_text(root / "proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -11,8 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.hardware.cgroups import ROOT
 from headrace.hardware.cpu_list import cpu_list, parse_cpu_list
+from headrace.hardware.system_files import ROOT, read_text
 
 Link = Literal["nvswitch", "nvlink", "pcie switch", "pcie root", "numa node", "system", "unknown"]
 MAX_NVLINKS = 18
@@ -77,8 +77,8 @@ def read_gpu_topology(root: Path = ROOT, nvml: Any = None) -> GpuTopology | None
 def place_of(bus_id: str, root: Path = ROOT, *, index: int = 0, uuid: str = "") -> GpuPlace:
     """NUMA node and CPUs near a PCI device."""
     folder = root / "sys/bus/pci/devices" / bus_id
-    node = _text(folder / "numa_node")
-    cpus = parse_cpu_list(_text(folder / "local_cpulist"))
+    node = read_text(folder / "numa_node")
+    cpus = parse_cpu_list(read_text(folder / "local_cpulist"))
     return GpuPlace(index, uuid, bus_id, int(node) if node.isdecimal() else None, cpus)  # -1: not told
 
 
@@ -141,10 +141,3 @@ class _Reader:
 
 def _str(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.hardware.cgroups import ROOT, CgroupLimits, read_limits
+from headrace.hardware.cgroups import CgroupLimits, read_limits
 from headrace.hardware.cpu_list import parse_cpu_list
+from headrace.hardware.system_files import ROOT, read_text
 
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
@@ -104,19 +105,19 @@ def _allowed_cpus(root: Path, affinity: frozenset[int] | None) -> frozenset[int]
         return affinity
     if root == ROOT and hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
-    return parse_cpu_list(_text(root / _CPUS / "online")) or frozenset(range(os.cpu_count() or 1))
+    return parse_cpu_list(read_text(root / _CPUS / "online")) or frozenset(range(os.cpu_count() or 1))
 
 
 def _siblings(root: Path, cpu: int) -> frozenset[int]:
     for name in ("core_cpus_list", "thread_siblings_list"):
-        found = parse_cpu_list(_text(_cpu_folder(root, cpu) / "topology" / name))
+        found = parse_cpu_list(read_text(_cpu_folder(root, cpu) / "topology" / name))
         if cpu in found:
             return found
     return frozenset({cpu})
 
 
 def _socket(root: Path, cpu: int) -> int:
-    text = _text(_cpu_folder(root, cpu) / "topology/physical_package_id")
+    text = read_text(_cpu_folder(root, cpu) / "topology/physical_package_id")
     return int(text) if text.isdecimal() else 0  # -1: the machine does not tell
 
 
@@ -128,17 +129,10 @@ def _read_nodes(root: Path) -> tuple[NumaNode, ...]:
     nodes = []
     for folder in (root / _NODES).glob("node*"):
         if (number := re.fullmatch(r"node(\d+)", folder.name)) is not None:
-            memory = dict(re.findall(r"(MemTotal|MemFree):\s+(\d+) kB", _text(folder / "meminfo")))
+            memory = dict(re.findall(r"(MemTotal|MemFree):\s+(\d+) kB", read_text(folder / "meminfo")))
             sizes = [1024 * int(memory[name]) if name in memory else None for name in ("MemTotal", "MemFree")]
-            nodes.append(NumaNode(int(number[1]), parse_cpu_list(_text(folder / "cpulist")), *sizes))
+            nodes.append(NumaNode(int(number[1]), parse_cpu_list(read_text(folder / "cpulist")), *sizes))
     return tuple(sorted(nodes, key=lambda node: node.index))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _many(count: int, noun: str) -> str:
