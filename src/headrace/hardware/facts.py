@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from headrace.hardware.gpu_topology import GpuPlace, place_of
+from headrace.hardware.gpu_topology import GpuPlace, place_of, read_gpu_topology
 from headrace.hardware.system_files import ROOT, read_text
 from headrace.hardware.topology import CpuTopology, read_topology
 
@@ -51,10 +51,12 @@ def read_gpu() -> GpuFacts | None:
 def _place_of_gpu() -> GpuPlace | None:
     import torch
 
-    with suppress(AttributeError, RuntimeError, AssertionError):  # of an older torch, or an unusual driver
-        found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    with suppress(AttributeError):  # an older torch
         return place_of(f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0")
-    return None
+    topology, uuid = read_gpu_topology(), str(getattr(found, "uuid", ""))
+    gpus = () if topology is None or not uuid else topology.gpus
+    return next((gpu for gpu in gpus if gpu.uuid.endswith(uuid)), None)
 
 
 def visible_gpus() -> tuple[str, ...]:

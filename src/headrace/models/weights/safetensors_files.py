@@ -162,11 +162,10 @@ class SafetensorsFiles:
 
 
 def _copy(rows: Tensor, out: Tensor) -> None:
-    """Copies and converts. To a GPU, the narrower type travels, and the copy is not waited for."""
-    if out.device.type == "cuda" and rows.dtype != out.dtype and rows.element_size() <= out.element_size():
-        out.copy_(rows.to(out.device, non_blocking=True))
-    else:
-        out.copy_(rows, non_blocking=True)
+    """Copies and converts. A GPU converts itself, and the copy to it is not waited for."""
+    if out.dtype != rows.dtype:
+        rows = rows.to(out.device, non_blocking=True)
+    out.copy_(rows, non_blocking=True)
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
