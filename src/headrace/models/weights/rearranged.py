@@ -35,6 +35,8 @@ class Rearranged:
         rows = range(num_rows) if part is None else part.rows
         columns = None if part is None else part.columns
         self._files.fill_regions(stored.name, out, regions_of(stored, rows, columns, self._files.shape(stored.name)))
+        if part is None:
+            self._files.read_ahead(stored.name)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None

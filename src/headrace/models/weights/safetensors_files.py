@@ -104,7 +104,12 @@ class SafetensorsFiles:
             rows, columns = part.rows, columns if part.columns is None else part.columns
         self.fill_regions(name, out, [Region(rows, columns)])
         if part is None:
-            tensor.file.read_ahead(tensor.offset + out.numel() * _ITEM_BYTES[tensor.type_name])
+            self.read_ahead(name)
+
+    def read_ahead(self, name: str) -> None:
+        """Has the system read what follows a tensor: it is probably needed next."""
+        tensor = self._stored(name)
+        tensor.file.read_ahead(tensor.offset + math.prod(tensor.shape) * _ITEM_BYTES[tensor.type_name])
 
     def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None:
         """Writes regions of the stored tensor into `out`, one below the other."""
