@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -127,7 +128,7 @@ def test_interactive_decodes_are_slowed_down_by_a_limited_factor() -> None:
     simulation = Simulation()
     simulation.run(30.0, [1.0, 20.0], answer=200)
     times = simulation.token_at["interactive-1"][8:]  # the first ones measure and find the limit
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) <= 1.1 * MAX_SLOWDOWN * (STEP_S + TOKEN_S)
 
 

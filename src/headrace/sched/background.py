@@ -90,8 +90,8 @@ class BackgroundPace:
 
     def computed_prompt(self, since: int, now: float) -> None:
         """The prompt of an interactive sequence is computed; its first step was `since`."""
-        seconds = now - self._begun_at.get(since, self._applied_at)
-        self._prompt_s = _mean(self._prompt_s, seconds)
+        oldest = next(iter(self._begun_at.values()), now)
+        self._prompt_s = _mean(self._prompt_s, now - self._begun_at.get(since, oldest))
         self._measures_decode = True
 
     # ---- steps

@@ -135,7 +135,7 @@ class Scheduler:
     # ---- plan
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step; None if there is nothing to compute."""
+        """Plan the next step; None if there is nothing to compute, or if steps in flight have to end first."""
         draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
@@ -442,7 +442,7 @@ class Scheduler:
 
     def _note_prompt(self, sequence: Sequence, now: float) -> None:
         """A prompt is computed. Siblings share that of their parent."""
-        if sequence.parent is None and not sequence.request.is_background:
+        if self._queue.by_priority and sequence.parent is None and not sequence.request.is_background:
             self._pace.computed_prompt(int(self.slots.since[sequence.slot]), now)
 
     def _take_readout(self, readout_result: ReadoutResult) -> list[SequenceEvent]:

@@ -13,9 +13,11 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.jobs.store import journal as journal_module
 from headrace.server.batch import runner as runner_module
+from headrace.server.batch.store import BatchStore
 from tests.server.batch.batch_server import (
     BatchServer,
     LimitedEngine,
+    as_jsonl,
     create,
     line,
     results,
@@ -23,6 +25,7 @@ from tests.server.batch.batch_server import (
     upload,
     wait_for,
 )
+from tests.server.batch.test_store import add_batch, add_file
 
 LINES = [line(str(number)) for number in range(8)]
 IDS = {each["custom_id"] for each in LINES}
@@ -126,17 +129,16 @@ def test_a_clock_that_goes_back_does_not_lengthen_the_window(
 
 
 def test_a_clock_that_went_back_before_a_restart_does_not_lengthen_the_window(
-    engine: LimitedEngine, config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: LimitedEngine, config: EngineConfig, tmp_path: Path
 ) -> None:
+    store, in_ten_days = BatchStore(tmp_path), int(runner_module.time.time()) + 10 * 24 * 3600
+    file = add_file(store, content=as_jsonl(LINES), max_bytes=10**6)
+    batch = add_batch(store, file, created_at=in_ten_days, window_s=2)
+    store.close()
     engine.client.limit_running(0)
-    with monkeypatch.context() as patched:
-        now = runner_module.time.time
-        patched.setattr("headrace.server.batch.service.time", lambda: now() + 10 * 24 * 3600)
-        with serving_batches(engine, config, tmp_path, window_s=2) as server, server.client() as client:
-            batch = create(client, LINES)
     with serving_batches(engine, config, tmp_path) as server, server.client() as client:
-        batch = wait_for(client, batch.id, "expired", "completed")
-        assert batch.status == "expired" and results(client, batch.error_file_id).keys() == IDS
+        ended = wait_for(client, batch.id, "expired", "completed")
+        assert ended.status == "expired" and results(client, ended.error_file_id).keys() == IDS
     engine.client.limit_running(None)
 
 
@@ -231,5 +233,6 @@ def test_a_full_disk_at_the_end_delays_the_files(
     monkeypatch.setattr(runner_module, "write_results", full)
     batch = wait_for(client, create(client, LINES).id, "completed", "failed")
     assert num_left == [0] and results(client, batch.output_file_id).keys() == IDS
+    assert server.service.runner.close()  # it removes the job after the batch has ended
     assert not list((server.service.store.path / "uploads").iterdir())
     assert not list((server.service.store.path / "jobs").iterdir())

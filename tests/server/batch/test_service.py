@@ -173,13 +173,14 @@ def test_a_batch_that_finds_no_room_on_the_disk_is_a_507(client: openai.OpenAI, 
     (num_pages,) = store._database.execute("PRAGMA max_page_count").fetchone()
     file_id = upload(client, ["bad"])
 
-    def start() -> Any:
-        return client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
+    def start(number: int = 1) -> Any:
+        """The last of so many batches."""
+        asked = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+        return [client.batches.create(**asked) for _ in range(number)][-1]
 
     store._database.execute("PRAGMA max_page_count=1")  # no page more than there are
     with pytest.raises(openai.InternalServerError) as raised:
-        for _ in range(99):
-            start()
+        start(99)
     assert raised.value.status_code == 507 and raised.value.code == "insufficient_storage"
     store._database.execute(f"PRAGMA max_page_count={num_pages}")
     assert wait_for(client, start().id, "failed").errors.data[0].code == "invalid_json_line"
