@@ -147,8 +147,8 @@ def test_a_batch_alone_is_not_limited() -> None:
 def test_the_limit_does_not_fall_where_fewer_tokens_save_no_time() -> None:
     """As on a GPU: reading the weights takes most of a step."""
     alone, beside = (Simulation(2, step_s=0.010, token_s=0.00001) for _ in range(2))
-    alone.run(30.0)
-    beside.run(30.0, poisson(1.0, 30.0), prompt_len=32, answer=8)
+    alone.run(10.0)
+    beside.run(10.0, poisson(1.0, 10.0), prompt_len=32, answer=8)
     assert beside.num_lines_done >= 0.8 * alone.num_lines_done
 
 
