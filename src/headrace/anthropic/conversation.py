@@ -13,7 +13,7 @@ from headrace.openai.errors import INVALID_TYPE, bad_request, not_supported
 Block = dict[str, Any]
 Message = dict[str, Any]
 
-_ROLES = ("user", "assistant")
+_ROLES = ("user", "assistant", "system")
 _ERROR = "Error: "  # chat templates have no other place for `is_error`
 
 
@@ -28,11 +28,17 @@ def chat_messages(system: str | list[Block] | None, messages: Sequence[Message])
         place = f"messages[{index}]"
         role = message.get("role")
         if role not in _ROLES:
-            raise bad_request(f"{place}.role must be 'user' or 'assistant', got {role!r}", "messages")
-        blocks = _blocks(message.get("content"), f"{place}.content")
-        for one in _of_user(blocks, place) if role == "user" else [_of_assistant(blocks, place)]:
+            raise bad_request(f"{place}.role must be 'user', 'assistant' or 'system', got {role!r}", "messages")
+        for one in _chat_messages(role, message.get("content"), f"{place}.content"):
             _add(read, one)
     return read
+
+
+def _chat_messages(role: str, content: Any, place: str) -> list[Message]:
+    if role == "system":  # rules that an agent adds in the middle of a conversation
+        return [{"role": role, "content": _texts(content, place)}]
+    blocks = _blocks(content, place)
+    return _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
 
 
 def is_prefill(messages: Sequence[Message]) -> bool:
@@ -59,7 +65,7 @@ def _blocks(content: Any, place: str) -> list[tuple[Block, str]]:
     return [(block, f"{place}[{index}]") for index, block in enumerate(content)]
 
 
-def _of_user(blocks: list[tuple[Block, str]], place: str) -> list[Message]:
+def _of_user(blocks: list[tuple[Block, str]]) -> list[Message]:
     """The results of tools come first, each as a message of its own."""
     results, texts = [], []
     for block, where in blocks:
@@ -80,7 +86,7 @@ def _tool_result(block: Block, place: str) -> Message:
     return {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
 
 
-def _of_assistant(blocks: list[tuple[Block, str]], place: str) -> Message:
+def _of_assistant(blocks: list[tuple[Block, str]]) -> Message:
     texts, calls, thoughts = [], [], []
     for block, where in blocks:
         match block.get("type"):

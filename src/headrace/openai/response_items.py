@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.errors import RequestError
 from headrace.openai.errors import INVALID_TYPE, bad_request, not_supported
+from headrace.openai.response_tools import full_name
 from headrace.openai.schema.responses import ResponsesRequest
 
 Item = dict[str, Any]
@@ -67,7 +68,8 @@ class _Conversation:
                 role, content = _role(item, place), _content(item.get("content"), f"{place}.content")
                 self._add({"role": role, "content": content})
             case "function_call":
-                function = {"name": _text(item, "name", place), "arguments": _maybe_empty(item, "arguments", place)}
+                name = full_name(_text(item, "name", place), item.get("namespace"))
+                function = {"name": name, "arguments": _maybe_empty(item, "arguments", place)}
                 self._add_call({"id": _text(item, "call_id", place), "type": "function", "function": function})
             case "function_call_output":
                 output = _content(item.get("output"), f"{place}.output")

@@ -19,7 +19,7 @@ def tool_request(request: ResponsesRequest, response_format: dict[str, Any] | No
         if choice not in (None, "none", "auto"):
             raise bad_request("tool_choice needs tools", "tool_choice")
         return None
-    tools = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]
+    tools = [one for index, tool in enumerate(request.tools) for one in _chat_tools(tool, f"tools[{index}]")]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         choice, tools = _allowed(choice, tools)
     elif isinstance(choice, dict):
@@ -31,6 +31,32 @@ def tool_request(request: ResponsesRequest, response_format: dict[str, Any] | No
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=response_format,
     )
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """The name of a function for the model."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def called(name: str, tools: list[dict[str, Any]]) -> dict[str, str]:
+    """The members of a call that say what is called, from the name that the model gave."""
+    namespace, separator, inner = name.partition(".")
+    if separator and any(tool.get("type") == "namespace" and tool.get("name") == namespace for tool in tools):
+        return {"namespace": namespace, "name": inner}
+    return {"name": name}
+
+
+def _chat_tools(tool: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """One function, or those of a namespace."""
+    if tool.get("type") != "namespace":
+        return [_chat_tool(tool, place)]
+    namespace, inner = tool.get("name"), tool.get("tools")
+    if not isinstance(namespace, str) or not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+        raise bad_request(f"{place} of type namespace needs a name and tools", "tools", INVALID_TYPE)
+    found = [_chat_tool(one, f"{place}.tools[{index}]") for index, one in enumerate(inner)]
+    for one in found:
+        one["function"]["name"] = full_name(str(one["function"].get("name")), namespace)
+    return found
 
 
 def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:

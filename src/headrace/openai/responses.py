@@ -12,7 +12,7 @@ from headrace.openai.fields import note_ignored
 from headrace.openai.logprobs import chat_entries
 from headrace.openai.prompts import template_variables
 from headrace.openai.response_output import MakeId, Output, OutputItem
-from headrace.openai.response_tools import tool_request
+from headrace.openai.response_tools import called, tool_request
 from headrace.openai.sampling import (
     NO_DEFAULTS,
     AnswerLimit,
@@ -245,7 +245,9 @@ class ResponseWriter:
         }
 
     def item(self, item: OutputItem, status: str, logprobs: Sequence[TokenLogprobs] | None = None) -> dict[str, Any]:
-        return item.to_json(status, logprobs=self.logprobs(logprobs), packs_reasoning=self.fields.packs_reasoning)
+        fields = self.fields
+        shown = item.to_json(status, logprobs=self.logprobs(logprobs), packs_reasoning=fields.packs_reasoning)
+        return shown | called(item.name, fields.tools) if item.kind == "function_call" else shown
 
     def items(
         self, output: Output, status: str, logprobs: Sequence[TokenLogprobs] | None = None

@@ -158,6 +158,7 @@ def test_what_coding_agents_send_is_accepted(server: Server, fake: FakeEngine) -
         "thinking": {"type": "enabled", "budget_tokens": 31_999},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
+        "messages": [*HI, {"role": "system", "content": "Today is Monday."}],
         "metadata": {"user_id": "user_x_account__session_y"},
         "temperature": 1,
     }
@@ -197,7 +198,7 @@ def test_a_forced_tool_is_a_constraint(server: Server, fake: FakeEngine, choice:
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "at least 1"),
         ({"messages": []}, "empty"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "type 'document'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "redacted"),

@@ -117,6 +117,17 @@ def test_packed_reasoning_is_read_again(server: Server, fake: FakeEngine) -> Non
     assert prompt_of(fake) == "<user>hi\n<assistant>yes?\n<user>go\n<assistant>"
 
 
+def test_functions_of_a_namespace_are_called_by_their_own_names(server: Server, fake: FakeEngine) -> None:
+    tools = [{"type": "namespace", "name": "sky", "description": "", "tools": [WEATHER]}]
+    said = '<tool_call>\n{"name": "sky.weather", "arguments": {}}\n</tool_call>'
+    with Model(server, fake, [said], ["Sunny."]):
+        (call,) = server.post(PATH, {"input": "hi", "tools": tools}).json()["output"]
+        assert (call["namespace"], call["name"]) == ("sky", "weather")
+        items = [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "12"}]
+        assert server.post(PATH, {"input": items, "tools": tools}).status_code == 200
+    assert prompt_of(fake).startswith("<tool sky.weather>")
+
+
 def test_items_are_referred_to_by_their_ids(server: Server, fake: FakeEngine) -> None:
     with Model(server, fake, [CALL], ["Sunny."]):
         first = server.post(PATH, {"input": "hi", "tools": [WEATHER]}).json()

@@ -24,6 +24,7 @@ from headrace.engine.answers import AnswerDelta, Answers
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.sampling import AnswerLimit, chat_limit, chat_params, check_context
 from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.tool_use import ToolUse
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.generation import (
     answer_id,
@@ -58,7 +59,7 @@ async def create_message(services: Services, exchange: Exchange) -> None:
     num_tokens = estimated_tokens([[chat.messages, use.tools]], max_model_len)
     with services.queue.reserve(1, num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
-        prompt = await _tokenized(services, request, chat, num_characters=len(body))
+        prompt = await _tokenized(services, request, chat, use, num_characters=len(body))
         check_context(len(prompt.token_ids), _TO_THE_END, max_model_len, prompt_param="messages")
         reservation.count_tokens(len(prompt.token_ids))
         num_left = max_model_len - len(prompt.token_ids)
@@ -82,14 +83,14 @@ async def count_tokens(services: Services, exchange: Exchange) -> None:
     body = await exchange.read_body(services.options.max_body_bytes)
     request = read_count_request(body)
     check_model(services, request.model)
-    prompt = await _tokenized(services, request, as_chat(request), num_characters=len(body))
+    chat = as_chat(request)
+    prompt = await _tokenized(services, request, chat, tool_use_of(services, chat), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
 
 
 async def _tokenized(
-    services: Services, request: CountTokensRequest, chat: ChatRequest, *, num_characters: int
+    services: Services, request: CountTokensRequest, chat: ChatRequest, use: ToolUse, *, num_characters: int
 ) -> TokenizedPrompt:
-    use = tool_use_of(services, chat)
     return await tokenize_chat(
         services.engine.reader,
         chat.messages,

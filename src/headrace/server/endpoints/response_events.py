@@ -127,7 +127,7 @@ class ResponseEvents:
     def _parts_done(self, item: OutputItem, shown: dict[str, Any]) -> bytes:
         place = _place(item)
         if item.kind == "function_call":
-            done = {**place, "name": item.name, "arguments": item.text}
+            done = {**place, "name": shown["name"], "arguments": item.text}
             return self._event("response.function_call_arguments.done", done)
         (part,) = shown["content"]
         if item.kind == "message":

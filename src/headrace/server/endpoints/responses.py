@@ -104,7 +104,8 @@ class AskedResponse:
         if previous is not None:
             items = [*previous.conversation, *items]
             num_bytes += previous.num_bytes
-        messages = as_messages(request, items)
+        is_text = previous is None and isinstance(request.input, str)
+        messages = as_messages(request, None if is_text else items)
         is_stored = store.is_on and request.store is not False
         return cls(request, owner, use, limit, params, items, messages, is_stored, num_bytes)
 
