@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.openai.response_output import Output, OutputItem
-from headrace.openai.tool_use import ToolCalls
+from headrace.openai.answer_format import AnswerFormat
+from headrace.openai.response_output import Output, OutputItem, whole_deltas
 from headrace.openai.usage import Usage
 from headrace.text.answer_parts import ContentDelta, Delta
 
@@ -46,9 +46,9 @@ def stop_of(finish_reason: str | None, stop_reason: int | str | None, *, has_cal
 class MessageWriter:
     """Writes the objects and events of one answer."""
 
-    def __init__(self, calls: ToolCalls | None, *, id: str, model_name: str, fills_context: bool) -> None:
-        self._calls = calls
-        self._parser = None if calls is None else calls.parser()
+    def __init__(self, format: AnswerFormat | None, *, id: str, model_name: str, fills_context: bool) -> None:
+        self._format = format
+        self._reader = None if format is None else format.reader()
         self._id = id
         self._model_name = model_name
         self._fills_context = fills_context
@@ -62,12 +62,8 @@ class MessageWriter:
     def whole(
         self, text: str, finish_reason: str | None, stop_reason: int | str | None, usage: Usage
     ) -> dict[str, Any]:
-        """Calls that are cut short are text, unless they were forced."""
-        if self._calls is None:
-            deltas: list[Delta] = [ContentDelta(text)]
-        else:
-            deltas = [*self._calls.read(self._calls.parser(whole_calls=not self._calls.is_forced), text, is_end=True)]
-        items = [item for item in Output.of(deltas, lambda prefix: "").items if item.text or item.kind != "message"]
+        found = Output.of(whole_deltas(self._format, text), lambda prefix: "").items
+        items = [item for item in found if item.text or item.kind != "message"]
         stop = self._stop(items, finish_reason, stop_reason)
         return self._message([_block(item) for item in items], usage, stop)
 
@@ -95,9 +91,9 @@ class MessageWriter:
 
     def delta(self, text: str, *, is_end: bool) -> bytes:
         """The events of more text of the answer."""
-        if self._calls is None or self._parser is None:
+        if self._reader is None:
             return self._take(ContentDelta(text)) if text else b""
-        return b"".join([self._take(piece) for piece in self._calls.read(self._parser, text, is_end=is_end)])
+        return b"".join([self._take(piece) for piece in self._reader.read(text, is_end=is_end)])
 
     def end(self, finish_reason: str | None, stop_reason: int | str | None, usage: Usage) -> bytes:
         stop = self._stop(self._output.items, finish_reason, stop_reason)

@@ -46,6 +46,11 @@ def is_prefill(messages: Sequence[Message]) -> bool:
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
+def continued_text(messages: Sequence[Message]) -> str | None:
+    """The text that the answer continues."""
+    return messages[-1]["content"] if is_prefill(messages) else None
+
+
 def _add(messages: list[Message], message: Message) -> None:
     last = messages[-1] if messages else None
     if last is None or last["role"] != message["role"] or message["role"] == "tool":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.response_items import pack_reasoning
 from headrace.text.answer_parts import ContentDelta, Delta, ToolCallDelta
 
@@ -55,6 +56,14 @@ def text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[s
 
 def reasoning_part(text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
+
+
+def whole_deltas(format: AnswerFormat | None, text: str) -> list[Delta]:
+    """The parts of a whole answer. Calls that are cut short are text, unless they were forced."""
+    if format is None:
+        return [ContentDelta(text)]
+    is_forced = format.calls is not None and format.calls.is_forced
+    return format.reader(whole_calls=not is_forced).read(text, is_end=True)
 
 
 class Output:

@@ -12,13 +12,13 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _MODES = ("auto", "required")
 
 
-def tool_request(request: ResponsesRequest, response_format: dict[str, Any] | None) -> ChatRequest | None:
-    """The tools as a chat request has them; None if there are none."""
+def chat_request(request: ResponsesRequest, response_format: dict[str, Any] | None) -> ChatRequest:
+    """The tools as a chat request has them."""
     choice: Any = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
             raise bad_request("tool_choice needs tools", "tool_choice")
-        return None
+        return ChatRequest(messages=[], response_format=response_format)
     tools = [one for index, tool in enumerate(request.tools) for one in _chat_tools(tool, f"tools[{index}]")]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         choice, tools = _allowed(choice, tools)

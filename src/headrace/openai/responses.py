@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
 from headrace.openai.fields import note_ignored
 from headrace.openai.logprobs import chat_entries
 from headrace.openai.prompts import template_variables
-from headrace.openai.response_output import MakeId, Output, OutputItem
-from headrace.openai.response_tools import called, tool_request
+from headrace.openai.response_output import MakeId, Output, OutputItem, whole_deltas
+from headrace.openai.response_tools import called, chat_request
 from headrace.openai.sampling import (
     NO_DEFAULTS,
     AnswerLimit,
@@ -24,10 +25,8 @@ from headrace.openai.sampling import (
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.responses import ResponsesRequest
-from headrace.openai.tool_use import ToolCalls
 from headrace.openai.usage import Usage
 from headrace.text import Tokenizer
-from headrace.text.answer_parts import ContentDelta, Delta
 from headrace.types import SamplingParams, TokenLogprobs
 
 LOGPROBS = "message.output_text.logprobs"
@@ -89,9 +88,9 @@ def _check(request: ResponsesRequest, limits: Limits) -> None:
     check_logprobs("top_logprobs", request.top_logprobs, limits)
 
 
-def response_tools(request: ResponsesRequest) -> ChatRequest | None:
-    """The tools as a chat request has them, for `read_tool_use`; None if there are none."""
-    return tool_request(request, _response_format(request.text))
+def response_tools(request: ResponsesRequest) -> ChatRequest:
+    """The tools as a chat request has them, for `read_answer_use`."""
+    return chat_request(request, _response_format(request.text))
 
 
 def response_variables(request: ResponsesRequest) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
     background: bool
     is_stored: bool = False
     packs_reasoning: bool = False
-    calls: ToolCalls | None = None
+    format: AnswerFormat | None = None  # None: the answer is text
 
     @classmethod
     def of(
@@ -149,7 +148,7 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
         request: ResponsesRequest,
         params: SamplingParams,
         *,
-        calls: ToolCalls | None = None,
+        format: AnswerFormat | None = None,
         is_stored: bool = False,
     ) -> ResponseFields:
         return cls(
@@ -170,17 +169,12 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
             bool(request.background),
             is_stored,
             ENCRYPTED_REASONING in (request.include or ()),
-            calls,
+            format,
         )
 
     def output(self, text: str, make_id: MakeId) -> Output:
-        """The items of a whole answer. Calls that are cut short are text, unless they were forced."""
-        if self.calls is None:
-            deltas: Sequence[Delta] = [ContentDelta(text)]
-        else:
-            parser = self.calls.parser(whole_calls=not self.calls.is_forced)
-            deltas = self.calls.read(parser, text, is_end=True)
-        output = Output.of(deltas, make_id)
+        """The items of a whole answer."""
+        output = Output.of(whole_deltas(self.format, text), make_id)
         output.close()
         return output
 

@@ -90,13 +90,13 @@ def test_the_events_of_text_and_a_call_are_those_of_two_items(
 
 def test_reasoning_is_an_item_of_its_own(server: Server, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser of a model that reasons returns deltas of reasoning."""
-    from headrace.openai.tool_use import ToolCalls
+    from headrace.openai.answer_format import AnswerReader
 
-    def read(calls: Any, parser: Any, text: str, *, is_end: bool) -> list[Any]:
+    def read(reader: Any, text: str, *, is_end: bool = False) -> list[Any]:
         thought, _, said = text.partition("|")
         return [ReasoningDelta(thought), *([ContentDelta(said)] if said else [])]
 
-    monkeypatch.setattr(ToolCalls, "read", read)
+    monkeypatch.setattr(AnswerReader, "read", read)
     body = {"input": "hi", "tools": [WEATHER], "include": ["reasoning.encrypted_content"], "store": False}
     with Model(server, fake, ["well|yes"], ["we", "ll|yes"]):
         whole = server.post(PATH, body).json()

@@ -252,6 +252,7 @@ class LineParser:
         request = as_response(body)
         check_label("cache_salt", request.cache_salt)
         check_label("request_id", request.request_id)
+        tools = response_tools(request)
         return LineRequest(
             msgspec.structs.replace(reply, shape=ResponseFields.of(request, params)),
             params,
@@ -261,7 +262,7 @@ class LineParser:
             request.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(request.model),
-            tool_request=response_tools(request),
+            tool_request=tools if tools.tools else None,
         )
 
     def _params(

@@ -15,6 +15,7 @@ from headrace.engine.prompts import Messages
 from headrace.errors import RequestError, nearest
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, encode, message_of, usage
+from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.body import convert
 from headrace.openai.choices import (
     CHAT_ID_PREFIX,
@@ -176,7 +177,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     def with_calls(self, calls: ToolCalls | None) -> OpenAIReply:
         """The same with how calls are found in the answer."""
         if isinstance(self.shape, ResponseFields):
-            return msgspec.structs.replace(self, shape=msgspec.structs.replace(self.shape, calls=calls))
+            return msgspec.structs.replace(self, shape=msgspec.structs.replace(self.shape, format=AnswerFormat(calls)))
         return msgspec.structs.replace(self, shape=calls)
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:

@@ -22,13 +22,13 @@ from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
     prepared,
     priority_of,
     running,
-    tool_use_of,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, off_loop, tokenize_chat
 from headrace.server.http.chunks import Chunks
@@ -46,7 +46,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     request = read(ChatRequest, body)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    use = tool_use_of(services, request)
+    use = answer_use_of(services, request).tool_use
     limit = chat_limit(request)
     params = chat_params(request, limits_of(services), limit, **use.params)
     max_model_len = services.engine.settings.max_model_len

@@ -8,7 +8,7 @@ from time import monotonic
 import msgspec
 
 from headrace.anthropic.answers import ID_PREFIX, MessageWriter, error_event
-from headrace.anthropic.conversation import is_prefill
+from headrace.anthropic.conversation import continued_text, is_prefill
 from headrace.anthropic.errors import error_object
 from headrace.anthropic.requests import (
     VERSION_HEADER,
@@ -22,19 +22,19 @@ from headrace.anthropic.schema import CountTokensRequest
 from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta, Answers
 from headrace.engine.prompts import TokenizedPrompt
+from headrace.openai.answer_format import AnswerUse
 from headrace.openai.sampling import AnswerLimit, chat_limit, chat_params, check_context
 from headrace.openai.schema.chat import ChatRequest
-from headrace.openai.tool_use import ToolUse
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
     prepared,
     priority_of,
     running,
-    tool_use_of,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
 from headrace.server.http.errors import ApiError
@@ -53,10 +53,10 @@ async def create_message(services: Services, exchange: Exchange) -> None:
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
     chat = as_chat(request)
-    use = tool_use_of(services, chat)
+    use = answer_use_of(services, chat)
     params = chat_params(chat, limits_of(services), chat_limit(chat), **use.params)
     max_model_len = services.engine.settings.max_model_len
-    num_tokens = estimated_tokens([[chat.messages, use.tools]], max_model_len)
+    num_tokens = estimated_tokens([[chat.messages, use.tool_use.tools]], max_model_len)
     with services.queue.reserve(1, num_tokens=num_tokens) as reservation:
         params = await services.engine.compiled(params)
         prompt = await _tokenized(services, request, chat, use, num_characters=len(body))
@@ -67,7 +67,11 @@ async def create_message(services: Services, exchange: Exchange) -> None:
         if fills_context:
             params = replace(params, max_tokens=num_left)
         id = answer_id(ID_PREFIX, request.request_id, exchange)
-        writer = MessageWriter(use.calls, id=id, model_name=services.model_name, fills_context=fills_context)
+        is_inside = use.is_inside(prompt.text, continued_text(chat.messages))
+        params = use.constrained(params, is_inside, services.engine.get_tokenizer())
+        writer = MessageWriter(
+            use.format(is_inside), id=id, model_name=services.model_name, fills_context=fills_context
+        )
         answers = prepared(
             services, exchange, request, prompt, params, engine_id(id, request.request_id), priority=priority
         )
@@ -84,19 +88,19 @@ async def count_tokens(services: Services, exchange: Exchange) -> None:
     request = read_count_request(body)
     check_model(services, request.model)
     chat = as_chat(request)
-    prompt = await _tokenized(services, request, chat, tool_use_of(services, chat), num_characters=len(body))
+    prompt = await _tokenized(services, request, chat, answer_use_of(services, chat), num_characters=len(body))
     await exchange.reply(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
 
 
 async def _tokenized(
-    services: Services, request: CountTokensRequest, chat: ChatRequest, use: ToolUse, *, num_characters: int
+    services: Services, request: CountTokensRequest, chat: ChatRequest, use: AnswerUse, *, num_characters: int
 ) -> TokenizedPrompt:
     return await tokenize_chat(
         services.engine.reader,
         chat.messages,
         num_characters=num_characters,
         limited_param="messages",
-        tools=use.tools,
+        tools=use.tool_use.tools,
         continue_final_message=is_prefill(chat.messages),
         variables=template_settings(request),
     )

@@ -35,8 +35,8 @@ class ResponseEvents:
     def __init__(self, writer: ResponseWriter, *, starts_queued: bool = False) -> None:
         """`starts_queued`: `response.queued` has been written by `queued`."""
         self._writer = writer
-        self._calls = writer.fields.calls
-        self._parser = None if self._calls is None else self._calls.parser()
+        format = writer.fields.format
+        self._reader = None if format is None else format.reader()
         self._output = Output(writer.make_id)
         self._open: OutputItem | None = None  # the item that grows
         self._head = b""  # of its deltas
@@ -55,9 +55,9 @@ class ResponseEvents:
 
     def delta(self, delta: AnswerDelta) -> bytes:
         begin = b"" if self._is_begun else self._begin()
-        if self._calls is None or self._parser is None:
+        if self._reader is None:
             return begin + self._text(delta) if delta.text or delta.logprobs else begin
-        pieces = self._calls.read(self._parser, delta.text, is_end=delta.finish_reason is not None)
+        pieces = self._reader.read(delta.text, is_end=delta.finish_reason is not None)
         return begin + b"".join([self._take(piece) for piece in pieces])
 
     def end(self, answer: CompletionOutput, usage: Usage) -> tuple[bytes, dict[str, Any]]:

@@ -14,6 +14,7 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import Answers
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.errors import RequestError
+from headrace.openai.answer_format import AnswerFormat, AnswerUse
 from headrace.openai.body import read
 from headrace.openai.errors import bad_request
 from headrace.openai.response_items import Item, as_messages, input_items
@@ -28,20 +29,19 @@ from headrace.openai.responses import (
 )
 from headrace.openai.sampling import AnswerLimit, check_context
 from headrace.openai.schema.responses import UNSUPPORTED_IN_RESPONSES, ResponsesRequest
-from headrace.openai.tool_use import ToolUse
 from headrace.openai.usage import Usage
 from headrace.sched.limits import CONTEXT_EXCEEDED
 from headrace.server.endpoints.background import BackgroundRun
 from headrace.server.endpoints.files import owner_of
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
     prepared,
     priority_of,
     running,
-    tool_use_of,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
 from headrace.server.endpoints.response_events import ResponseEvents
@@ -61,13 +61,15 @@ async def create_response(services: Services, exchange: Exchange) -> None:
     priority = priority_of(services, request.priority)
     asked = AskedResponse.of(services, request, owner=owner_of(exchange), num_bytes=len(body))
     max_model_len = services.engine.settings.max_model_len
-    num_tokens = estimated_tokens([[asked.messages, asked.use.tools]], max_model_len)
+    num_tokens = estimated_tokens([[asked.messages, asked.use.tool_use.tools]], max_model_len)
     with ExitStack() as held:
         reservation = held.enter_context(services.queue.reserve(1, num_tokens=num_tokens))
         params = await services.engine.compiled(asked.params)
         prompt = await asked.tokenized(services)
         reservation.count_tokens(len(prompt.token_ids))
-        reply = ResponseReply(services, asked, _new_id(services, exchange, asked))
+        is_inside = asked.use.is_inside(prompt.text)
+        params = asked.use.constrained(params, is_inside, services.engine.get_tokenizer())
+        reply = ResponseReply(services, asked, asked.use.format(is_inside), _new_id(services, exchange, asked))
         id = engine_id(reply.writer.id, request.request_id)
         answers = prepared(services, exchange, request, prompt, params, id, priority=priority)
         if request.background:
@@ -83,7 +85,7 @@ class AskedResponse:
 
     request: ResponsesRequest
     owner: str
-    use: ToolUse
+    use: AnswerUse
     limit: AnswerLimit
     params: SamplingParams
     items: list[Item]  # of the whole conversation
@@ -94,7 +96,7 @@ class AskedResponse:
     @classmethod
     def of(cls, services: Services, request: ResponsesRequest, *, owner: str, num_bytes: int) -> AskedResponse:
         store = services.responses
-        use = tool_use_of(services, response_tools(request))
+        use = answer_use_of(services, response_tools(request))
         limit = responses_limit(request)
         params = responses_params(request, limits_of(services), limit, **use.params)
         if request.background and not store.is_on:
@@ -142,7 +144,7 @@ class AskedResponse:
             messages,
             num_characters=self.num_bytes,
             limited_param="input",
-            tools=self.use.tools,
+            tools=self.use.tool_use.tools,
             variables=response_variables(self.request),
         )
         max_model_len = services.engine.settings.max_model_len
@@ -181,11 +183,11 @@ def _new_id(services: Services, exchange: Exchange, asked: AskedResponse) -> str
 class ResponseReply:
     """Sends the answer to one request, whole, as events or in the background, and stores it."""
 
-    def __init__(self, services: Services, asked: AskedResponse, id: str) -> None:
+    def __init__(self, services: Services, asked: AskedResponse, format: AnswerFormat | None, id: str) -> None:
         self._services = services
         self._asked = asked
         self.writer = ResponseWriter(
-            ResponseFields.of(asked.request, asked.params, calls=asked.use.calls, is_stored=asked.is_stored),
+            ResponseFields.of(asked.request, asked.params, format=format, is_stored=asked.is_stored),
             services.engine.tokenizer,
             id=id,
             make_id=lambda prefix: f"{prefix}{uuid.uuid4().hex}",
