@@ -256,16 +256,14 @@ def responses_with_tools_and_state() -> None:
     call = response.output[-1]
     print(call.name, json.loads(call.arguments))
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
-    response = client.responses.create(
-        model=MODEL, previous_response_id=response.id, input=[result], max_output_tokens=16
-    )
-    print(response.output_text)
+    after = client.responses.create(model=MODEL, previous_response_id=response.id, input=[result], max_output_tokens=16)
+    print(after.output_text)
     # docs: end
-    assert call.type == "function_call" and call.name == "get_weather" and response.output_text
-    kinds = [item.type for item in client.responses.input_items.list(response.id, order="asc")]
+    assert call.type == "function_call" and call.name == "get_weather" and after.output_text
+    kinds = [item.type for item in client.responses.input_items.list(after.id, order="asc")]
     assert kinds == ["message", "function_call", "function_call_output"]
-    again = client.responses.retrieve(response.id)
-    assert again.output_text == response.output_text and again.previous_response_id == response.previous_response_id
+    again = client.responses.retrieve(after.id)
+    assert again.output_text == after.output_text and again.previous_response_id == response.id
     client.responses.delete(response.id)
     with raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
