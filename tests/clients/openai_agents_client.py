@@ -22,7 +22,6 @@ from tests.clients.checks import KEY, MODEL, URL, check, main, raises
 set_default_openai_client(openai.AsyncOpenAI(base_url=URL, api_key=KEY))
 set_tracing_disabled(True)  # traces would be sent to OpenAI
 # docs: end
-GREEDY = ModelSettings(temperature=0)
 
 
 # docs: agent
@@ -70,9 +69,9 @@ async def in_a_stream() -> None:
 
 @check
 async def with_state_on_the_server() -> None:
-    plain = Agent(name="Plain", model=MODEL, model_settings=GREEDY)
-    first = await Runner.run(plain, "My name is Ada.")
-    second = await Runner.run(plain, "What is my name?", previous_response_id=first.last_response_id)
+    typed = Agent(name="Typed", model=MODEL, output_type=Reading)
+    first = await Runner.run(typed, "How warm is it?")
+    second = await Runner.run(typed, "And tomorrow?", previous_response_id=first.last_response_id)
     assert second.final_output and second.last_response_id != first.last_response_id
     stored = openai.OpenAI(base_url=URL, api_key=KEY).responses.input_items.list(second.last_response_id, order="asc")
     assert [item.role for item in stored] == ["user", "assistant", "user"]
