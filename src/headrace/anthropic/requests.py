@@ -12,7 +12,7 @@ from headrace.openai.fields import note_ignored
 from headrace.openai.prompts import template_variables
 from headrace.openai.schema.chat import ChatRequest
 
-VERSION = b"2023-06-01"
+VERSIONS = (b"2023-06-01", b"2026-10-21")  # the later one only refuses what the earlier one takes
 VERSION_HEADER = b"anthropic-version"
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -21,14 +21,15 @@ _TOOL_FIELDS = frozenset({"type", "name", "description", "input_schema", "strict
 _TOOL_HINTS = frozenset(
     {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
 )
-_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+_THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _COPIED = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "stream", "cache_salt", "request_id", "max_tokens")
 
 
 def check_version(given: bytes | None) -> None:
     """The header may be left out."""
-    if given not in (None, VERSION):
-        raise bad_request(f"anthropic-version must be {VERSION.decode()}", "anthropic-version")
+    if given is not None and given not in VERSIONS:
+        known = " or ".join(version.decode() for version in VERSIONS)
+        raise bad_request(f"anthropic-version must be {known}", "anthropic-version")
 
 
 def read_request(body: bytes) -> MessagesRequest:

@@ -170,7 +170,8 @@ def test_what_coding_agents_send_is_accepted(server: Server, fake: FakeEngine) -
         answer = server.post(f"{PATH}?beta=true", BODY | body, headers=headers)
     assert answer.json()["content"][0]["name"] == "Tool7"
     count = {name: value for name, value in (BODY | body).items() if name in ("model", "messages", "system", "tools")}
-    counted = server.post(f"{PATH}/count_tokens?beta=true", count, headers=headers)
+    newer = headers | {"anthropic-version": "2026-10-21"}
+    counted = server.post(f"{PATH}/count_tokens?beta=true", count, headers=newer)
     assert counted.json() == {"input_tokens": len(prompt_of(fake))}
 
 
@@ -222,7 +223,7 @@ def test_what_cannot_be_done_is_refused(server: Server, more: dict[str, Any], me
 
 def test_errors_have_the_types_of_their_statuses(server: Server) -> None:
     assert refused(server, {"model": "claude"}, 404).startswith("not_found_error")
-    assert "2023-06-01" in refused(server, {}, headers={"anthropic-version": "2022-01-01"})
+    assert "2026-10-21" in refused(server, {}, headers={"anthropic-version": "2022-01-01"})
     assert refused(server, {}, 404, f"{PATH}/batches").startswith("not_found_error")
     server.queue.is_full = True
     assert refused(server, {}, 503).startswith("overloaded_error")
