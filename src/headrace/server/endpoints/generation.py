@@ -16,8 +16,10 @@ from headrace.engine.answers import Answers
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
+from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
 from headrace.openai.errors import bad_request, not_supported
 from headrace.openai.sampling import Limits
+from headrace.openai.schema.chat import ChatRequest
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
@@ -38,6 +40,19 @@ def check_model(services: Services, name: str | None) -> None:
             param="model",
             code="model_not_found",
         )
+
+
+def answer_use_of(services: Services, request: ChatRequest) -> AnswerUse:
+    """How the answer to a request is parsed; `request` is the form of it that a chat has."""
+    tokenizer = services.engine.tokenizer
+    if tokenizer is None:
+        return NO_PARSERS  # the prompt is refused
+    return read_answer_use(
+        request,
+        tokenizer,
+        parser_name=services.options.tool_call_parser,
+        allows_auto=services.options.enable_auto_tool_choice,
+    )
 
 
 def priority_of(services: Services, given: int | None) -> int:
