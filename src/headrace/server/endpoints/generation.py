@@ -25,7 +25,7 @@ from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
 from headrace.server.request_queue import Overloaded
 from headrace.server.services import Reservation, Services
-from headrace.types import Request, SamplingParams, SequenceEvent
+from headrace.types import BACKGROUND_PRIORITY, Request, SamplingParams, SequenceEvent
 
 
 def limits_of(services: Services) -> Limits:
@@ -61,8 +61,8 @@ def priority_of(services: Services, given: int | None) -> int:
         return 0
     if services.engine.settings.queue_policy != "priority":
         raise not_supported("priority", "priority needs a server with --scheduling-policy priority; leave it out")
-    if abs(given) >= 2**31:
-        raise bad_request("priority must fit in 32 bits", "priority")
+    if not -(2**31) <= given < BACKGROUND_PRIORITY:
+        raise bad_request(f"priority must be between -2,147,483,648 and {BACKGROUND_PRIORITY - 1:,}", "priority")
     return given
 
 
