@@ -16,7 +16,7 @@ from headrace.engine.prompts import PromptReader
 from headrace.errors import ConfigError, RequestError
 from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
-from headrace.jobs.input.openai_lines import CHAT, OpenAIReply
+from headrace.jobs.input.openai_lines import OpenAIReply
 from headrace.jobs.input.tool_lines import ToolLines
 from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.openai.prompts import render_chat
@@ -121,13 +121,12 @@ class LinePreparer:
         """A chat line's prompt, and the line with what its tools and the model's reasoning change."""
         assert request.messages is not None
         asked, reply = request.tool_request, request.reply
-        is_chat = isinstance(reply, OpenAIReply) and reply.endpoint == CHAT
-        if not is_chat or (asked is None and not self._tools.has_reasoning):
+        if not isinstance(reply, OpenAIReply) or (asked is None and not self._tools.has_reasoning):
             return request, render_chat(self._prompts, request.messages, request.template_options)
         use = self._tools.use_of(asked)
         text = render_chat(self._prompts, request.messages, request.template_options, tools=use.tool_use.tools)
         is_inside = use.is_inside(text)
-        reply = msgspec.structs.replace(reply, shape=use.format(is_inside))
+        reply = reply.with_format(use.format(is_inside))
         params = self._tools.params_of(request.params, use, is_inside)
         return msgspec.structs.replace(request, reply=reply, params=params), text
 

@@ -11,12 +11,10 @@ from headrace.engine.answer_stream import AnswerStream
 from headrace.engine.answers import AnswerDelta, Answers
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.openai.answer_format import (
-    NO_PARSERS,
     AnswerFormat,
     AnswerMessage,
     AnswerUse,
     num_reasoning_tokens,
-    read_answer_use,
 )
 from headrace.openai.body import read
 from headrace.openai.choices import CHAT_ID_PREFIX, CHAT_OBJECT, chat_choice, completion_body, encode, members
@@ -30,6 +28,7 @@ from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
@@ -53,7 +52,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     request = read(ChatRequest, body)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    use = _answer_use(request, services)
+    use = answer_use_of(services, request)
     limit = chat_limit(request)
     params = chat_params(request, limits_of(services), limit, **use.params)
     max_model_len = services.engine.settings.max_model_len
@@ -77,14 +76,6 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
-
-
-def _answer_use(request: ChatRequest, services: Services) -> AnswerUse:
-    tokenizer = services.engine.tokenizer
-    if tokenizer is None:
-        return NO_PARSERS  # the prompt is refused
-    options = services.options
-    return read_answer_use(request, tokenizer, options.parser_names, allows_auto=options.enable_auto_tool_choice)
 
 
 def _continued(request: ChatRequest) -> str | None:
