@@ -164,7 +164,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--override-generation-config": _refused("sampling parameters come from each request"),
     "--hf-overrides": _refused("edit the model's config.json"),
     "--download-dir": _refused("set HF_HUB_CACHE for hub models and HEADRACE_CACHE for the default model"),
-    "--reasoning-parser": _refused("reasoning text is part of the answer"),
     "--stream-interval": _refused("each token is sent when it is sampled", "1"),
     "--max-num-active-seqs": _refused("--max-num-seqs is the limit"),
     "--enable-force-include-usage": _refused_switch("clients request it with stream_options"),

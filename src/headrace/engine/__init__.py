@@ -18,6 +18,7 @@
     reconfigure.py                 other settings for a loaded model
     in_force.py                    every setting of a running engine, with its source, for records and /server_info
     grammars.py, constraints.py    compiled grammars; the matcher state of each running sequence
+    reasoning_gate.py              where a model's reasoning ends and the grammar of its answer starts
     checks.py, offline_order.py    refuses requests that cannot run; start order and concurrency of offline work
 
 Modules meet at three points: `core` (the plan meets the device), `client` (a front meets an engine) and, below this

@@ -19,6 +19,7 @@ from headrace.jobs.formats.sinks import require_libraries
 from headrace.jobs.input.plain_lines import PARAMETERS
 from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
+from headrace.openai.parser_names import AUTOMATIC, ParserNames, check_parser_names
 from headrace.types import SamplingParams
 
 MAX_WORKERS = 256  # on one machine
@@ -46,6 +47,7 @@ class JobSpec:
     auto_settings: dict[str, Any] | None = None  # of `config`, taken from a checkpoint: kept when the job is resumed
     workers: int | None = None  # engines side by side on this machine; None: one for each visible GPU, or one
     ray: str | None = None  # run the workers on the Ray cluster at this address, or 'auto'; None: on this machine
+    parser_names: ParserNames = AUTOMATIC  # of tool calls and reasoning in answers to OpenAI's chat lines
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class JobSpec:
             raise ConfigError("redo keeps the other lines and overwrite discards them; give one")
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
+        check_parser_names(self.parser_names)
         SamplingParams(**self.defaults)  # refuses values that no line could use
 
     def _check_deadline(self, text: str) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from headrace.config import setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
+from headrace.openai.parser_names import ParserNames, check_parser_names
 from headrace.openai.sampling import MAX_N
 from headrace.types import refuses_unknown
 
@@ -99,6 +100,9 @@ class ServerOptions:
     )
     enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
     tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
+    reasoning_parser: str = setting(
+        "auto", "format of reasoning in answers, or none to leave it in the text; default: by the chat template"
+    )
     profiler_dir: str | None = setting(
         None, "directory for profiles; turns on /start_profile and /stop_profile; default: none, they are refused"
     )
@@ -117,11 +121,12 @@ class ServerOptions:
             raise ConfigError("allow_timeout_override shortens queue_timeout_us, which is not set")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path must begin with a slash and not end with one, got {self.root_path!r}")
-        if self.tool_call_parser != "auto":
-            from headrace.text.tool_calls import check_parser_name  # it imports the tokenizer library
-
-            check_parser_name(self.tool_call_parser)
+        check_parser_names(self.parser_names)
         _ = self.preferred_batch_sizes, self.origins, self.traces_url  # raise here if they cannot be parsed
+
+    @property
+    def parser_names(self) -> ParserNames:
+        return ParserNames(self.tool_call_parser, self.reasoning_parser)
 
     @property
     def preferred_batch_sizes(self) -> tuple[int, ...]:

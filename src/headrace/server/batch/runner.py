@@ -33,6 +33,7 @@ from headrace.jobs.store.directory import CANCEL
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import manifest_path, read_manifest
 from headrace.jobs.store.status_file import STATUS_NAME, read_status
+from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.server.batch.records import FILE_ID, NEXT, STATUSES, Batch, Counts, LineError, Status, StoredFile, new_id
 from headrace.server.batch.results import Written, write_results
 from headrace.server.batch.store import BatchStore, StoreFullError
@@ -60,6 +61,7 @@ class BatchRunner:
         *,
         model_name: str,
         max_requests: int,
+        parser_names: ParserNames = AUTOMATIC,
         on_close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -68,6 +70,7 @@ class BatchRunner:
         self._start_for = start_for
         self._model_name = model_name
         self._max_requests = max_requests
+        self._parser_names = parser_names
         self._on_close = on_close
         self._clock = clock
         self._closing = threading.Event()
@@ -302,6 +305,7 @@ class BatchRunner:
             max_error_rate=1.0,
             deadline=datetime.fromtimestamp(ends_at, UTC).isoformat(),
             disk_wait_s=24 * 3600.0,
+            parser_names=self._parser_names,
         )
 
     def _deadline(self, batch: Batch) -> Deadline:

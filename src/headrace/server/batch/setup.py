@@ -49,6 +49,7 @@ def build_service(
         shared.start_for,
         model_name=model_name,
         max_requests=options.max_batch_requests,
+        parser_names=options.parser_names,
         on_close=shared.closing.set,
     )
     return BatchService(store, runner, options, window_s=window_s)

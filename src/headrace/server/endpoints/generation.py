@@ -47,12 +47,8 @@ def answer_use_of(services: Services, request: ChatRequest) -> AnswerUse:
     tokenizer = services.engine.tokenizer
     if tokenizer is None:
         return NO_PARSERS  # the prompt is refused
-    return read_answer_use(
-        request,
-        tokenizer,
-        parser_name=services.options.tool_call_parser,
-        allows_auto=services.options.enable_auto_tool_choice,
-    )
+    options = services.options
+    return read_answer_use(request, tokenizer, options.parser_names, allows_auto=options.enable_auto_tool_choice)
 
 
 def priority_of(services: Services, given: int | None) -> int:
