@@ -7,6 +7,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from headrace.models.shards import WHOLE, Part
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import Stored, StoredPart, find_parts
 from headrace.models.weights.safetensors_files import SafetensorsFiles
@@ -29,12 +30,17 @@ class Rearranged:
         part = self._parts.get(name)
         return self._files.shape(name) if part is None else part.shape(self._files.shape(part.name))
 
-    def fill(self, name: str, out: Tensor) -> None:
-        part = self._parts[name]
-        self._files.fill_with(part.name, out, part.take_from)
+    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+        stored = self._parts[name]
+        columns = Part(columns=part.columns)
+        self._files.fill_with(stored.name, out, lambda tensor: columns.of(stored.take_from(tensor, part.rows)))
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
         return None
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self._files.num_bytes_read
 
     @cached_property
     def _parts(self) -> dict[str, StoredPart]:

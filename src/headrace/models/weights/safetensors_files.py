@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ModelError, UnsupportedModelError
+from headrace.models.shards import WHOLE, Part
 from headrace.models.spec import Shape
 from headrace.models.weights.source import StoredRows
 
@@ -29,7 +30,12 @@ class SafetensorsFiles:
         self._shapes: dict[str, Shape] = {}  # of every file opened so far
         self._handle: Any = None
         self._open_path: Path | None = None
+        self._bytes_mapped = 0  # read from the open mapping
         self._bytes_read = 0
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self._bytes_read
 
     def names(self) -> Collection[str]:
         return self._files.keys()
@@ -40,8 +46,8 @@ class SafetensorsFiles:
             self._shapes |= {key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()}  # noqa: SIM118
         return self._shapes[name]
 
-    def fill(self, name: str, out: Tensor) -> None:
-        self.fill_with(name, out, lambda tensor: tensor)
+    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+        self.fill_with(name, out, part.of)
 
     def fill_with(self, name: str, out: Tensor, part_of: Callable[[Tensor], Tensor]) -> None:
         """Writes the part of the stored tensor that `part_of` returns into `out`."""
@@ -54,10 +60,11 @@ class SafetensorsFiles:
         is_transposed = part.dim() == 2 and part.stride(0) == 1
         out.copy_(part.t().to(out.device).t() if is_transposed else part)  # a GPU transposes faster than a CPU
         self._bytes_read += part.nbytes
-        if self._bytes_read > _REMAP_AFTER_BYTES:
+        self._bytes_mapped += part.nbytes
+        if self._bytes_mapped > _REMAP_AFTER_BYTES:
             self._close()
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
         return None
 
     @cached_property
@@ -79,7 +86,7 @@ class SafetensorsFiles:
         return self._handle
 
     def _close(self) -> None:
-        self._handle, self._open_path, self._bytes_read = None, None, 0
+        self._handle, self._open_path, self._bytes_mapped = None, None, 0
 
 
 def _safe_open(path: Path) -> Any:

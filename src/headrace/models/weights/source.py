@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ModelError
+from headrace.models.shards import WHOLE, Part, Shards
 from headrace.models.spec import ModelSpec, Shape
 
 if TYPE_CHECKING:
@@ -33,11 +34,35 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> Shape: ...
 
+    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+        """Writes a part of the tensor into `out`, in the type and on the device of `out`."""
+
+    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
+        """Returns rows of the matrix in their quantized form, or None if it is not quantized."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of tensors that were read from files so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSource:
+    """The parts of a source's tensors that one rank has, as tensors of their own."""
+
+    source: WeightSource
+    shards: Shards
+
+    def names(self) -> Collection[str]:
+        return self.source.names()
+
+    def shape(self, name: str) -> Shape:
+        return self.shards.part(name).shape(self.source.shape(name))
+
     def fill(self, name: str, out: Tensor) -> None:
-        """Writes the tensor into `out`, in the type and on the device of `out`."""
+        self.source.fill(name, out, self.shards.part(name))
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Returns the matrix in its quantized form, or None if it is not quantized."""
+        return self.source.stored_rows(name, self.shards.part(name))
 
 
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:
