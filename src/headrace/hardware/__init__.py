@@ -4,17 +4,18 @@
     nvml.py, process_usage.py      GPUs and processes over time (sampler.py)      memory.py     returns unused memory
     gpu_monitor.py                 the figures of GPUs now, for metrics and jobs
 
-Only `facts.read_gpu` and `facts.visible_gpus` import torch.
+Only `read_gpu`, `num_gpus` and `visible_gpus` of facts.py import torch.
 """
 
 from __future__ import annotations
 
-from headrace.hardware.facts import GpuFacts, MachineFacts, read_facts, read_gpu, visible_gpus
+from headrace.hardware.facts import GpuFacts, MachineFacts, num_gpus, read_facts, read_gpu, visible_gpus
 from headrace.hardware.memory import release_unused, resident_bytes, return_large_buffers
 
 __all__ = [
     "GpuFacts",
     "MachineFacts",
+    "num_gpus",
     "read_facts",
     "read_gpu",
     "release_unused",

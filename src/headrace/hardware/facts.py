@@ -1,4 +1,4 @@
-"""The facts about the machine that settings depend on. Only `read_gpu` and `visible_gpus` import torch."""
+"""The facts about the machine that settings depend on. Only `read_gpu`, `num_gpus` and `visible_gpus` import torch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ class MachineFacts:
     total_memory: int  # bytes; the container's limit where there is one
     free_memory: int  # bytes available now
     gpu: GpuFacts | None = None
+    num_gpus: int = 1  # that this process may use, if it has a GPU
+
+
+def num_gpus() -> int:
+    """The number of GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def read_gpu() -> GpuFacts | None:

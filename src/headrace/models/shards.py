@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.dist.mesh import Mesh, Span, divided
@@ -74,7 +75,7 @@ class Shards:
     whole: ModelSpec
     mesh: Mesh
 
-    @property
+    @cached_property
     def spec(self) -> ModelSpec:
         """The rank's own sizes: heads, and widths of MLPs and experts. The vocabulary is whole: every rank has all
         logits."""
@@ -93,7 +94,7 @@ class Shards:
             mixture=mixture,
         )
 
-    @property
+    @cached_property
     def heads(self) -> Heads:
         return _heads(self.whole, self.mesh.tensor_size)[self.mesh.tensor_rank]
 
@@ -106,11 +107,11 @@ class Shards:
     def vocabulary_sizes(self) -> tuple[int, ...]:
         return tuple(part.size for part in self._vocabularies())
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())
 
-    @property
+    @cached_property
     def num_linear_params(self) -> int:
         """Number of weights in the rank's matrices of layers."""
         return sum(math.prod(s) for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight"))
