@@ -131,7 +131,7 @@ class RankChild:
     def _read(self) -> None:
         try:
             self._receive()
-        except BaseException:  # the rank's edge too: nobody waits for this thread
+        except BaseException:  # noqa: BLE001  the rank's edge too: nobody waits for this thread
             _log.exception("the messages of rank 0 could not be read")
             sys.stderr.flush()
             os._exit(1)
