@@ -9,7 +9,6 @@ from headrace.errors import ConfigError
 from headrace.other_settings import OTHER_FLAGS, OtherFlag
 
 ALIASES = {  # vLLM's names for settings that Headrace has
-    "tensor_parallel_size": ("-tp",),
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "shutdown_timeout_s": ("--shutdown-timeout",),
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
