@@ -18,3 +18,10 @@ from headrace.errors import ConfigError
 def test_an_argument_of_another_engine_is_explained(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**{name: 4})  # type: ignore[arg-type]
+
+
+def test_a_neutral_value_is_accepted_and_any_other_is_explained() -> None:
+    neutral: dict[str, object] = {"pipeline_parallel_size": 1, "data_parallel_size": 1}
+    assert EngineConfig(**neutral) == EngineConfig()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'pipeline_parallel_size': a model is divided by tensor_parallel_size only"):
+        EngineConfig(pipeline_parallel_size=2)  # type: ignore[call-arg]

@@ -177,5 +177,11 @@ def explanation(name: str) -> str | None:
     return None if other is None else re.sub(r"--(no-)?([a-z0-9-]+)", _argument, other.answer)
 
 
+def is_neutral(name: str, value: object) -> bool:
+    """Whether this value of a keyword argument matches what Headrace does anyway."""
+    other = OTHER_FLAGS.get("--" + name.replace("_", "-"))
+    return other is not None and str(value) in other.neutral
+
+
 def _argument(flag: re.Match[str]) -> str:
     return flag[2].replace("-", "_") + ("=False" if flag[1] else "")

@@ -12,7 +12,6 @@ from headrace.cli.parser import CommandParser
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
-
 SHORT_FLAGS: dict[str, Sequence[str]] = {"tensor_parallel_size": ("-tp",)}  # as vLLM has it
 
 
