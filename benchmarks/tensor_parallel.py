@@ -1,6 +1,6 @@
 """Measures tensor parallelism on the CPU: plan messages, sums over the ranks, and whole engines.
 
-Usage: python benchmarks/tensor_parallel.py [--rounds 3] [--output results.json]
+Usage: python benchmarks/tensor_parallel.py [--rounds 2] [--output results.json]
 
     messages   bytes of the plan of a decode step, and the time to encode it, send it through a socket pair and decode
                it, by the number of sequences; steady steps without and with table writes (one sequence in 16), and a
@@ -49,7 +49,7 @@ LARGER: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 0,
 }
-NUM_PROMPTS, PROMPT_LEN, ANSWER_LEN = 32, 64, 32
+NUM_PROMPTS, PROMPT_LEN, ANSWER_LEN = 16, 32, 32
 ALL_REDUCE_ROWS = (1, 8, 32, 128)
 HIDDEN_SIZE = 1024
 
@@ -182,7 +182,7 @@ def larger_model(rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     record = {
