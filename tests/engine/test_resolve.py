@@ -324,7 +324,7 @@ def on_gpus(num_gpus: int, **config: object) -> Settings:
 
 def test_ranks_have_their_part_of_weights_and_kv_heads() -> None:
     """The same memory of each GPU holds about twice the tokens: half of the KV heads, half of the weights."""
-    sizes = {"max_num_seqs": 1024, "gpu_memory_utilization": 0.04, "block_size": 16}
+    sizes = {"max_num_seqs": 8192, "gpu_memory_utilization": 0.04, "block_size": 16}
     one, two = (on_gpus(2, tensor_parallel_size=size, **sizes) for size in (1, 2))
     assert two.tensor_parallel_size == 2
     assert 1.9 * one.num_blocks < two.num_blocks
