@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +43,7 @@ LARGER: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 1024,
     "intermediate_size": 4096,
-    "num_hidden_layers": 24,
+    "num_hidden_layers": 12,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "max_position_embeddings": 2048,
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    record = {
+    record: dict[str, Any] = {
         "benchmark": "tensor_parallel",
         "command": " ".join(["python", *sys.argv]),
         "commit": commit(),
@@ -193,14 +194,18 @@ def main() -> None:
         "versions": package_versions(),
         "prompt_len": PROMPT_LEN,
         "answer_len": ANSWER_LEN,
-        "messages": messages(),
-        "sums": sums(),
-        "engines": {"smollm2": engines("smollm2", given.rounds), "random, 0.4B": larger_model(given.rounds)},
     }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if given.output:
-        given.output.write_text(text + "\n")
+    parts: dict[str, Callable[[], Any]] = {
+        "messages": messages,
+        "sums": sums,
+        "smollm2": lambda: engines("smollm2", given.rounds),
+        "random weights, 0.3B": lambda: larger_model(given.rounds),
+    }
+    for name, measure in parts.items():
+        record[name] = measure()
+        print(json.dumps({name: record[name]}), flush=True)
+        if given.output:  # after each part: a later one may take too long
+            given.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
