@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Literal, TypedDict, get_args
 
 from headrace.errors import ConfigError
-from headrace.other_settings import explanation, is_neutral
+from headrace.other_settings import explanation
 from headrace.types import MAX_SEED, refuses_unknown
 
 EMBEDDED_MODEL = "smollm2"
@@ -34,7 +34,7 @@ def setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-@refuses_unknown(ConfigError, explain=explanation, is_neutral=is_neutral)
+@refuses_unknown(ConfigError, explain=explanation)
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The user's settings of one engine, under vLLM's names."""

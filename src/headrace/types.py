@@ -37,13 +37,9 @@ MAX_GRAMMAR_LEN = 1 << 17  # characters of a schema, regex, grammar or list of c
 
 
 def refuses_unknown(
-    error: Callable[[str], HeadraceError],
-    *,
-    explain: Callable[[str], str | None] = lambda name: None,
-    is_neutral: Callable[[str, object], bool] = lambda name, value: False,
+    error: Callable[[str], HeadraceError], *, explain: Callable[[str], str | None] = lambda name: None
 ) -> Callable[[type[T]], type[T]]:
-    """Class decorator: an unknown keyword argument raises `error` with an explanation or the nearest known name, unless
-    its value is neutral, which changes nothing."""
+    """Class decorator: an unknown keyword argument raises `error` with an explanation or the nearest known name."""
 
     def decorate(cls: type[T]) -> type[T]:
         known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
@@ -51,11 +47,8 @@ def refuses_unknown(
 
         @functools.wraps(original)
         def checked(self: T, *args: Any, **kwargs: Any) -> None:
-            for name in list(kwargs):
+            for name in kwargs:
                 if name not in known:
-                    if is_neutral(name, kwargs[name]):
-                        del kwargs[name]
-                        continue
                     if (why := explain(name)) is not None:
                         raise error(f"{cls.__name__} has no argument {name!r}: {why}")
                     raise error(unknown_argument(cls.__name__, name, known))
