@@ -41,8 +41,8 @@ CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in s
 MAX_THREADS_PER_CORE = 8  # more than this is refused
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. The GPU
-# figures are rough, of an H100 and of NCCL in a CUDA graph over NVLink; those of a CPU were measured with Gloo.
+# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Rough
+# figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink, and of a CPU with Gloo.
 GPU_BYTES_PER_S = 3e12
 GPU_ALL_REDUCE_S = 15e-6
 CPU_BYTES_PER_S = 1e10
