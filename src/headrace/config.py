@@ -55,6 +55,7 @@ class EngineConfig:
         "auto", "type of keys and values in the cache; 'fp8' holds twice as many tokens"
     )
     device: Device = setting("auto", "where the model runs")
+    tensor_parallel_size: int = setting(1, "processes that share one copy of the model, one per GPU")
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
     max_num_seqs: int | None = setting(None, "maximum sequences in one step; default: from model and memory")
     max_num_batched_tokens: int | None = setting(None, "maximum tokens in one step; default: from model and device")
@@ -143,6 +144,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: Quantization | None
     kv_cache_dtype: KvCacheDType
     device: Device
+    tensor_parallel_size: int
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
@@ -168,6 +170,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "capacity_policy": get_args(CapacityPolicy),
 }
 _AT_LEAST_ONE = (
+    "tensor_parallel_size",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -57,7 +57,10 @@ ALIASES = {  # vLLM's names for settings that Headrace has
     "request_timeout_s": ("--request-timeout",),
 }
 
-_ONE_DEVICE = "an engine runs on one device; start one server per device behind 'headrace route', or one job per device"
+_ONE_LAYOUT = (
+    "a model is divided by --tensor-parallel-size only; for more, start several servers behind 'headrace route', or a "
+    "job with several workers"
+)
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
@@ -129,26 +132,24 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
     "--max-log-len": _ignored("prompts and answers are never logged"),
     # of current versions, not supported
-    "--tensor-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-tp": _refused(_ONE_DEVICE, "1"),
-    "--pipeline-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-pp": _refused(_ONE_DEVICE, "1"),
-    "--data-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-dp": _refused(_ONE_DEVICE, "1"),
-    "--enable-expert-parallel": _refused_switch(_ONE_DEVICE),
-    "-ep": _refused_switch(_ONE_DEVICE),
-    "--data-parallel-size-local": _refused(_ONE_DEVICE, "1"),
-    "--data-parallel-backend": _ignored(_ONE_DEVICE, "mp"),
-    "--data-parallel-rank": _refused(_ONE_DEVICE, "0"),
-    "--decode-context-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-dcp": _refused(_ONE_DEVICE, "1"),
-    "--prefill-context-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-pcp": _refused(_ONE_DEVICE, "1"),
-    "--nnodes": _refused(_ONE_DEVICE, "1"),
-    "--node-rank": _refused(_ONE_DEVICE, "0"),
-    "--enable-eplb": _refused_switch(_ONE_DEVICE),
-    "--enable-dbo": _refused_switch(_ONE_DEVICE),
-    "--disable-custom-all-reduce": _ignored_switch("there is one device, and so no all-reduce"),
+    "--pipeline-parallel-size": _refused(_ONE_LAYOUT, "1"),
+    "-pp": _refused(_ONE_LAYOUT, "1"),
+    "--data-parallel-size": _refused(_ONE_LAYOUT, "1"),
+    "-dp": _refused(_ONE_LAYOUT, "1"),
+    "--enable-expert-parallel": _refused_switch(_ONE_LAYOUT),
+    "-ep": _refused_switch(_ONE_LAYOUT),
+    "--data-parallel-size-local": _refused(_ONE_LAYOUT, "1"),
+    "--data-parallel-backend": _ignored(_ONE_LAYOUT, "mp"),
+    "--data-parallel-rank": _refused(_ONE_LAYOUT, "0"),
+    "--decode-context-parallel-size": _refused(_ONE_LAYOUT, "1"),
+    "-dcp": _refused(_ONE_LAYOUT, "1"),
+    "--prefill-context-parallel-size": _refused(_ONE_LAYOUT, "1"),
+    "-pcp": _refused(_ONE_LAYOUT, "1"),
+    "--nnodes": _refused(_ONE_LAYOUT, "1"),
+    "--node-rank": _refused(_ONE_LAYOUT, "0"),
+    "--enable-eplb": _refused_switch(_ONE_LAYOUT),
+    "--enable-dbo": _refused_switch(_ONE_LAYOUT),
+    "--disable-custom-all-reduce": _ignored_switch("all-reduces are those of NCCL"),
     "--max-parallel-loading-workers": _ignored("tensors are read by several threads, with bounded memory"),
     "--api-server-count": _refused("one process serves HTTP", "1"),
     "--enable-lora": _refused_switch(_NO_LORA),
@@ -205,15 +206,15 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--max-num-tokens": _refused("use --max-num-batched-tokens"),
     "--max-seq-len": _refused("use --max-model-len"),
     "--max-beam-width": _ignored("the number of beams is a parameter of each request", "1"),
-    "--tp-size": _refused(_ONE_DEVICE, "1"),
-    "--pp-size": _refused(_ONE_DEVICE, "1"),
-    "--ep-size": _refused(_ONE_DEVICE, "1"),
-    "--cp-size": _refused(_ONE_DEVICE, "1"),
-    "--context-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "--moe-tensor-parallel-size": _refused(_ONE_DEVICE, "1", "-1"),
-    "--moe-expert-parallel-size": _refused(_ONE_DEVICE, "1", "-1"),
-    "--moe-cluster-parallel-size": _refused(_ONE_DEVICE, "1", "-1"),
-    "--enable-attention-dp": _refused_switch(_ONE_DEVICE),
+    "--tp-size": _refused("use --tensor-parallel-size", "1"),
+    "--pp-size": _refused(_ONE_LAYOUT, "1"),
+    "--ep-size": _refused(_ONE_LAYOUT, "1"),
+    "--cp-size": _refused(_ONE_LAYOUT, "1"),
+    "--context-parallel-size": _refused(_ONE_LAYOUT, "1"),
+    "--moe-tensor-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
+    "--moe-expert-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
+    "--moe-cluster-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
+    "--enable-attention-dp": _refused_switch(_ONE_LAYOUT),
     "--gpus-per-node": _ignored("the engine takes the first visible GPU; a job takes one worker per GPU", "1"),
 }
 

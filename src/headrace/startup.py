@@ -3,6 +3,8 @@
     CPU   download ─▶ import ─▶ load ─▶ compile
     GPU   download ─▶ import ─▶ load ─▶ profile ─▶ compile ─▶ capture       download: only if a model is not cached
 
+With tensor_parallel_size above 1, `ranks` is between import and load. The stages are those of rank 0.
+
 An engine in its own process sends its stages to its front. `engine/startup_display.py` shows them.
 """
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, Protocol
 
-StageName = Literal["download", "import", "load", "profile", "compile", "capture"]
+StageName = Literal["download", "import", "ranks", "load", "profile", "compile", "capture"]
 
 MIN_INTERVAL_S = 0.1  # between two reports of the progress of a stage
 
@@ -21,6 +23,7 @@ MIN_INTERVAL_S = 0.1  # between two reports of the progress of a stage
 _TEXTS: dict[StageName, tuple[str, str]] = {
     "download": ("downloading the model", "downloaded the model"),
     "import": ("importing torch", "imported torch"),
+    "ranks": ("starting the other ranks", "started the other ranks"),
     "load": ("loading weights", "loaded weights"),
     "profile": ("measuring the largest step", "measured the largest step"),
     "compile": ("preparing kernels", "prepared kernels"),

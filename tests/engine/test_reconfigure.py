@@ -132,14 +132,14 @@ def test_the_seed_of_random_weights_cannot_change(tmp_path: Path) -> None:
 
 def test_the_old_settings_are_restored_if_a_start_fails(own: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, before = own.settings, tokens(own)
-    start_runner = start._start_runner
+    start_runner = start.start_runner
 
     def without_memory(*arguments: Any) -> Any:
         cache = torch.empty(1 << 20)  # noqa: F841  the frame of the error refers to it
-        monkeypatch.setattr(start, "_start_runner", start_runner)
+        monkeypatch.setattr(start, "start_runner", start_runner)
         raise ConfigError("no memory")
 
-    monkeypatch.setattr(start, "_start_runner", without_memory)
+    monkeypatch.setattr(start, "start_runner", without_memory)
     with pytest.raises(ConfigError, match="no memory") as error:
         own.reconfigure(**FIRST | {"max_num_seqs": 4})
     assert all("cache" not in entry.frame.f_locals for entry in error.traceback if entry.name == "without_memory")
@@ -219,13 +219,13 @@ def test_the_old_cache_is_freed_before_the_new_one_is_allocated(own: LLM, monkey
     own.reconfigure(**FIRST | {"num_gpu_blocks_override": 4096})
     with_large_cache = _tensor_bytes()
     seen = []
-    start_runner = start._start_runner
+    start_runner = start.start_runner
 
     def counted(*arguments: Any) -> Any:
         seen.append(_tensor_bytes())
         return start_runner(*arguments)
 
-    monkeypatch.setattr(start, "_start_runner", counted)
+    monkeypatch.setattr(start, "start_runner", counted)
     own.reconfigure(**FIRST)
     cache_bytes = 4096 * 16 * 2 * 3 * 2 * 16 * 4  # blocks, tokens, keys and values, layers, heads, dimensions, bytes
     assert seen[0] <= with_large_cache - cache_bytes

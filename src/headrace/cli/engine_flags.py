@@ -12,10 +12,12 @@ from headrace.cli.parser import CommandParser
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
+SHORT_FLAGS: dict[str, Sequence[str]] = {"tensor_parallel_size": ("-tp",)}  # as vLLM has it
+
 
 def add_engine_flags(parser: CommandParser, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
     group = parser.add_argument_group("engine", "values that are not set are chosen for the model and the machine")
-    add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), aliases)
+    add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), SHORT_FLAGS | dict(aliases or {}))
 
 
 def add_field_flags(

@@ -22,7 +22,16 @@ from headrace.errors import ConfigError
 from headrace.hardware import release_unused
 
 # Settings that decide which weights are read, and how. They stay as loaded unless they are given.
-OF_THE_MODEL = ("model", "tokenizer", "revision", "load_format", "dtype", "quantization", "device")
+OF_THE_MODEL = (
+    "model",
+    "tokenizer",
+    "revision",
+    "load_format",
+    "dtype",
+    "quantization",
+    "device",
+    "tensor_parallel_size",
+)
 _RESOLVED = ("dtype", "quantization", "device")  # of these, the ones that may be automatic
 
 
@@ -41,6 +50,11 @@ def reconfigure(engine: Engine, given: Mapping[str, Any], deliver: Deliver) -> R
     started, model, old = perf_counter(), engine.model, engine.config
     if model is None or old is None:
         raise OtherWeightsError("this engine runs in another process; start a new one")
+    if engine.settings.tensor_parallel_size > 1:
+        raise OtherWeightsError(
+            f"an engine with tensor_parallel_size={engine.settings.tensor_parallel_size} keeps its settings: each rank "
+            "has its own runner; start a new one"
+        )
     config = config_of(model, given)
     facts = facts_without(model)
     _refuse_other_weights(model, config, resolve_here(config, model.spec, facts))

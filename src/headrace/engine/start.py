@@ -25,12 +25,15 @@ from headrace.engine.grammars import Grammars
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
-from headrace.engine.resolve import GIB, resolve_here
+from headrace.engine.ranks.start import RankStart
+from headrace.engine.resolve import resolve_here
+from headrace.engine.runners import depth_of, graph_bytes, load_decoder, measure_step, start_runner
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
     MachineFacts,
+    num_gpus,
     pinned_to,
     read_facts,
     read_gpu,
@@ -40,7 +43,6 @@ from headrace.hardware import (
 )
 from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
-from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
 from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
 from headrace.steps import Runner
@@ -75,7 +77,6 @@ class Engine:
 
 
 GPU_SWITCH_SECONDS = 0.0005  # how long another thread may hold the GIL while the engine's thread waits for it
-GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow step of the host costs nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +211,27 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
     estimate = resolve_here(config, spec, facts)
-    importlib.import_module("torch")
-    with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
-        loading = executor.submit(tokenizer_of, config, checkpoint)
-        decoder = _load_decoder(checkpoint, estimate, on_stage)
-        started = _measure_and_start(decoder, config, estimate, facts, on_stage)
-        tokenizer = loading.result()
+    ranks = None if estimate.tensor_parallel_size == 1 else RankStart(config, estimate, num_gpus=facts.num_gpus)
+    try:
+        importlib.import_module("torch")
+        with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:
+            loading = executor.submit(tokenizer_of, config, checkpoint)
+            decoder = _load_decoder(checkpoint, estimate, on_stage, ranks)
+            started = _measure_and_start(decoder, spec, config, estimate, facts, on_stage, ranks)
+            tokenizer = loading.result()
+    except BaseException:
+        if ranks is not None:
+            ranks.end()
+        raise
     model = LoadedModel(config, estimate, spec, decoder, tokenizer, _grammars(tokenizer, spec), rss_before)
     return _core_of(model, config, started)
+
+
+def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, ranks: RankStart | None) -> Decoder:
+    if ranks is None:
+        return load_decoder(checkpoint, settings, on_stage)
+    on_stage("ranks")
+    return load_decoder(checkpoint, settings, on_stage, ranks.connect())
 
 
 def facts_without(model: LoadedModel) -> MachineFacts:
@@ -236,19 +250,21 @@ def facts_without(model: LoadedModel) -> MachineFacts:
 def start_core(model: LoadedModel, config: EngineConfig, facts: MachineFacts) -> LoadedCore:
     """Start a core on a loaded model. The one before must be closed: there is one KV cache at a time."""
     estimate = resolve_here(config, model.spec, facts)
-    return _core_of(model, config, _measure_and_start(_decoder_of(model, estimate), config, estimate, facts))
+    return _core_of(
+        model, config, _measure_and_start(_decoder_of(model, estimate), model.spec, config, estimate, facts)
+    )
 
 
 def restart_core(model: LoadedModel, config: EngineConfig, settings: Settings) -> LoadedCore:
     """Start a core with the settings of an earlier one, whatever memory is free now."""
     decoder = _decoder_of(model, settings)
-    step_bytes = _measure_step(decoder, settings) if settings.device == "cuda" else 0
-    return _core_of(model, config, _StartedRunner(_start_runner(decoder, settings, step_bytes), settings))
+    step_bytes = measure_step(decoder, settings)
+    return _core_of(model, config, _StartedRunner(start_runner(decoder, settings, step_bytes), settings))
 
 
 def _read_facts(config: EngineConfig) -> MachineFacts:
     facts = read_facts()
-    return facts if config.device == "cpu" else replace(facts, gpu=read_gpu())
+    return facts if config.device == "cpu" else replace(facts, gpu=read_gpu(), num_gpus=num_gpus())
 
 
 def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
@@ -256,25 +272,33 @@ def _decoder_of(model: LoadedModel, settings: Settings) -> Decoder:
     from headrace.models.weights.load import with_max_len
     from headrace.runner.cpu_threads import use_threads
 
-    use_threads(settings.num_threads)
+    use_threads(settings.threads_per_rank)
     return with_max_len(model.decoder, settings.max_model_len)
 
 
 def _measure_and_start(
     decoder: Decoder,
+    spec: ModelSpec,
     config: EngineConfig,
     estimate: Settings,
     facts: MachineFacts,
     on_stage: OnStage = ignore_stage,
+    ranks: RankStart | None = None,
 ) -> _StartedRunner:
-    """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache."""
+    """Start a runner. On a GPU the largest step is measured first, which decides the size of the KV cache: by the rank
+    with the least memory, if there are several."""
     settings, step_bytes = estimate, 0
     if facts.gpu is not None and settings.device == "cuda":
         on_stage("profile")
-        step_bytes = _measure_step(decoder, settings)
-        step_memory = step_bytes + _graph_bytes(step_bytes, decoder.spec, settings)
-        settings = resolve_here(config, decoder.spec, replace(facts, gpu=replace(facts.gpu, step_memory=step_memory)))
-    return _StartedRunner(_start_runner(decoder, settings, step_bytes, on_stage), settings)
+        step_bytes = measure_step(decoder, settings)
+        step_memory = step_bytes + graph_bytes(step_bytes, decoder.spec, settings)
+        facts = replace(facts, gpu=replace(facts.gpu, step_memory=step_memory))
+        facts = facts if ranks is None else ranks.narrowest(facts)
+        settings = resolve_here(config, spec, facts)
+    if ranks is None:
+        return _StartedRunner(start_runner(decoder, settings, step_bytes, on_stage), settings)
+    ranks.build(settings)
+    return _StartedRunner(ranks.runner_of(start_runner(decoder, settings, step_bytes, on_stage)), settings)
 
 
 def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) -> LoadedCore:
@@ -287,10 +311,10 @@ def _core_of(model: LoadedModel, config: EngineConfig, started: _StartedRunner) 
         eos_token_ids=spec.eos_token_ids,
         vocab_size=spec.vocab_size,
         seed=config.seed,
-        depth=GPU_DEPTH if settings.device == "cuda" else 1,
+        depth=depth_of(settings),
         grammars=model.grammars,
     )
-    return LoadedCore(core, settings, model, EngineProfiler(core, spec, settings, config.model))
+    return LoadedCore(core, settings, model, EngineProfiler(core, model.decoder.spec, settings, config.model))
 
 
 def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
@@ -300,77 +324,6 @@ def _grammars(tokenizer: Tokenizer | None, spec: ModelSpec) -> Grammars:
         eos_token_ids=spec.eos_token_ids,
         num_threads=read_facts().num_cores,
     )
-
-
-def _measure_step(decoder: Decoder, settings: Settings) -> int:
-    """The memory of the largest step, measured."""
-    from headrace.runner.gpu.memory import measure_step
-
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
-
-
-def _graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
-    from headrace.runner.gpu.graph_sizes import prefill_graph_bytes
-
-    return prefill_graph_bytes(step_bytes, spec, settings.max_num_batched_tokens)
-
-
-def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage) -> Decoder:
-    import torch
-
-    from headrace.models import load_decoder
-    from headrace.runner.cpu_threads import use_threads
-
-    on_stage("load")
-    with pinned_to(cpus_of(settings.cpu_affinity)):  # memory lies near the CPU that first writes to it
-        use_threads(settings.num_threads)
-        return load_decoder(
-            checkpoint,
-            dtype=getattr(torch, settings.dtype),
-            device=torch.device(settings.device),
-            quantization=settings.quantization,
-            load_format=settings.load_format,
-            seed=settings.seed,
-            max_len=settings.max_model_len,
-            progress=lambda done, total: on_stage("load", done, total or 0),
-        )
-
-
-def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage) -> Runner:
-    import torch
-
-    shape = RunnerShape(
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size,
-        num_threads=settings.num_threads,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        kv_dtype=getattr(torch, settings.kv_dtype),
-        step_bytes=step_bytes,
-    )
-    with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
-        if settings.device == "cuda":
-            return _start_gpu_runner(decoder, shape, on_stage)
-        from headrace.runner.cpu_runner import CpuRunner
-
-        return CpuRunner(decoder, shape, on_stage)
-
-
-def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:
-    import torch
-
-    from headrace.runner.gpu.gpu_runner import GpuRunner
-
-    try:
-        return GpuRunner(decoder, shape, on_stage)
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info()
-        raise ConfigError(
-            f"the GPU has no room for {shape.num_blocks:,} cache blocks and the CUDA graphs of {shape.max_num_seqs:,} "
-            f"sequences: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; lower gpu_memory_utilization, "
-            "max_num_seqs or max_num_batched_tokens, or stop other processes on the GPU"
-        ) from error
 
 
 def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:

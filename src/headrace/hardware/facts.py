@@ -1,4 +1,4 @@
-"""The facts about the machine that settings depend on. Only `read_gpu` and `visible_gpus` import torch."""
+"""The facts about the machine that settings depend on. Only `read_gpu`, `num_gpus` and `visible_gpus` import torch."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class MachineFacts:
     free_memory: int  # bytes available now
     gpu: GpuFacts | None = None
     topology: CpuTopology | None = None  # None: of no machine at hand, as for plans
+    num_gpus: int = 1  # that this process may use, if it has a GPU
+
+
+def num_gpus() -> int:
+    """The number of GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def read_gpu() -> GpuFacts | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
@@ -31,7 +32,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    spec: ModelSpec
+    spec: ModelSpec  # with this rank's heads and widths, if the model is divided
     dtype: torch.dtype  # of the weights and the cache
     device: torch.device
     embeddings: Embeddings
@@ -42,6 +43,8 @@ class Decoder:
     head: ops.PackedLinear  # [V, H]; the embedding table itself when they are tied
     max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
+    num_bytes_read: int = 0  # from files, to load them
+    group: TensorGroup | None = None  # the ranks that the model is divided over
 
     def hidden(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None

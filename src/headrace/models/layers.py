@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -40,6 +41,25 @@ class Norm:
         return normed
 
 
+class QueryKeyNorms(Protocol):
+    def __call__(self, qkv: Tensor) -> None:
+        """Norms in place. The columns are queries, keys, values."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideNorms:
+    """Norms over all query heads of a token, and over all key heads."""
+
+    queries: Norm
+    keys: Norm
+
+    def __call__(self, qkv: Tensor) -> None:
+        num_queries, num_keys = len(self.queries.weight), len(self.keys.weight)
+        queries, keys = qkv[:, :num_queries], qkv[:, num_queries : num_queries + num_keys]
+        queries.copy_(self.queries.plain(queries))
+        keys.copy_(self.keys.plain(keys))
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention over the paged cache, with Hq query heads and Hkv key-value heads of size D."""
@@ -48,7 +68,7 @@ class Attention:
     output: ops.PackedLinear  # [H, Hq * D]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    wide_norms: tuple[Norm, Norm] | None  # norms over all query heads of a token, and over all key heads
+    wide_norms: QueryKeyNorms | None  # norms over all query heads of a token, and over all key heads
     cos_sin: Tensor  # [max_len, D] float32, shared by all layers with the same rope
     query_scales: Tensor | None  # [max_len] float32, factors of the queries at each position
     num_heads: int
@@ -63,7 +83,7 @@ class Attention:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
         qkv = self.qkv(x)
         if self.wide_norms is not None:
-            _norm_queries_and_keys(qkv, *self.wide_norms)
+            self.wide_norms(qkv)
         q = ops.rope_and_store(
             qkv,
             layout,
@@ -79,14 +99,6 @@ class Attention:
             q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
         mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides)
         return self.output(mixed if kept is None else mixed[kept])
-
-
-def _norm_queries_and_keys(qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
-    """Norms in place. The columns are queries, keys, values."""
-    num_queries, num_keys = len(q_norm.weight), len(k_norm.weight)
-    queries, keys = qkv[:, :num_queries], qkv[:, num_queries : num_queries + num_keys]
-    queries.copy_(q_norm.plain(queries))
-    keys.copy_(k_norm.plain(keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.dist.collectives import TensorGroup
 from headrace.kernels import ops
 from headrace.models.layers import GATED, Mlp
 from headrace.models.spec import Activation, Routing
@@ -26,6 +27,7 @@ class Mixture:
     routing: Routing
     weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
+    group: TensorGroup | None = None  # the ranks that divide the width of each expert
 
     @property
     def takes_fp8(self) -> bool:
@@ -39,4 +41,5 @@ class Mixture:
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
-        return out if self.shared is None else out.add_(self.shared(x))
+        out = out if self.shared is None else out.add_(self.shared(x))
+        return out if self.group is None else self.group.all_reduce(out)

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from headrace.runner.gpu import decode_graphs
+from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.decode_graphs import DecodeGraph, DecodeGraphs
+
+CAPTURE = Capture(None, torch.device("cpu"))
 
 
 class FakeStream:
@@ -41,7 +44,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_every_graph_is_counted_once(events: list[Any], max_num_seqs: int, enable_sharing: bool) -> None:
     graphs = DecodeGraphs(max_num_seqs, enable_sharing=enable_sharing)
     graphs.capture(
-        lambda size, *, is_sharing: torch.empty(0), lambda *a: torch.empty(0), None, lambda: events.append(1)
+        lambda size, *, is_sharing: torch.empty(0), lambda *a: torch.empty(0), CAPTURE, lambda: events.append(1)
     )
     assert events[1::2] == [1] * graphs.num_graphs
     assert len(set(events[::2])) == graphs.num_graphs

@@ -222,7 +222,7 @@ class _Prefixed(io.TextIOBase):
         return self._out.fileno()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Linux kills this process with the thread that started it, which the front keeps for as long as it needs us."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -230,7 +230,7 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _ignore_stop_signals() -> None:
+def ignore_stop_signals() -> None:
     """A terminal or a service manager signals the whole process group; only the front knows whether to drain first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -238,17 +238,22 @@ def _ignore_stop_signals() -> None:
     faulthandler.register(signal.SIGUSR1, _STDERR, all_threads=True)  # a hung engine then writes its stacks to the log
 
 
-def main(argv: list[str]) -> int:
-    fd, parent, heartbeat_s, core, *log_format = argv
-    _die_with(int(parent))
-    _ignore_stop_signals()
-    if log_format == ["json"]:
+def set_up_output(prefix: str, *, is_json: bool) -> None:
+    """Write everything to stderr: as JSON, or with a prefix before each line."""
+    if is_json:
         set_up_logs("json")
         sys.stdout = sys.stderr
     else:
-        sys.stdout = sys.stderr = _Prefixed(sys.stderr, PREFIX)
+        sys.stdout = sys.stderr = _Prefixed(sys.stderr, prefix)
         logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("headrace").setLevel(logging.INFO)
+
+
+def main(argv: list[str]) -> int:
+    fd, parent, heartbeat_s, core, *log_format = argv
+    die_with(int(parent))
+    ignore_stop_signals()
+    set_up_output(PREFIX, is_json=log_format == ["json"])
     channel = Channel(socket.socket(fileno=int(fd)), max_backlog_bytes=MAX_BACKLOG_BYTES)
     status = EngineChild(channel, float(heartbeat_s)).run(core)
     channel.drain(DRAIN_S)

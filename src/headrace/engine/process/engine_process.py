@@ -229,10 +229,10 @@ class EngineProcess:
 
     def _wait_for_exit(self) -> EngineDeadError:
         """Returns why the process has ended. The channel is closed at this end."""
-        status = None if self._process is None else _wait_for(self._process)
+        status = None if self._process is None else wait_for(self._process)
         if self._log_copier is not None:
             self._log_copier.join(LAST_LINES_S)
-        return EngineDeadError(_describe_exit(status))
+        return EngineDeadError(describe_exit(status))
 
     def _kill(self) -> None:
         self._has_started.wait()
@@ -278,7 +278,7 @@ class EngineProcess:
                     self._ready = ready
                     self._can_run.set()
                 case wire.Failed() as failed:
-                    self._failure = self._failure or _error_of(failed, has_run=self._ready is not None)
+                    self._failure = self._failure or error_of(failed, has_run=self._ready is not None)
         if events:
             self._deliver(events)
 
@@ -312,7 +312,7 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
 
 
-def _wait_for(process: subprocess.Popen[bytes]) -> int:
+def wait_for(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait(EXIT_S)
     except subprocess.TimeoutExpired:
@@ -320,7 +320,7 @@ def _wait_for(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _describe_exit(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     if status is None:
         return "its process could not be started"
     if status == -signal.SIGKILL:
@@ -330,7 +330,7 @@ def _describe_exit(status: int | None) -> str:
     return f"its process exited with status {status}; its last lines on stderr may say why"
 
 
-def _error_of(failed: wire.Failed, *, has_run: bool) -> HeadraceError:
+def error_of(failed: wire.Failed, *, has_run: bool) -> HeadraceError:
     """What the process raised, if it is one of our errors; otherwise an `EngineDeadError` with its text."""
     kind = getattr(errors, failed.kind, None)
     if isinstance(kind, type) and issubclass(kind, HeadraceError):

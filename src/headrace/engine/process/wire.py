@@ -118,7 +118,7 @@ Command: TypeAlias = Start | Submit | Abort | LimitRunning | ForgetPrefixes | St
 EngineMessage: TypeAlias = Stage | Ready | Failed | Step | Heartbeat | Profiled
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """An array as its dtype and bytes; a numpy scalar as a Python number."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
@@ -129,17 +129,17 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is not sent")
 
 
-def _array(kind: type[Any], sent: Any) -> Any:
+def array_from(kind: type[Any], sent: Any) -> Any:
     name, data = sent
     return np.frombuffer(bytearray(data), _DTYPES[name])  # a bytearray makes the array writable
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_command_decoder = msgspec.msgpack.Decoder(Command, dec_hook=_array)
-_message_decoder = msgspec.msgpack.Decoder(EngineMessage, dec_hook=_array)
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
+_command_decoder = msgspec.msgpack.Decoder(Command, dec_hook=array_from)
+_message_decoder = msgspec.msgpack.Decoder(EngineMessage, dec_hook=array_from)
 _REQUEST_FIELDS = get_type_hints(Request) | {"params": dict[str, Any]}
 _request_decoder = msgspec.msgpack.Decoder(
-    msgspec.defstruct("SentRequest", [*_REQUEST_FIELDS.items()]), dec_hook=_array
+    msgspec.defstruct("SentRequest", [*_REQUEST_FIELDS.items()]), dec_hook=array_from
 )
 
 
@@ -183,7 +183,7 @@ class StepWriter:
         if isinstance(value, np.ndarray) and value.dtype == np.int32:
             self._parts.append(value)
             return None
-        return _plain(value)
+        return plain(value)
 
 
 class StepReader:
@@ -199,7 +199,7 @@ class StepReader:
         return self._decoder.decode(step.events)
 
     def _put_back(self, kind: type[Any], sent: Any) -> Any:
-        return next(self._parts) if sent is None else _array(kind, sent)
+        return next(self._parts) if sent is None else array_from(kind, sent)
 
 
 def _split(tokens: TokenIds, num_tokens: TokenIds) -> list[TokenIds]:

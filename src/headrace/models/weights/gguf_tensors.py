@@ -17,7 +17,7 @@ from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
-from headrace.models.weights.source import Slice, StoredRows, fill_from_whole
+from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +71,7 @@ class GgufTensors:
         self._head_dim = spec.head_dim
         self._in_layer = _IN_LAYER | _WITH_POST_NORMS if spec.post_norms else _IN_LAYER
         self._rotates_pairs = rotates_pairs
+        self._bytes_read = 0
 
     def names(self) -> Collection[str]:
         return self._parts.keys()
@@ -79,46 +80,58 @@ class GgufTensors:
         part = self._parts[name]
         return part.shape(self._file.tensors[part.name].shape)
 
-    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
-        if part is not None:
-            fill_from_whole(self, name, out, part)
-        else:
-            self._fill_whole(name, out)
+    @property
+    def num_bytes_read(self) -> int:
+        return self._bytes_read
 
-    def _fill_whole(self, name: str, out: Tensor) -> None:
-        part = self._parts[name]
-        tensor = self._file.tensors[part.name]
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        """Rows are read as they are stored: of a part of their columns too, a rank reads whole rows."""
+        stored = self._parts[name]
+        tensor = self._file.tensors[stored.name]
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
-        starts = range(0, part.num_rows, rows_at_once)
+        starts = range(0, len(out), rows_at_once)
         pieces = (out[start : start + rows_at_once] for start in starts)
-        stored_starts = (_first_row(part) + start for start in starts)
+        first_row = _first_row(stored) + (0 if part is None else part.rows.start)
+        stored_starts = (first_row + start for start in starts)
         # numpy releases the GIL, so threads with a piece each run in parallel.
-        with ThreadPoolExecutor(max_workers=_num_cores()) as pool:
-            list(pool.map(self._fill_rows, repeat(tensor), stored_starts, pieces))  # raises what a thread raised
+        with ThreadPoolExecutor(max_workers=_num_cores()) as pool:  # raises what a thread raised
+            list(
+                pool.map(
+                    self._fill_rows,
+                    repeat(tensor),
+                    stored_starts,
+                    pieces,
+                    repeat(None if part is None else part.columns),
+                )
+            )
+        self._bytes_read += len(out) * _row_bytes(tensor)
 
-    def stored_rows(self, name: str) -> StoredRows | None:
-        part = self._parts[name]
-        tensor = self._file.tensors[part.name]
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
+        stored = self._parts[name]
+        tensor = self._file.tensors[stored.name]
         if not is_block_type(tensor.type_name):
             return None
-        return StoredRows(self._read_rows(tensor, _first_row(part), part.num_rows), tensor.type_name)
+        rows = range(stored.num_rows) if part is None else part.rows
+        raw = self._read_rows(tensor, _first_row(stored) + rows.start, len(rows))
+        self._bytes_read += raw.nbytes
+        return StoredRows(raw, tensor.type_name)
 
-    def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor) -> None:
+    def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor, columns: range | None) -> None:
         import torch
 
         raw = self._read_rows(tensor, start, len(out))
         if self._rotates_pairs and _ROTATED.fullmatch(tensor.name):
             raw = _pairs_to_halves(raw, self._head_dim)
-        if out.dtype == torch.float32 and out.device.type == "cpu":
+        if out.dtype == torch.float32 and out.device.type == "cpu" and columns is None:
             dequantize(raw, tensor.type_name, out.numpy())
         else:
-            exact = np.empty(out.shape, dtype=np.float32)
+            exact = np.empty((len(out), *tensor.shape[-1:]) if columns else out.shape, dtype=np.float32)
             dequantize(raw, tensor.type_name, exact)
-            out.copy_(torch.from_numpy(exact))
+            out.copy_(torch.from_numpy(exact[:, columns.start : columns.stop] if columns else exact))
 
     def _read_rows(self, tensor: GgufTensor, start: int, num_rows: int) -> Bytes:
-        row_bytes = tensor.num_bytes // tensor.num_rows
+        row_bytes = _row_bytes(tensor)
         count, offset = num_rows * row_bytes, tensor.offset + start * row_bytes
         raw = np.fromfile(self._file.path, dtype=np.uint8, count=count, offset=offset)
         if len(raw) < count:
@@ -193,6 +206,10 @@ def _other_name(name: str) -> str:
 
 def _first_row(part: StoredPart) -> int:
     return part.first_row + (part.member or 0) * part.rows_per_group
+
+
+def _row_bytes(tensor: GgufTensor) -> int:
+    return tensor.num_bytes // tensor.num_rows
 
 
 def _num_cores() -> int:

@@ -14,18 +14,27 @@ import torch
 from torch import Tensor
 
 from headrace.config import Quantization
+from headrace.dist.collectives import TensorGroup
+from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError
 from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
-from headrace.models.layers import Attention, Mlp, Norm
+from headrace.models.layers import Attention, Mlp, Norm, QueryKeyNorms, WideNorms
 from headrace.models.mixture import Mixture
+from headrace.models.parallel import (
+    ParallelWideNorms,
+    RowParallelLinear,
+    VocabularyParallelEmbeddings,
+    VocabularyParallelHead,
+)
 from headrace.models.rope import cos_sin_table, head_order, query_scales
+from headrace.models.shards import Shards
 from headrace.models.sources import Progress
 from headrace.models.spec import ModelSpec, RopeSpec, Shape
 from headrace.models.weights.random_weights import RandomWeights
-from headrace.models.weights.source import WeightSource, check_tensors
+from headrace.models.weights.source import ShardedSource, WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
 _EMBEDDINGS = "model.embed_tokens.weight"
@@ -42,13 +51,17 @@ def load_decoder(
     seed: int = 0,
     max_len: int | None = None,
     progress: Progress = lambda num_bytes, total: None,
+    group: TensorGroup | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
-    `progress` is called with the bytes loaded so far, and their total."""
-    spec, device = checkpoint.spec, torch.device(device)
+    `progress` is called with the bytes loaded so far, and their total. With a `group`, only this rank's part is read,
+    and the decoder's spec has its sizes."""
+    device = torch.device(device)
     source = _source(checkpoint, load_format, seed)
-    reader = _Reader(source, spec, dtype, device, as_fp8=quantization == "fp8", progress=progress)
-    check_tensors(reader.source, spec, where=checkpoint.source)
+    check_tensors(source, checkpoint.spec, where=checkpoint.source)
+    shards = Shards(checkpoint.spec, Mesh() if group is None else group.mesh)
+    spec = shards.spec
+    reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
@@ -62,6 +75,7 @@ def load_decoder(
         embeddings=_scaled(embeddings, spec, dtype),
         positions=None if spec.num_positions is None else reader.tensor("model.embed_positions.weight"),
         head=head,
+        group=group,
         layers=tuple(
             _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
         ),
@@ -69,6 +83,7 @@ def load_decoder(
         head_norm=_scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
         num_bytes=reader.num_bytes,
+        num_bytes_read=source.num_bytes_read,
     )
     progress(decoder.num_bytes, decoder.num_bytes)
     return decoder
@@ -112,7 +127,19 @@ def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource
 
 
 def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
-    """Returns the embeddings and the head. If they are tied, one read serves both."""
+    """Returns the embeddings and the head, each of this rank's part of the vocabulary."""
+    embeddings, head = _own_ends(reader, spec)
+    group, shards = reader.group, reader.shards
+    if group is None:
+        return embeddings, head
+    return (
+        VocabularyParallelEmbeddings(embeddings, shards.vocabulary, group),
+        VocabularyParallelHead(head, group, shards.vocabulary_sizes),
+    )
+
+
+def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
+    """If they are tied, one read serves both."""
     stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu else None
     bias = reader.tensor("lm_head.bias") if spec.head_bias else None
     if not spec.tie_embeddings:
@@ -157,11 +184,12 @@ def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_
     )
 
 
-def _mlp(reader: _Reader, spec: ModelSpec, prefix: str) -> Mlp:
+def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True) -> Mlp:
+    """`adds_up`: over the ranks; else the output is this rank's part of the sum."""
     before = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
     return Mlp(
         up=reader.linear(*(prefix + name for name in before), has_bias=spec.mlp_bias),
-        down=reader.linear(prefix + "down_proj", has_bias=spec.mlp_bias),
+        down=reader.row_linear(prefix + "down_proj", has_bias=spec.mlp_bias, adds_up=adds_up),
         activation=spec.activation,
         is_gated=spec.is_gated,
     )
@@ -175,11 +203,12 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         router=ops.pack_linear(reader.tensor(prefix + "router.weight")),
         up=reader.experts([(name + "gate_proj.weight", name + "up_proj.weight") for name in experts]),
         down=reader.experts([(name + "down_proj.weight",) for name in experts]),
-        shared=None if mixture.shared_size is None else _mlp(reader, spec, prefix + "shared_expert."),
+        shared=None if mixture.shared_size is None else _mlp(reader, spec, prefix + "shared_expert.", adds_up=False),
         num_chosen=mixture.num_chosen,
         routing=mixture.routing,
         weighs_input=mixture.weighs_input,
         activation=spec.activation,
+        group=reader.group,
     )
 
 
@@ -188,7 +217,7 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
     q_norm, k_norm = _head_norms(reader, spec, prefix, rotates=rotates)
     return Attention(
         qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
-        output=reader.linear(prefix + "o_proj", has_bias=spec.output_bias),
+        output=reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias),
         q_norm=q_norm,
         k_norm=k_norm,
         wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
@@ -215,9 +244,20 @@ def _head_norms(reader: _Reader, spec: ModelSpec, prefix: str, *, rotates: bool)
     return reader.norm_weight(prefix + "q_norm.weight"), reader.norm_weight(prefix + "k_norm.weight")
 
 
-def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> tuple[Norm, Norm]:
+def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms:
     queries, keys = (reader.norm_weight(f"{prefix}{side}_norm.weight") for side in "qk")
-    return Norm(queries, None, spec.norm_eps), Norm(keys, None, spec.norm_eps)
+    shards = reader.shards
+    if reader.group is None:
+        return WideNorms(Norm(queries, None, spec.norm_eps), Norm(keys, None, spec.norm_eps))
+    return ParallelWideNorms(
+        q_weight=queries,
+        k_weight=keys,
+        eps=spec.norm_eps,
+        num_queries=shards.whole.q_size,
+        num_keys=shards.whole.kv_size,
+        num_kv_copies=shards.heads.num_kv_copies,
+        group=reader.group,
+    )
 
 
 class _Reader:
@@ -226,23 +266,26 @@ class _Reader:
     def __init__(
         self,
         source: WeightSource,
-        spec: ModelSpec,
+        shards: Shards,
         dtype: torch.dtype,
         device: torch.device,
         *,
         as_fp8: bool,
         progress: Progress,
+        group: TensorGroup | None,
     ) -> None:
-        self.source = source
+        self.source = ShardedSource(source, shards)
+        self.shards = shards
+        self.group = group
         self.num_bytes = 0
-        self._spec = spec
+        self._spec = spec = shards.spec
         self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
         self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
         self._progress = progress
         self._num_read = 0  # bytes of all tensors so far, in the decoder's type
-        self._num_to_read = dtype.itemsize * sum(map(math.prod, spec.tensor_shapes().values()))
+        self._num_to_read = dtype.itemsize * shards.num_params
 
     @property
     def is_plain_cpu(self) -> bool:
@@ -256,6 +299,11 @@ class _Reader:
             num_params = sum(math.prod(self.source.shape(f"{name}.weight")) for name in names)
             self.num_bytes -= num_params * (self._dtype.itemsize - 1)
         return packed
+
+    def row_linear(self, name: str, *, has_bias: bool, adds_up: bool = True) -> ops.PackedLinear:
+        """Returns the GEMM of a matrix whose columns are divided over the ranks."""
+        packed = self.linear(name, has_bias=has_bias and self.shards.has_row_biases)
+        return packed if self.group is None or not adds_up else RowParallelLinear(packed, self.group)
 
     def experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.source import Slice, StoredRows, fill_from_whole
+from headrace.models.weights.source import Slice, StoredRows
 
 _STANDARD_DEVIATION = 0.02
 _POOL_LEN = 4_194_301  # a prime, so that rows of any length start at different offsets in the pool
@@ -34,19 +35,37 @@ class RandomWeights:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
+    @property
+    def num_bytes_read(self) -> int:
+        return 0
+
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
-        if part is not None:
-            fill_from_whole(self, name, out, part)
-        elif name.endswith("norm.weight"):
+        """A part has the numbers that it has in the whole tensor."""
+        if name.endswith("norm.weight"):
             out.fill_(self._norm_weight)
         elif out.device.type == "cpu":
-            self._fill_from_pool(zlib.crc32(name.encode()) % _POOL_LEN, out.view(-1))
+            self._fill_part_from_pool(name, out, part)
         else:
             generator = torch.Generator(device=out.device).manual_seed(self._seed + zlib.crc32(name.encode()))
-            out.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+            whole = out if part is None else torch.empty(self._shapes[name], dtype=out.dtype, device=out.device)
+            whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+            if part is not None:
+                out.copy_(part.of(whole))
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
+
+    def _fill_part_from_pool(self, name: str, out: Tensor, part: Slice | None) -> None:
+        start, width = zlib.crc32(name.encode()), math.prod(self._shapes[name][1:])
+        first_row = 0 if part is None else part.rows.start
+        if part is None or part.columns is None:
+            self._fill_from_pool((start + first_row * width) % _POOL_LEN, out.view(-1))
+            return
+        at_once = max(1, _POOL_LEN // width)
+        for row in range(0, len(out), at_once):
+            rows = torch.empty(len(out[row : row + at_once]), width)
+            self._fill_from_pool((start + (first_row + row) * width) % _POOL_LEN, rows.view(-1))
+            out[row : row + at_once] = rows[:, part.columns.start : part.columns.stop]
 
     def _fill_from_pool(self, start: int, out: Tensor) -> None:
         if self._pool is None:

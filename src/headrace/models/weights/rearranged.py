@@ -38,8 +38,12 @@ class Rearranged:
         if part is None:
             self._files.read_ahead(stored.name)
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self._files.num_bytes_read
 
     @cached_property
     def _parts(self) -> dict[str, StoredPart]:

@@ -140,7 +140,7 @@ class SafetensorsFiles:
             else:
                 _copy(rows, out[here])
 
-    def stored_rows(self, name: str) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
 
     def _stored(self, name: str) -> StoredTensor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ModelError
+from headrace.models.shards import Part, Shards
 from headrace.models.spec import ModelSpec, Shape
 
 if TYPE_CHECKING:
@@ -48,8 +49,46 @@ class WeightSource(Protocol):
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Writes the tensor, or a part of it, into `out`, in the type and on the device of `out`."""
 
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
+        """Returns rows of the matrix in their quantized form, or None if it is not quantized."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of tensors that were read from files so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSource:
+    """The parts of a source's tensors that one rank has, as tensors of their own."""
+
+    source: WeightSource
+    shards: Shards
+
+    def names(self) -> Collection[str]:
+        return self.source.names()
+
+    def shape(self, name: str) -> Shape:
+        return self.shards.part(name).shape(self.source.shape(name))
+
+    def fill(self, name: str, out: Tensor) -> None:
+        self.source.fill(name, out, self._slice(name))
+
     def stored_rows(self, name: str) -> StoredRows | None:
-        """Returns the matrix in its quantized form, or None if it is not quantized."""
+        return self.source.stored_rows(name, self._slice(name))
+
+    def _slice(self, name: str) -> Slice | None:
+        return slice_of(self.shards.part(name), self.source.shape(name))
+
+
+def slice_of(part: Part, shape: Shape) -> Slice | None:
+    """The rows and columns of a part of a tensor of this shape; None: all of it."""
+    if part.is_whole:
+        return None
+    rows, columns = part.rows, part.columns
+    return Slice(
+        range(shape[0]) if rows is None else range(rows.start, rows.end),
+        None if columns is None else range(columns.start, columns.end),
+    )
 
 
 def fill_from_whole(source: WeightSource, name: str, out: Tensor, part: Slice) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from headrace.runner.gpu.capture import Capture, Replay
 from headrace.runner.gpu.graph_sizes import decode_graph_size, fastest_sizes, sharing_graph_size
 
 
@@ -32,7 +34,7 @@ SampleStep = Callable[[Tensor, bool], Tensor]  # (logits [B, V], has_filters) ->
 class SamplingGraph:
     """Samples the next token of each slot and appends it."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Replay
     results: Tensor  # [2, B] int32: tokens, and the state of each slot (`StepResult.finished`)
 
 
@@ -41,7 +43,7 @@ class DecodeGraph:
     """The graphs of one number of sequences."""
 
     size: int
-    model: torch.cuda.CUDAGraph
+    model: Replay
     logits: Tensor  # [B, V]
     sampling: SamplingGraph
     sampling_filtered: SamplingGraph  # with min_p, top_k and top_p
@@ -83,36 +85,28 @@ class DecodeGraphs:
         stream.synchronize()
 
     @torch.inference_mode()
-    def capture(self, forward: Forward, sample: SampleStep, pool: Any, captured: Callable[[], None]) -> None:
+    def capture(self, forward: Forward, sample: SampleStep, capture: Capture, captured: Callable[[], None]) -> None:
         """Capture every size. `captured` is called after each."""
         for size in self._sizes:
-            self._graphs[size, False] = _captured(size, forward, sample, pool, is_sharing=False)
+            self._graphs[size, False] = _captured(size, forward, sample, capture, is_sharing=False)
             captured()
-        self._fast_sizes = fastest_sizes(
-            {size: _replay_milliseconds(self._graphs[size, False].model) for size in self._sizes}
-        )
+        milliseconds = {size: _replay_milliseconds(self._graphs[size, False].model) for size in self._sizes}
+        self._fast_sizes = fastest_sizes(capture.agreed(milliseconds))
         for size in self._sharing_sizes:
             forward(size, is_sharing=True)  # compiles kernels
-            self._graphs[size, True] = _captured(size, forward, sample, pool, is_sharing=True)
+            self._graphs[size, True] = _captured(size, forward, sample, capture, is_sharing=True)
             captured()
 
 
-def _captured(size: int, forward: Forward, sample: SampleStep, pool: Any, *, is_sharing: bool) -> DecodeGraph:
-    model = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(model, pool=pool):
-        logits = forward(size, is_sharing=is_sharing)
-    sampling = [_captured_sampling(logits, sample, pool, has_filters=has_filters) for has_filters in (False, True)]
-    return DecodeGraph(size, model, logits, *sampling)
+def _captured(size: int, forward: Forward, sample: SampleStep, capture: Capture, *, is_sharing: bool) -> DecodeGraph:
+    model, logits = capture.model(lambda: forward(size, is_sharing=is_sharing))
+    sampling, filtered = (
+        SamplingGraph(*capture.local(partial(sample, logits, has_filters))) for has_filters in (False, True)
+    )
+    return DecodeGraph(size, model, logits, sampling, filtered)
 
 
-def _captured_sampling(logits: Tensor, sample: SampleStep, pool: Any, *, has_filters: bool) -> SamplingGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        results = sample(logits, has_filters)
-    return SamplingGraph(graph, results)
-
-
-def _replay_milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+def _replay_milliseconds(graph: Replay) -> float:
     """How long a replay takes: the smaller of two measurements after a warm-up."""
     first, middle, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     graph.replay()

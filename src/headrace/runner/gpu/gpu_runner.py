@@ -26,6 +26,7 @@ from headrace.kernels.gpu.threshold_types import Filters
 from headrace.kernels.layout import Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
@@ -298,12 +299,13 @@ class GpuRunner:
         def captured() -> None:
             on_stage("capture", next(numbers), total)
 
-        pool, padding_slot = torch.cuda.graph_pool_handle(), self._slots.padding_slot
+        padding_slot = self._slots.padding_slot
+        capture = Capture(torch.cuda.graph_pool_handle(), self._device, self._decoder.group)
         self._prefill_graphs.warm_up(padding_slot)
         self._decode_graphs.warm_up(self._forward_decode, self._sample_decoded, self._device)
         on_stage("capture", 0, total)
-        self._prefill_graphs.capture(pool, padding_slot, captured)
-        self._decode_graphs.capture(self._forward_decode, self._sample_decoded, pool, captured)
+        self._prefill_graphs.capture(capture, padding_slot, captured)
+        self._decode_graphs.capture(self._forward_decode, self._sample_decoded, capture, captured)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]

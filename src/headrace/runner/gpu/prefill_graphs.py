@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.models.spec import ModelSpec
+from headrace.runner.gpu.capture import Capture, Replay
 from headrace.runner.gpu.graph_sizes import (
     MAX_PROMPTS,
     fitting_prefill_size,
@@ -84,7 +85,7 @@ class PrefillShape:
 @dataclass(frozen=True, slots=True)
 class PrefillGraph:
     shape: PrefillShape
-    graph: torch.cuda.CUDAGraph
+    graph: Replay
     inputs: Tensor  # int32, as the shape packs them
     hidden: Tensor  # [T, H], the same memory for all graphs
 
@@ -125,17 +126,18 @@ class PrefillGraphs:
         for shape in self._shapes[-1:]:
             self._forward(shape, shape.unpacked(self._padding(shape, padding_slot)))
 
-    def capture(self, pool: Any, padding_slot: int, captured: Callable[[], None]) -> None:
+    def capture(self, capture: Capture, padding_slot: int, captured: Callable[[], None]) -> None:
         """Capture the largest graph first, so that the others fit into its memory. `captured` is called after each."""
         for shape in reversed(self._shapes):
             inputs = self._padding(shape, padding_slot)
-            hidden = self._hidden[: shape.num_tokens]
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                hidden.copy_(self._forward(shape, shape.unpacked(inputs)))
+            step = partial(self._fill, self._hidden[: shape.num_tokens], shape, inputs)
+            graph, hidden = capture.model(step)
             self._graphs[shape.num_tokens] = PrefillGraph(shape, graph, inputs, hidden)
             captured()
         self.sizes = sorted(self._graphs)
+
+    def _fill(self, hidden: Tensor, shape: PrefillShape, inputs: Tensor) -> Tensor:
+        return hidden.copy_(self._forward(shape, shape.unpacked(inputs)))
 
     def _padding(self, shape: PrefillShape, padding_slot: int) -> Tensor:
         return torch.from_numpy(shape.only_padding(padding_slot)).to(self._hidden.device, torch.int32)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.dist.collectives import TensorGroup
+from headrace.dist.mesh import Span, divided
+from tests.dist.ranks import on_ranks
+
+
+def test_the_sum_over_the_ranks_is_the_same_on_all() -> None:
+    parts = torch.randn(3, 5, 7)
+    sums = on_ranks(3, lambda group: group.all_reduce(parts[group.mesh.tensor_rank].clone()))
+    torch.testing.assert_close(sums[0], parts.sum(0))
+    assert all(torch.equal(each, sums[0]) for each in sums)
+
+
+@pytest.mark.parametrize("widths", [(4, 4), (3, 2, 2)])
+def test_gathered_columns_are_those_of_the_ranks_in_order_and_bitwise_equal(widths: tuple[int, ...]) -> None:
+    whole = torch.randn(6, sum(widths))
+    parts = whole.split(widths, dim=1)
+
+    def gather(group: TensorGroup) -> torch.Tensor:
+        return group.gather_columns(parts[group.mesh.tensor_rank], widths)
+
+    assert all(torch.equal(each, whole) for each in on_ranks(len(widths), gather))
+
+
+def test_all_ranks_get_the_largest_of_each_number() -> None:
+    values = [[1.0, 8.0], [3.0, 2.0]]
+    found = on_ranks(2, lambda group: group.maxima(values[group.mesh.tensor_rank], torch.device("cpu")))
+    assert found == [[3.0, 8.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_units", "num_parts", "sizes"), [(6, 2, [3, 3]), (3, 2, [2, 1]), (9, 4, [3, 2, 2, 2]), (1, 3, [1, 0, 0])]
+)
+def test_units_are_divided_into_consecutive_parts_of_nearly_equal_size(
+    num_units: int, num_parts: int, sizes: list[int]
+) -> None:
+    parts = divided(num_units, num_parts)
+    assert [part.size for part in parts] == sizes
+    assert parts[0].start == 0 and parts[-1].end == num_units
+    assert all(before.end == after.start for before, after in zip(parts[:-1], parts[1:], strict=True))
+    assert Span(1, 3).times(16) == Span(16, 48)
