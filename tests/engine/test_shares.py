@@ -7,9 +7,9 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Choice
+from headrace.engine.shares import shares_of
 from headrace.errors import ConfigError
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.workers.shares import shares_of
 
 
 def test_one_worker_gets_the_whole_machine() -> None:
