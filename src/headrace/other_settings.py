@@ -31,7 +31,7 @@ def _refused(answer: str, *neutral: str, value: bool = True) -> OtherFlag:
     return OtherFlag("refused", answer, value, neutral)
 
 
-_ONE_DEVICE = "a server runs on one device; start one server per device behind a load balancer"
+_ONE_DEVICE = "a model runs on one device; --data-parallel-size starts one engine per device"
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
@@ -111,8 +111,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "-tp": _refused(_ONE_DEVICE, "1"),
     "--pipeline-parallel-size": _refused(_ONE_DEVICE, "1"),
     "-pp": _refused(_ONE_DEVICE, "1"),
-    "--data-parallel-size": _refused(_ONE_DEVICE, "1"),
-    "-dp": _refused(_ONE_DEVICE, "1"),
     "--enable-expert-parallel": _refused(_ONE_DEVICE, value=False),
     "--api-server-count": _refused("one process serves HTTP", "1"),
     "--enable-lora": _refused(_NO_LORA, value=False),
@@ -172,10 +170,19 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--max-beam-width": _ignored("the number of beams is a parameter of each request"),
 }
 
+_SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
+
+# Settings of vLLM that only the server has.
+OF_THE_SERVER: dict[str, OtherFlag] = {
+    "--data-parallel-size": _refused(_SEVERAL_ENGINES, "1"),
+    "-dp": _refused(_SEVERAL_ENGINES, "1"),
+}
+
 
 def explanation(name: str) -> str | None:
     """Why there is no keyword argument of this name in Python; None if the name is not known."""
-    other = OTHER_FLAGS.get("--" + name.replace("_", "-"))
+    flag = "--" + name.replace("_", "-")
+    other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
     return None if other is None else re.sub(r"--(no-)?([a-z0-9-]+)", _argument, other.answer)
 
 

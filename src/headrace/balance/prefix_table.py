@@ -36,6 +36,9 @@ class PrefixTable:
     def __len__(self) -> int:
         return len(self._holders)
 
+    def clear(self) -> None:
+        self._holders.clear()
+
     def matched(self, hashes: Sequence[int], numbers: Sequence[int]) -> list[int]:
         """For each holder, by its number, how many chunks from the start it was sent."""
         found = dict.fromkeys(numbers, 0)

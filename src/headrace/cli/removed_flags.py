@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS, OtherFlag
+from headrace.other_settings import OF_THE_SERVER, OTHER_FLAGS, OtherFlag
 
 ALIASES = {  # vLLM's names for settings that Headrace has
+    "data_parallel_size": ("-dp",),
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "shutdown_timeout_s": ("--shutdown-timeout",),
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
@@ -29,13 +30,14 @@ def without_other_flags(
     while remaining:
         argument = remaining.pop(0)
         flag, has_value, value = argument.partition("=")
-        other = OTHER_FLAGS.get(flag.replace("_", "-") if flag.startswith("--") else flag)
+        name = flag.replace("_", "-") if flag.startswith("--") else flag
+        other = OTHER_FLAGS.get(name) or OF_THE_SERVER.get(name)
         if other is None or flag in flags:
             kept.append(argument)
             continue
         if other.takes_value and not has_value and remaining and not remaining[0].startswith("--"):
             value = remaining.pop(0)
-        check_flag(flag, other, value, print_line, flags)
+        check_flag(flag, other, value, print_line, flags if name in OTHER_FLAGS else None)
     return kept
 
 

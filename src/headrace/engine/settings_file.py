@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.errors import ConfigError, nearest
-from headrace.other_settings import OTHER_FLAGS, explanation
+from headrace.other_settings import OF_THE_SERVER, OTHER_FLAGS, explanation
 
 LISTS = ("preferred_batch_size", "allowed_origins")  # lists in TOML, comma-separated on the command line
 
@@ -30,7 +30,7 @@ def read_settings(path: str, owners: tuple[type[Any], ...], take_other: TakeOthe
             raise ConfigError(f"{path}: {name} is set twice")
         if name in hints:
             settings[name] = _checked(path, name, value, hints[name])
-        elif flag in OTHER_FLAGS:
+        elif flag in OTHER_FLAGS or flag in OF_THE_SERVER:
             take_other(flag, str(value))
         else:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(name, hints)}")
