@@ -8,10 +8,11 @@ from pathlib import Path
 
 from benchmarks import routing
 
+from headrace.balance import choice
 from headrace.cli.route import build_parser
-from headrace.monitor.engine_counts import TARGET_USE
+from headrace.monitor.metrics import TARGET_USE
 from headrace.monitor.table import REPLICAS_NEEDED
-from headrace.server.route import affinity, choice, desired, health, metrics, upstream
+from headrace.server.route import affinity, desired, health, metrics, upstream
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")

@@ -32,8 +32,6 @@ class ServerOptions:
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
     served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
-
-    # engines
     data_parallel_size: int = setting(
         1, "number of engines, each in its own process with its share of the GPUs, cores and memory"
     )
@@ -158,8 +156,7 @@ class ServerOptions:
 
 
 GROUPS = {  # the first field of each group, its title and description
-    "host": ("server", "address and model name"),
-    "data_parallel_size": ("engines", "several engines behind one address"),
+    "host": ("server", "address, model name and engines"),
     "api_key": ("access", "keys and origins"),
     "max_num_queued_reqs": ("limits", "queue, timeouts and sizes"),
     "max_queue_delay_us": ("batching", "Triton-style dynamic batching"),
