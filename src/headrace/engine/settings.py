@@ -52,6 +52,7 @@ class Settings:
     choices: tuple[Choice, ...]
     warnings: tuple[str, ...] = ()  # values that are allowed and probably a mistake, one line each
     quantization: Quantization | None = None
+    cpu_affinity: str = "none"  # CPUs of the engine's threads as a list (0-7,16), or "none"
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits

@@ -2,7 +2,7 @@
 a reason.
 
     GPU of engine i         i % number of visible GPUs
-    threads                 cores / engines
+    threads                 cores / engines; on a CPU, the physical cores of a NUMA node / engines on it, pinned
     memory                  share of a GPU / engines on it; on a CPU, share of the free memory / engines
 
 Sizes that the user gives (threads, bytes or blocks of KV cache) are those of each engine.
@@ -17,7 +17,9 @@ from typing import NamedTuple
 from headrace.config import EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 from headrace.engine.settings import Choice, Settings
-from headrace.hardware import read_facts, visible_gpus
+from headrace.hardware import CpuTopology, read_facts, visible_gpus
+from headrace.hardware.cpu_list import cpu_list
+from headrace.hardware.topology import Core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +47,59 @@ def shares_here(config: EngineConfig, num_engines: int | None, *, noun: str = "w
     """The shares of this machine. By default there is one engine for each visible GPU, or one on the CPU. `noun`: what
     the user calls an engine."""
     gpus = () if config.device == "cpu" or num_engines == 1 else visible_gpus()
-    num_cores = read_facts().num_cores
-    return shares_of(config, num_engines or max(1, len(gpus)), num_cores=num_cores, gpus=gpus, noun=noun)
+    facts, size = read_facts(), num_engines or max(1, len(gpus))
+    return shares_of(config, size, num_cores=facts.num_cores, gpus=gpus, topology=facts.topology, noun=noun)
 
 
 def shares_of(
-    config: EngineConfig, num_engines: int, *, num_cores: int, gpus: Sequence[str], noun: str = "worker"
+    config: EngineConfig,
+    num_engines: int,
+    *,
+    num_cores: int,
+    gpus: Sequence[str],
+    topology: CpuTopology | None = None,
+    noun: str = "worker",
 ) -> list[EngineShare]:
-    """`gpus`: the ids of the visible ones, empty if they run on the CPU. A single engine gets the whole machine."""
+    """`gpus`: the ids of the visible ones, empty if they run on the CPU. A single engine gets the whole machine.
+    Engines on GPUs find the CPUs near their GPU themselves."""
     if num_engines == 1:
         return [EngineShare(config=config)]
     machine = _Machine(num_cores, gpus, num_engines, noun)
-    return [_share(config, number, machine) for number in range(num_engines)]
+    shares = [_share(config, number, machine) for number in range(num_engines)]
+    is_automatic = config.num_threads is None and config.cpu_affinity == "auto"
+    if topology is None or gpus or not is_automatic or not topology.is_known or topology.limits.cpu_quota is not None:
+        return shares
+    cores = divide_cores(topology, num_engines)
+    return shares if cores is None else [_on_cores(share, own) for share, own in zip(shares, cores, strict=True)]
+
+
+def divide_cores(topology: CpuTopology, num_engines: int) -> list[tuple[Core, ...]] | None:
+    """Physical cores for each engine, all of one NUMA node; None if a node has fewer cores than engines."""
+    nodes = list(dict.fromkeys(core.node for core in topology.cores))
+    if num_engines < len(nodes):
+        nodes = sorted(nodes, key=lambda node: -len(_cores_of(topology, node)))[:num_engines]
+    found: dict[int, tuple[Core, ...]] = {}
+    for place, node in enumerate(nodes):
+        cores, engines = _cores_of(topology, node), range(place, num_engines, len(nodes))
+        if len(cores) < len(engines):
+            return None
+        for number, engine in enumerate(engines):
+            found[engine] = cores[number * len(cores) // len(engines) : (number + 1) * len(cores) // len(engines)]
+    return [found[engine] for engine in range(num_engines)]
+
+
+def _cores_of(topology: CpuTopology, node: int) -> tuple[Core, ...]:
+    return tuple(core for core in topology.cores if core.node == node)
+
+
+def _on_cores(share: EngineShare, cores: tuple[Core, ...]) -> EngineShare:
+    affinity = cpu_list(core.cpus[0] for core in cores)
+    reason = f"its own physical cores, on NUMA node {cores[0].node}"
+    return replace(
+        share,
+        config=replace(share.config, num_threads=len(cores), cpu_affinity=affinity),
+        reasons={**share.reasons, "num_threads": reason, "cpu_affinity": reason},
+    )
 
 
 class _Machine(NamedTuple):
@@ -105,7 +148,8 @@ def _warnings(config: EngineConfig, machine: _Machine) -> tuple[str, ...]:
 def _with_reason(choice: Choice, reason: str | None) -> Choice:
     if reason is None:
         return choice
-    return replace(choice, reason=reason if choice.name == "num_threads" else f"{choice.reason}; {reason}")
+    is_divided = choice.name in ("num_threads", "cpu_affinity")
+    return replace(choice, reason=reason if is_divided else f"{choice.reason}; {reason}")
 
 
 def _many(count: int, noun: str) -> str:

@@ -30,15 +30,18 @@ from headrace.engine.profiler import EngineProfiler
 from headrace.engine.resolve import GIB, resolve_here
 from headrace.engine.settings import Settings
 from headrace.engine.shares import EngineShare, shares_here
+from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
     MachineFacts,
+    pinned_to,
     read_facts,
     read_gpu,
     release_unused,
     resident_bytes,
     return_large_buffers,
 )
+from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.runner.shape import RunnerShape
 from headrace.sched import Scheduler
@@ -127,8 +130,10 @@ def engine_of(
     """Start the thread of a loaded core. `started` is when its start began, by `perf_counter`."""
     model = loaded.model
     assert model is not None
+    with pinned_to(host_cpus(loaded.settings)):  # its thread inherits the mask
+        client = EngineClient(loaded.core, deliver, loaded.profiler)
     return Engine(
-        client=EngineClient(loaded.core, deliver, loaded.profiler),
+        client=client,
         settings=loaded.settings,
         spec=model.spec,
         tokenizer=model.tokenizer,
@@ -229,7 +234,14 @@ def load_core(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     return_large_buffers()
     loaded = _load(config, open_model(config, on_stage), on_stage)
     release_unused()
+    pin(host_cpus(loaded.settings))  # the loop runs on this thread
     return loaded
+
+
+def host_cpus(settings: Settings) -> frozenset[int]:
+    """CPUs of the thread that feeds a GPU; empty: it is not pinned. That of a CPU engine may use all CPUs, beside those
+    that compute."""
+    return cpus_of(settings.cpu_affinity) if settings.device == "cuda" else frozenset()
 
 
 def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkpoint:
@@ -356,17 +368,18 @@ def _load_decoder(checkpoint: Checkpoint, settings: Settings, on_stage: OnStage)
     from headrace.runner.cpu_threads import use_threads
 
     on_stage("load")
-    use_threads(settings.num_threads)
-    return load_decoder(
-        checkpoint,
-        dtype=getattr(torch, settings.dtype),
-        device=torch.device(settings.device),
-        quantization=settings.quantization,
-        load_format=settings.load_format,
-        seed=settings.seed,
-        max_len=settings.max_model_len,
-        progress=lambda done, total: on_stage("load", done, total or 0),
-    )
+    with pinned_to(cpus_of(settings.cpu_affinity)):  # memory lies near the CPU that first writes to it
+        use_threads(settings.num_threads)
+        return load_decoder(
+            checkpoint,
+            dtype=getattr(torch, settings.dtype),
+            device=torch.device(settings.device),
+            quantization=settings.quantization,
+            load_format=settings.load_format,
+            seed=settings.seed,
+            max_len=settings.max_model_len,
+            progress=lambda done, total: on_stage("load", done, total or 0),
+        )
 
 
 def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage) -> Runner:
@@ -382,11 +395,12 @@ def _start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stag
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
     )
-    if settings.device == "cuda":
-        return _start_gpu_runner(decoder, shape, on_stage)
-    from headrace.runner.cpu_runner import CpuRunner
+    with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
+        if settings.device == "cuda":
+            return _start_gpu_runner(decoder, shape, on_stage)
+        from headrace.runner.cpu_runner import CpuRunner
 
-    return CpuRunner(decoder, shape, on_stage)
+        return CpuRunner(decoder, shape, on_stage)
 
 
 def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:

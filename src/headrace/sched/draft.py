@@ -6,6 +6,7 @@ import numpy as np
 
 from headrace.kv import BlockCopy
 from headrace.steps import IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.types import Request
 
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -16,6 +17,8 @@ class PlanDraft:
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget  # tokens that still fit
+        self.background_budget = budget  # those of background sequences
+        self.num_background = 0  # their tokens so far
         self.has_preempted = False
         # Blocks that prefill writes in this step. Copies run before it, so none may read these.
         self.written: set[int] = set()
@@ -37,15 +40,24 @@ class PlanDraft:
         """Sequences that are prefilled to the end, so that the step also samples their first token."""
         return sum(self._samples)
 
-    def compute_decoding(self, slots: IntArray) -> None:
+    def budget_of(self, request: Request) -> int:
+        return min(self.budget, self.background_budget) if request.is_background else self.budget
+
+    def compute_decoding(self, slots: IntArray, *, num_background: int = 0) -> None:
         self._decoding = slots
         self.budget -= len(slots)
+        self._count_background(num_background)
 
-    def compute(self, slot: int, num_tokens: int, *, samples: bool) -> None:
+    def compute(self, slot: int, num_tokens: int, *, samples: bool, is_background: bool = False) -> None:
         self._slots.append(slot)
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
         self.budget -= num_tokens
+        self._count_background(num_tokens if is_background else 0)
+
+    def _count_background(self, num_tokens: int) -> None:
+        self.num_background += num_tokens
+        self.background_budget = max(0, self.background_budget - num_tokens)
 
     def read_out(self, chunk: ReadoutChunk) -> None:
         self._readout_chunks.append(chunk)

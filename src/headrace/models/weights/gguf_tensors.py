@@ -17,7 +17,7 @@ from headrace.models.gguf_file import GgufFile, GgufTensor
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
-from headrace.models.weights.source import StoredRows
+from headrace.models.weights.source import Slice, StoredRows, fill_from_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,13 @@ class GgufTensors:
         part = self._parts[name]
         return part.shape(self._file.tensors[part.name].shape)
 
-    def fill(self, name: str, out: Tensor) -> None:
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        if part is not None:
+            fill_from_whole(self, name, out, part)
+        else:
+            self._fill_whole(name, out)
+
+    def _fill_whole(self, name: str, out: Tensor) -> None:
         part = self._parts[name]
         tensor = self._file.tensors[part.name]
         row_len = 1 if len(tensor.shape) == 1 else tensor.shape[-1]

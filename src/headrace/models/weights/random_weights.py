@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.source import StoredRows
+from headrace.models.weights.source import Slice, StoredRows, fill_from_whole
 
 _STANDARD_DEVIATION = 0.02
 _POOL_LEN = 4_194_301  # a prime, so that rows of any length start at different offsets in the pool
@@ -34,8 +34,10 @@ class RandomWeights:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
-    def fill(self, name: str, out: Tensor) -> None:
-        if name.endswith("norm.weight"):
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        if part is not None:
+            fill_from_whole(self, name, out, part)
+        elif name.endswith("norm.weight"):
             out.fill_(self._norm_weight)
         elif out.device.type == "cpu":
             self._fill_from_pool(zlib.crc32(name.encode()) % _POOL_LEN, out.view(-1))

@@ -26,6 +26,18 @@ class StoredRows:
     type_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some rows of a tensor, and some columns of them. A rank of several reads only its own."""
+
+    rows: range
+    columns: range | None = None  # None: all
+
+    def of(self, tensor: Tensor) -> Tensor:
+        part = tensor[self.rows.start : self.rows.stop]
+        return part if self.columns is None else part[:, self.columns.start : self.columns.stop]
+
+
 class WeightSource(Protocol):
     """Tensors under their canonical names (those of Hugging Face), each read straight into its final tensor."""
 
@@ -33,11 +45,18 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> Shape: ...
 
-    def fill(self, name: str, out: Tensor) -> None:
-        """Writes the tensor into `out`, in the type and on the device of `out`."""
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        """Writes the tensor, or a part of it, into `out`, in the type and on the device of `out`."""
 
     def stored_rows(self, name: str) -> StoredRows | None:
         """Returns the matrix in its quantized form, or None if it is not quantized."""
+
+
+def fill_from_whole(source: WeightSource, name: str, out: Tensor, part: Slice) -> None:
+    """Fills a part by way of the whole tensor, for sources that cannot read a part alone."""
+    whole = out.new_empty(source.shape(name))
+    source.fill(name, whole)
+    out.copy_(part.of(whole))
 
 
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:

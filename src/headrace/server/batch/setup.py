@@ -13,12 +13,15 @@ from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import ResumableJobError
 from headrace.jobs.recovery.job_engine import Start
+from headrace.server.batch.records import PRIORITIES, Batch
 from headrace.server.batch.runner import BatchRunner
 from headrace.server.batch.service import WINDOW_S, BatchService
 from headrace.server.batch.store import BatchStore
 from headrace.server.options import ServerOptions
+from headrace.types import BACKGROUND_PRIORITY
 
-PRIORITY = 2**31 - 1  # after every other request: clients can choose smaller numbers only
+# After every other request, for which clients can choose smaller numbers only. The priority of a batch is added.
+PRIORITY = BACKGROUND_PRIORITY - PRIORITIES[0]
 READY_S = 0.2  # between two checks whether the engine is back
 
 
@@ -61,18 +64,21 @@ class _SharedEngine:
         self._model_name = model_name
         self.closing = threading.Event()
 
-    def start_for(self, owner: str) -> list[Start]:
-        """The engines for a job of one key: those that are ready now, or all. Each is a worker of the job."""
+    def start_for(self, batch: Batch) -> list[Start]:
+        """The engines for the job of a batch: those that are ready now, or all. Each is a worker of the job."""
         phases = [state.phase for state in self._engine.states]
         ready = [number for number, phase in enumerate(phases) if phase == "ready"]
-        return [partial(self._start, owner, number) for number in ready or range(len(phases))]
+        return [partial(self._start, batch, number) for number in ready or range(len(phases))]
 
-    def _start(self, owner: str, number: int, config: EngineConfig, deliver: Deliver) -> Engine:
+    def _start(self, batch: Batch, number: int, config: EngineConfig, deliver: Deliver) -> Engine:
         while (state := self._engine.states[number]).phase in ("starting", "restarting"):
             if self.closing.wait(READY_S):
                 raise ResumableJobError("the server stops")
-        salt = f"batch-{owner}" if owner and self._is_salted else None
         engine = self._engine.share(
-            deliver, priority=PRIORITY, cache_salt=salt, max_sequences=state.settings.max_num_seqs, engine=number
+            deliver,
+            priority=PRIORITY + batch.priority,
+            cache_salt=f"batch-{batch.owner}" if batch.owner and self._is_salted else None,
+            max_sequences=state.settings.max_num_seqs,
+            engine=number,
         )
         return replace(engine, model_name=self._model_name)

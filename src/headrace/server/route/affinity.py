@@ -26,6 +26,7 @@ class _Prompt(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -52,7 +53,9 @@ def read_prompt(body: bytes, *, owner: bytes = b"") -> Prompt:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Prompt([], False)
     # In the order of a chat template.
-    text = b"".join(map(bytes, (found.tools, found.instructions, found.messages, found.prompt, found.input)))
+    text = b"".join(
+        map(bytes, (found.tools, found.system, found.instructions, found.messages, found.prompt, found.input))
+    )
     seed = hash((owner, bytes(found.model), bytes(found.cache_salt)))
     hashes = chunk_hashes(text, seed, chunk_bytes=CHUNK_BYTES, max_chunks=MAX_CHUNKS)
     return Prompt(hashes, bytes(found.stream) == b"true")
