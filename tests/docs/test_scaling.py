@@ -10,8 +10,9 @@ from benchmarks import routing
 
 from headrace.balance import choice
 from headrace.cli.route import build_parser
+from headrace.jobs.status.metrics import SERIES as JOB_SERIES
 from headrace.monitor.metrics import TARGET_USE
-from headrace.monitor.table import REPLICAS_NEEDED
+from headrace.monitor.table import SERIES
 from headrace.server.route import affinity, desired, health, metrics, upstream
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,8 @@ def test_the_record_was_made_with_the_constants_of_the_code() -> None:
 
 
 def test_the_page_has_every_series_of_the_router() -> None:
-    documented = set(re.findall(r"`(headrace:[a-z_]+)`", PAGE)) - {REPLICAS_NEEDED.name}
+    others = {series.name for series in SERIES} | {series.shown_name for series in JOB_SERIES}
+    documented = set(re.findall(r"`(headrace:[a-z_]+)`", PAGE)) - others
     assert documented == {f"{name}{'_total' if kind == 'counter' else ''}" for name, kind, *_ in metrics.SERIES}
 
 
