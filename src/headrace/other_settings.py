@@ -50,6 +50,7 @@ def _refused_switch(answer: str) -> OtherFlag:
 
 
 ALIASES = {  # vLLM's names for settings that Headrace has
+    "data_parallel_size": ("-dp",),
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "shutdown_timeout_s": ("--shutdown-timeout",),
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
@@ -58,9 +59,10 @@ ALIASES = {  # vLLM's names for settings that Headrace has
 }
 
 _ONE_LAYOUT = (
-    "a model is divided by --tensor-parallel-size only; for more, start several servers behind 'headrace route', or a "
-    "job with several workers"
+    "a model is divided by --tensor-parallel-size only; --data-parallel-size starts several engines behind one address, "
+    "and a job several workers"
 )
+_SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
@@ -134,8 +136,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     # of current versions, not supported
     "--pipeline-parallel-size": _refused(_ONE_LAYOUT, "1"),
     "-pp": _refused(_ONE_LAYOUT, "1"),
-    "--data-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-dp": _refused(_ONE_LAYOUT, "1"),
     "--enable-expert-parallel": _refused_switch(_ONE_LAYOUT),
     "-ep": _refused_switch(_ONE_LAYOUT),
     "--data-parallel-size-local": _refused(_ONE_LAYOUT, "1"),
@@ -218,6 +218,12 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--gpus-per-node": _ignored("the engine takes the first visible GPU; a job takes one worker per GPU", "1"),
 }
 
+# Settings of vLLM that only the server has.
+OF_THE_SERVER: dict[str, OtherFlag] = {
+    "--data-parallel-size": _refused(_SEVERAL_ENGINES, "1"),
+    "-dp": _refused(_SEVERAL_ENGINES, "1"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
@@ -238,8 +244,9 @@ def find_other(name: str, value: object = "") -> OtherSetting | None:
     negated = "--no-" + flag.removeprefix("--")
     if str(value).lower() == OFF and negated in OTHER_FLAGS:
         return OtherSetting(OTHER_FLAGS[negated], True)
-    if flag in OTHER_FLAGS:
-        return OtherSetting(OTHER_FLAGS[flag], value)
+    other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
+    if other is not None:
+        return OtherSetting(other, value)
     switch = OTHER_FLAGS.get("--" + flag.removeprefix("--no-"))
     return None if switch is None or switch.takes_value else OtherSetting(switch, OFF)
 
@@ -292,7 +299,8 @@ def accepted(other: OtherFlag) -> str:
 
 def explanation(name: str) -> str | None:
     """Why there is no keyword argument of this name in Python; None if the name is not known."""
-    other = OTHER_FLAGS.get("--" + name.replace("_", "-"))
+    flag = "--" + name.replace("_", "-")
+    other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
     return None if other is None else as_arguments(other.answer)
 
 

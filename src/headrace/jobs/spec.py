@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EngineConfig
+from headrace.config import MAX_ENGINES, EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import Source, open_source
 from headrace.jobs.formats.file_format import format_of
@@ -21,8 +21,6 @@ from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
 from headrace.openai.parser_names import AUTOMATIC, ParserNames, check_parser_names
 from headrace.types import SamplingParams
-
-MAX_WORKERS = 256  # on one machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +57,8 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
-        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
-            raise ConfigError(f"workers must be between 1 and {MAX_WORKERS}, got {self.workers}")
+        if self.workers is not None and not 1 <= self.workers <= MAX_ENGINES:
+            raise ConfigError(f"workers must be between 1 and {MAX_ENGINES}, got {self.workers}")
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace must be a number of at least 0, got {self.grace_s}")
         if self.deadline is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from headrace.config import setting
+from headrace.config import MAX_ENGINES, setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
 from headrace.openai.parser_names import ParserNames, check_parser_names
@@ -33,6 +33,9 @@ class ServerOptions:
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
     served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
+    data_parallel_size: int = setting(
+        1, "number of engines, each in its own process with its share of the GPUs, cores and memory"
+    )
 
     # access
     api_key: str | None = setting(
@@ -163,7 +166,7 @@ class ServerOptions:
 
 
 GROUPS = {  # the first field of each group, its title and description
-    "host": ("server", "address and model name"),
+    "host": ("server", "address, model name and engines"),
     "api_key": ("access", "keys and origins"),
     "max_num_queued_reqs": ("limits", "queue, timeouts and sizes"),
     "max_queue_delay_us": ("batching", "Triton-style dynamic batching"),
@@ -195,6 +198,7 @@ def _seconds(value: Any) -> bool:
 
 _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("port",), _integer(0, 65535), "between 0 and 65535"),
+    (("data_parallel_size",), _integer(1, MAX_ENGINES), f"an integer from 1 to {MAX_ENGINES}"),
     (("overload_status",), lambda value: value in (503, 429), "503 or 429"),
     (("log_format",), lambda value: value in get_args(LogFormat), " or ".join(get_args(LogFormat))),
     (("queue_timeout_action",), lambda value: value in get_args(QueuePolicy), " or ".join(get_args(QueuePolicy))),

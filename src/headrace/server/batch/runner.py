@@ -47,11 +47,11 @@ SWEEP_S = 3600.0  # between two removals of expired files
 
 log = logging.getLogger("headrace.batch")
 
-StartFor = Callable[[Batch], Start]  # how the job of a batch gets its engine
+StartFor = Callable[[Batch], list[Start]]  # how the job of a batch gets its engines, each one a worker
 
 
 class BatchRunner:
-    """Owns the two threads. `start_for` gives the engine of the server, which other requests use too."""
+    """Owns the two threads. `start_for` gives the engines of the server, which other requests use too."""
 
     def __init__(
         self,
@@ -256,10 +256,11 @@ class BatchRunner:
 
     def _run_job(self, batch: Batch) -> Status | None:
         """Run the job of a batch as far as it goes. Returns the final state of the batch; None: it goes on later."""
+        starts = self._start_for(batch)
         try:
             run_job(
-                self._spec(batch),
-                start=self._start_for(batch),
+                self._spec(batch, num_workers=len(starts)),
+                start=starts,
                 has_own_process=True,
                 quiet=True,
                 on_begin=partial(self._begun, batch),
@@ -293,13 +294,14 @@ class BatchRunner:
     def _retry_later(self, batch_id: str) -> None:
         self._retry_at[batch_id] = time.monotonic() + RETRY_S
 
-    def _spec(self, batch: Batch) -> JobSpec:
+    def _spec(self, batch: Batch, *, num_workers: int) -> JobSpec:
         # The clock was read when the batch was first seen: if it jumps later, the window stays as long as it was.
         ends_at = time.time() + self._deadline(batch).seconds_left
         return JobSpec(
             input=str(self._input(batch.id)),
             output=str(self._store.job_path(batch.id) / "results.jsonl"),
             config=self._config,
+            workers=num_workers,
             input_format="jsonl",
             output_format="jsonl",
             max_error_rate=1.0,

@@ -187,6 +187,9 @@ async def run_stream(
         with exchange.watched_by(stream.event_queue, deadline_s=deadline_s):
             async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
+                    if services.engine.num_engines > 1:
+                        for meter, each in zip(meters, requests, strict=True):
+                            meter.engine = services.engine.engine_of(each.request.request_id)
                     yield stream
     except (ClientGoneError, ApiError, Overloaded, asyncio.CancelledError):
         reason = "abort"
