@@ -59,8 +59,8 @@ ALIASES = {  # vLLM's names for settings that Headrace has
 }
 
 _ONE_LAYOUT = (
-    "a model is divided by --tensor-parallel-size only; --data-parallel-size starts several engines behind one address, "
-    "and a job several workers"
+    "a model is divided by --tensor-parallel-size only; --data-parallel-size starts several engines behind one "
+    "address, and a job several workers"
 )
 _SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
 _NO_DRAFTS = "there is no speculative decoding yet"

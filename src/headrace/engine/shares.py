@@ -60,8 +60,8 @@ def shares_of(
     topology: CpuTopology | None = None,
     noun: str = "worker",
 ) -> list[EngineShare]:
-    """`gpus`: the ids of the visible ones, or of the groups that share a model; empty on the CPU. A single engine gets the
-    whole machine. Engines on GPUs find the CPUs near their GPU themselves."""
+    """`gpus`: the ids of the visible ones, or of the groups that share a model; empty on the CPU. A single engine gets
+    the whole machine. Engines on GPUs find the CPUs near their GPU themselves."""
     if num_engines == 1:
         return [EngineShare(config=config)]
     machine = _Machine(num_cores, gpus, num_engines, noun)
