@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from headrace.errors import UnsupportedModelError
@@ -12,14 +13,33 @@ from headrace.models.stored_tensors import Stored
 _FUSED_QKV: dict[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 }
+_IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
+_TEXT_MODEL = Stored(prefix="language_model.", leftovers=_IMAGES)
 _FUSED_GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QWEN_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+_MROPE_SECTION = frozenset({"mrope_section"})  # as GGUF files state it
 _QWEN_DEFAULTS = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
+}
+_QWEN3_MOE_KEYS = _QWEN_KEYS | {
+    "attention_bias",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+}
+_QWEN3_MOE_DEFAULTS = _QWEN_DEFAULTS | {
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
 }
 _MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
 _OLMO2_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279}
@@ -58,6 +78,8 @@ _MIXTRAL_NAMES = {
     "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
 }
 _EXPERT_GGUF_KEYS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_MOE_GGUF_KEYS = _EXPERT_GGUF_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"}
+_MROPE_GGUF_KEYS = {"rope.dimension_sections": "mrope_section"}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 8192,
@@ -134,7 +156,7 @@ FAMILIES = (
             prefix="language_model.",
             names=_LLAMA4_NAMES,
             fused={"feed_forward.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
-            leftovers=r"(vision_model|multi_modal_projector)\..*",
+            leftovers=_IMAGES,
         ),
         gguf_keys=_EXPERT_GGUF_KEYS
         | {
@@ -151,6 +173,25 @@ FAMILIES = (
         traits=traits.mistral,
         reads=frozenset({"sliding_window"}),
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        name="ministral3",
+        models="Mistral Small 3.1 and later, Ministral 3, Devstral Small 2 (the text models)",
+        architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+        gguf_architectures=(),
+        traits=traits.ministral3,
+        reads=frozenset({"sliding_window"}),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        rope_keys=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+        stored=_TEXT_MODEL,
     ),
     Family(
         name="ministral",
@@ -220,26 +261,58 @@ FAMILIES = (
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
     Family(
+        name="qwen2_5_vl",
+        models="Qwen2-VL and Qwen2.5-VL (the text models)",
+        architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+        gguf_architectures=("qwen2vl",),
+        traits=traits.qwen2,
+        reads=_QWEN_KEYS | _MROPE_SECTION,
+        defaults=_QWEN_DEFAULTS,
+        has_mrope=True,
+        stored=_TEXT_MODEL,
+        gguf_keys=_MROPE_GGUF_KEYS,
+    ),
+    Family(
+        name="qwen3_vl",
+        models="Qwen3-VL (the text models of the dense ones)",
+        architectures=("Qwen3VLForConditionalGeneration",),
+        gguf_architectures=("qwen3vl",),
+        traits=traits.qwen3,
+        reads=_QWEN_KEYS | _MROPE_SECTION | {"attention_bias"},
+        defaults=_QWEN_DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000},
+        has_mrope=True,
+        stored=_TEXT_MODEL,
+        gguf_keys=_MROPE_GGUF_KEYS,
+    ),
+    Family(
+        name="qwen3_vl_moe",
+        models="Qwen3-VL 30B-A3B and 235B-A22B (the text models)",
+        architectures=("Qwen3VLMoeForConditionalGeneration",),
+        gguf_architectures=("qwen3vlmoe",),
+        traits=traits.qwen3_moe,
+        reads=_QWEN3_MOE_KEYS | _MROPE_SECTION,
+        renamed={"num_experts": "num_local_experts"},
+        defaults=_QWEN3_MOE_DEFAULTS | {"max_position_embeddings": 128000, "norm_topk_prob": True},
+        has_mrope=True,
+        stored=replace(
+            _TEXT_MODEL,
+            names={"mlp.router": "mlp.gate", "mlp.experts.*.down_proj": "mlp.experts.down_proj"},
+            fused={"mlp.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
+        ),
+        gguf_keys=_MOE_GGUF_KEYS | _MROPE_GGUF_KEYS,
+    ),
+    Family(
         name="qwen3_moe",
         models="Qwen3 30B-A3B, 235B-A22B and Coder",
         architectures=("Qwen3MoeForCausalLM",),
         gguf_architectures=("qwen3moe",),
         traits=traits.qwen3_moe,
-        reads=_QWEN_KEYS
-        | {"attention_bias", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"},
+        reads=_QWEN3_MOE_KEYS,
         renamed={"num_experts": "num_local_experts"},
-        defaults=_QWEN_DEFAULTS
-        | {
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "decoder_sparse_step": 1,
-            "norm_topk_prob": False,
-        },
+        defaults=_QWEN3_MOE_DEFAULTS,
+        implies={"use_qk_norm": True},
         stored=Stored(names={"mlp.router": "mlp.gate"}),
-        gguf_keys=_EXPERT_GGUF_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        gguf_keys=_MOE_GGUF_KEYS,
         gguf_implies={"norm_topk_prob": True},
     ),
     Family(
@@ -369,6 +442,7 @@ FAMILIES = (
             "eos_token_id": 50256,
             "bos_token_id": 50256,
         },
+        implies={"scale_attn_weights": True},
         activations=("gelu_pytorch_tanh",),
         stored=Stored(names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}),
         gguf_keys={"attention.sliding_window": "sliding_window"},
@@ -613,13 +687,15 @@ FAMILIES = (
     ),
     Family(
         name="gemma3_text",  # gemma3 is the multimodal model
-        models="Gemma 3 (1B; the text models of the larger ones from GGUF)",
-        architectures=("Gemma3ForCausalLM",),
+        models="Gemma 3 (the text models)",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         gguf_architectures=("gemma3",),
         traits=traits.gemma3,
         reads=_GEMMA2_KEYS | {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         defaults=_GEMMA_DEFAULTS
         | {
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "max_position_embeddings": 131072,
             "query_pre_attn_scalar": 256,
@@ -631,6 +707,7 @@ FAMILIES = (
         activations=("gelu_pytorch_tanh",),
         has_local_rope=True,
         states_stretched_len=True,
+        stored=_TEXT_MODEL,
         gguf_keys=_GEMMA2_GGUF_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
     ),
 )

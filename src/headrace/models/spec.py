@@ -33,10 +33,12 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + 1) / step))."""
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + offset) / step))."""
 
     step: float
     strength: float
+    offset: int = 1
+    rotated_layers: bool = False  # in the layers that rotate, else in the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ModelSpec:
     mixture: MixtureSpec | None = None  # of experts, in some layers; None: all layers have an MLP
     local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
-    query_growth: QueryGrowth | None = None  # in the layers that do not rotate
+    query_growth: QueryGrowth | None = None
     num_positions: int | None = None  # learned position embeddings; None: none
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
@@ -144,6 +146,10 @@ class ModelSpec:
         if layer in self.ropeless_layers:
             return RopeSpec(kind="none")
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
+
+    def grows_queries(self, layer: int) -> bool:
+        growth = self.query_growth
+        return growth is not None and growth.rotated_layers == (layer not in self.ropeless_layers)
 
     def tensor_shapes(self) -> dict[str, Shape]:
         """Returns every tensor that a checkpoint of this model must have, under its canonical name."""

@@ -26,6 +26,15 @@ def ministral(config: Config) -> Traits:
     return {"windows": _windows_of_kinds(kinds, config["sliding_window"], config["num_hidden_layers"])}
 
 
+def ministral3(config: Config) -> Traits:
+    """Mistral; Ministral 3 also scales queries with their position."""
+    parameters = config.get("rope_parameters") or {}
+    beta, step = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
+    if not beta:
+        return mistral(config)
+    return mistral(config) | {"query_growth": QueryGrowth(float(step), float(beta), offset=0, rotated_layers=True)}
+
+
 def qwen2(config: Config) -> Traits:
     return {"qkv_bias": True, "windows": _windows_by_layer(config)}
 

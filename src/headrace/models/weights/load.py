@@ -87,7 +87,7 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
         attention = replace(
             layer.attention,
             cos_sin=tables[spec.rope_of(index)],
-            query_scales=scales if index in spec.ropeless_layers else None,
+            query_scales=scales if spec.grows_queries(index) else None,
             window=spec.window_of(index, max_len),
         )
         return replace(layer, attention=attention)
@@ -193,7 +193,7 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
         k_norm=k_norm,
         wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
         cos_sin=cos_sin,
-        query_scales=None if rotates else query_scales,
+        query_scales=query_scales if spec.grows_queries(index) else None,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         scale=1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
