@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
+from headrace.models.family_rows_dense import DENSE
+from headrace.models.family_rows_mixtures import MIXTURES
 from headrace.models.stored_tensors import Stored
 
 _FUSED_QKV: dict[str, tuple[str, ...]] = {
@@ -96,7 +98,7 @@ _GEMMA2_GGUF_KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 
-FAMILIES = (
+_FAMILIES = (
     Family(
         name="llama",
         models="Llama 1 to 3.3, SmolLM 1 and 2, Yi, Falcon 3, DeepSeek-R1-Distill-Llama",
@@ -712,7 +714,24 @@ FAMILIES = (
     ),
 )
 
+FAMILIES: tuple[Family, ...] = (*_FAMILIES, *DENSE, *MIXTURES)
+
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
+# Keys of config.json that tell why a model is not supported, the first reason that applies.
+_REASONS = {
+    (
+        "linear_num_value_heads",
+        "linear_attn_config",
+        "mamba_num_heads",
+        "mamba_d_state",
+        "ssm_state_size",
+        "hybrid_override_pattern",
+        "rescale_every",
+        "conv_L_cache",
+    ): ": it has recurrent layers, which are not supported yet",
+    ("kv_lora_rank",): ": it has multi-head latent attention, which is not supported yet",
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,
+}
 
 
 def family_of_config(config: Config) -> Family:
@@ -748,12 +767,12 @@ def family_of_gguf(metadata: Config) -> Family:
 
 
 def _why_unknown(config: Config) -> str:
-    """Returns the reason for a mixture of experts, even inside a multimodal model: no dense model is a useful
-    suggestion."""
-    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    """Returns the reason, even inside a multimodal model, where there is a better one than a similar name."""
     inner = config.get("text_config") or {}
-    has_experts = any(config.get(key) or inner.get(key) for key in keys)
-    return _UNKNOWN_MIXTURE if has_experts else ""
+    for keys, reason in _REASONS.items():
+        if any(config.get(key) or inner.get(key) for key in keys):
+            return reason
+    return ""
 
 
 def _unknown(what: str, name: object, known: list[str], reason: str) -> UnsupportedModelError:

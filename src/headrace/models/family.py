@@ -29,6 +29,8 @@ class Traits(TypedDict, total=False):
     pre_norms: bool
     post_norms: bool
     norm_offset: float
+    bare_norms: bool
+    clip_qkv: float | None
     is_parallel: bool
     shares_norm: bool
     is_gated: bool
@@ -37,6 +39,7 @@ class Traits(TypedDict, total=False):
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
     num_positions: int
+    position_offset: int
     embedding_scale: float
     rounds_embedding_scale: bool
     attention_scale: float

@@ -5,9 +5,10 @@ Our names are those of Llama in transformers, which most families share.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import ModelError
@@ -32,8 +33,11 @@ class Stored:
     root: str = "model."  # of all names but the head's; checkpoints of the bare model may omit it
     layers: str = "layers"
     names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
+    other_names: Mapping[str, str] = field(default_factory=dict)  # the same, for those that some checkpoints have
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, concatenated rows
     by_head: bool = False  # fused rows are interleaved: for each kv head its query heads, then key and value
+    has_upright_stacks: bool = False  # stacks of experts are not transposed
+    has_extra_layers: bool = False  # layers after the last one predict further tokens; they are not read
     has_transposed_layers: bool = False  # matrices are stored as [in, out]
     leftovers: str = r"[^\s\S]"  # a pattern of tensors that are not weights; the default matches nothing
 
@@ -57,6 +61,7 @@ class StoredPart:
     is_transposed: bool = False
     member: int | None = None  # index in a stack, if the stored tensor is one
     num_members: int = 0
+    is_vector: bool = False  # stored as a vector, or as a matrix of one row
     num_columns: int | None = None  # of ours; a stack with as many is not transposed, unless it is square
 
     def shape(self, stored: Shape) -> Shape:
@@ -65,6 +70,8 @@ class StoredPart:
             if stored[0] != self.num_members:
                 raise ModelError(f"tensor {self.name!r} is for {stored[0]} experts; its config says {self.num_members}")
             stored = stored[1:]
+        if self.is_vector:
+            stored = (math.prod(stored),)
         is_transposed = self._transposes(stored)
         rows, *others = reversed(stored) if is_transposed else stored
         if rows != self.rows_per_group * self.num_groups:
@@ -78,6 +85,8 @@ class StoredPart:
         """Returns our tensor as a view of the stored one."""
         if self.member is not None:
             tensor = tensor[self.member]
+        if self.is_vector:
+            tensor = tensor.flatten()
         matrix = tensor.t() if self._transposes(tuple(tensor.shape)) else tensor
         groups = matrix.view(self.num_groups, self.rows_per_group, *matrix.shape[1:])
         return groups[:, self.first_row : self.first_row + self.num_rows].flatten(0, 1)
@@ -91,11 +100,15 @@ class StoredPart:
 
 def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, StoredPart]:
     """Finds where each tensor of the spec is stored. `found`, the names in the checkpoint, tells whether the root is
-    present."""
+    present, and which of two names."""
     prefixes = _prefixes(stored, found)
     shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
     holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
-    return {name: _find_part(stored, spec, prefixes, name, shapes, holders) for name in shapes}
+    parts = {name: _find_part(stored, spec, prefixes, name, shapes, holders) for name in shapes}
+    if not stored.other_names:
+        return parts
+    other = replace(stored, names={**stored.names, **stored.other_names}, other_names={})
+    return parts | {name: part for name, part in find_parts(other, spec, found).items() if part.name in found}
 
 
 def has_head(found: Collection[str]) -> bool:
@@ -134,18 +147,22 @@ def _find_part(
     stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
     theirs = holders.get(stem) or stored.names.get(stem, stem)
     is_stack = expert is not None and "*" not in theirs
+    is_correction = stem == "mlp.router_correction"
     parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
     num_groups = spec.num_kv_heads if stored.by_head and len(parts) > 1 else 1
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
     return StoredPart(
-        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + ("" if is_stack else f".{kind}"),
+        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number)
+        + ("" if is_stack or is_correction else f".{kind}"),
         first_row=sum(counts[:at]),
         num_rows=counts[at],
         rows_per_group=sum(counts),
         num_groups=num_groups,
-        is_transposed=is_stack or (stored.has_transposed_layers and len(shapes[name]) > 1),
+        is_transposed=(is_stack and not stored.has_upright_stacks)
+        or (stored.has_transposed_layers and len(shapes[name]) > 1),
         member=int(number) if is_stack else None,
         num_members=spec.mixture.num_experts if spec.mixture is not None else 0,
         num_columns=shapes[name][-1] if is_stack else None,
+        is_vector=is_correction,
     )

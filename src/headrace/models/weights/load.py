@@ -60,7 +60,7 @@ def load_decoder(
         dtype=dtype,
         device=device,
         embeddings=_scaled(embeddings, spec, dtype),
-        positions=None if spec.num_positions is None else reader.tensor("model.embed_positions.weight"),
+        positions=_positions(reader, spec),
         head=head,
         layers=tuple(
             _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
@@ -127,6 +127,12 @@ def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.Packed
     return QuantizedEmbeddings(stored, spec.hidden_size), head
 
 
+def _positions(reader: _Reader, spec: ModelSpec) -> Tensor | None:
+    if spec.num_positions is None:
+        return None
+    return reader.tensor("model.embed_positions.weight")[spec.position_offset :]
+
+
 def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embeddings:
     if spec.embedding_scale is None:
         return embeddings
@@ -180,6 +186,12 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         routing=mixture.routing,
         weighs_input=mixture.weighs_input,
         activation=spec.activation,
+        correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
+        scale=mixture.scale,
+        jitter=mixture.jitter,
+        shared_gate=ops.pack_linear(reader.tensor(prefix + "shared_expert_gate.weight"))
+        if mixture.gates_shared
+        else None,
     )
 
 
@@ -201,6 +213,7 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
         slides=spec.windows_slide,
         softcap=spec.attention_softcap,
         eps=spec.norm_eps,
+        clip=spec.clip_qkv,
     )
 
 
@@ -270,19 +283,22 @@ class _Reader:
         return packed
 
     def norm(self, name: str) -> Norm:
+        if self._spec.bare_norms:
+            ones = torch.ones(self._spec.hidden_size, dtype=torch.float32, device=self.device)
+            return Norm(ones, torch.zeros_like(ones), self._spec.norm_eps)
         weight = self.norm_weight(f"{name}.weight")
         bias = None
         if self._spec.layer_norm:
-            bias = self._norm_tensor(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
+            bias = self.float32(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
         return Norm(weight, bias, self._spec.norm_eps)
 
     def norm_weight(self, name: str) -> Tensor:
-        weight = self._norm_tensor(name)
+        weight = self.float32(name)
         return weight.add_(self._spec.norm_offset) if self._spec.norm_offset else weight
 
-    def _norm_tensor(self, name: str) -> Tensor:
-        """Reads a norm's weight in float32, whatever the decoder's type: adding the offset in a narrower type would
-        lose digits."""
+    def float32(self, name: str) -> Tensor:
+        """Reads a tensor in float32, whatever the decoder's type. For a norm's weight: adding the offset in a narrower
+        type would lose digits."""
         out = _allocate(self.source.shape(name), torch.float32, self.device)
         self._fill(name, out)
         self.num_bytes += out.nbytes

@@ -46,4 +46,12 @@ class Rearranged:
         """Stored tensors from which none of ours is read, under their names in the file."""
         used = {part.name for part in self._parts.values()}
         is_leftover = re.compile(self._stored.leftovers).fullmatch
-        return [name for name in self._files.names() if name not in used and not is_leftover(name)]
+        return [
+            name
+            for name in self._files.names()
+            if name not in used and not is_leftover(name) and not self._is_of_extra_layer(name)
+        ]
+
+    def _is_of_extra_layer(self, name: str) -> bool:
+        match = re.match(r"[\w.]*layers\.(\d+)\.", name)
+        return self._stored.has_extra_layers and match is not None and int(match[1]) >= self._spec.num_layers
