@@ -11,12 +11,12 @@ import pytest
 
 from headrace.cli import serve as command
 from headrace.cli.engine_flags import flag_of
-from headrace.cli.removed_flags import ALIASES, table
+from headrace.cli.removed_flags import table
 from headrace.cli.serve import Parsed, build_parser, option_groups, read
 from headrace.cli.serving_table import table as options_table
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS
+from headrace.other_settings import ALIASES, OTHER_FLAGS
 from headrace.server.options import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-operations.md"
@@ -126,17 +126,6 @@ def test_lists_may_be_json_as_in_vllm() -> None:
 
 
 # ---- flags of vLLM
-
-
-@pytest.mark.parametrize("flag", OTHER_FLAGS)
-def test_every_vllm_flag_is_ignored_or_refused_in_one_line(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    other = OTHER_FLAGS[flag]
-    given = [flag, "x"] if other.takes_value else [flag]
-    if other.outcome == "refused":
-        assert f"{flag} is refused: {other.answer}" in refused(capsys, *given, "--port", "5")
-        return
-    assert parsed(*given, "--port", "5").options.port == 5
-    assert capsys.readouterr().err == f"headrace: {flag} is ignored: {other.answer}\n"
 
 
 @pytest.mark.parametrize(
