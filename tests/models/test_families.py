@@ -422,6 +422,7 @@ def test_impossible_numbers_of_llama_4_are_refused(change: dict[str, Any]) -> No
     ("base", "change"),
     [
         (FIRST_GPT_2, {"scale_attn_by_inverse_layer_idx": True}),
+        (PYTHIA_410M, {"architectures": ["FalconForCausalLM"], "alibi": True}),
         (FIRST_GPT_2, {"add_cross_attention": True}),
         (FIRST_GPT_2, {"activation_function": "relu"}),
         (PYTHIA_410M, {"hidden_act": "silu"}),

@@ -108,6 +108,7 @@ MODELS: dict[str, Any] = {
         QWEN3_VISION,
     ),
     "llama": lambda: causal("Llama"),
+    "llama, biased": lambda: causal("Llama", attention_bias=True, mlp_bias=True),
     "nemotron": lambda: causal("Nemotron", head_dim=8, attention_bias=True, mlp_bias=True),
     "arcee": lambda: causal("Arcee", mlp_bias=True),
     "falcon 7b": lambda: causal("Falcon", num_kv_heads=1, ffn_hidden_size=48),
@@ -192,6 +193,7 @@ def check(model: transformers.PreTrainedModel, directory: Path) -> ModelSpec:
 # Put together of what other families have: left to the slow tests.
 LIKE_OTHERS = (
     "llama",
+    "llama, biased",
     "mistral small 3",
     "ministral 3",
     "qwen2-vl",
@@ -240,6 +242,14 @@ def test_internlm_2_is_a_llama_with_fused_projections(tmp_path: Path) -> None:
         tensors[f"{prefix}attention.wqkv.weight"] = torch.cat(groups, dim=1).flatten(0, 1).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     assert check(model, tmp_path).family == "internlm2"
+
+
+def test_internlm_3_is_a_llama_with_biases(tmp_path: Path) -> None:
+    model = build("llama, biased")
+    model.save_pretrained(tmp_path)
+    biases = {"attention_bias": None, "mlp_bias": None, "bias": True, "qkv_bias": True}
+    rename(tmp_path, {}, architectures=["InternLM3ForCausalLM"], **biases)
+    assert check(model, tmp_path).family == "internlm3"
 
 
 def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:

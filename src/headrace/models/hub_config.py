@@ -14,7 +14,7 @@ from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
 
 # Keys that look like they affect the computation; if nothing reads such a key, the config is refused.
 _TOUCHES_COMPUTATION = re.compile(
-    r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types"
+    r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types|alibi|clip"
 )
 _READ_OR_HARMLESS = frozenset(
     {

@@ -29,10 +29,11 @@ def ministral(config: Config) -> Traits:
 def ministral3(config: Config) -> Traits:
     """Mistral; Ministral 3 also scales queries with their position."""
     parameters = config.get("rope_parameters") or {}
-    beta, step = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
-    if not beta:
+    if not parameters.get("llama_4_scaling_beta"):
         return mistral(config)
-    return mistral(config) | {"query_growth": QueryGrowth(float(step), float(beta), offset=0, rotated_layers=True)}
+    step, strength = (number(parameters, key) for key in ("original_max_position_embeddings", "llama_4_scaling_beta"))
+    growth: Traits = {"query_growth": QueryGrowth(step, strength, offset=0, rotated_layers=True)}
+    return mistral(config) | growth
 
 
 def qwen2(config: Config) -> Traits:
