@@ -205,7 +205,18 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "glm4_moe",
     "minimax_m2",
 }
-MIXTURES = ("llama4", "mixtral", "qwen3_moe")
+MIXTURES = (
+    "llama4",
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "phimoe",
+    "ernie4_5_moe",
+    "granitemoe",
+    "glm4_moe",
+    "minimax_m2",
+)
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}<tool {{ tool.function.name }}>\n{% endfor %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -8,13 +8,11 @@ from difflib import get_close_matches
 from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
-from headrace.models.family_rows_dense import DENSE
-from headrace.models.family_rows_mixtures import MIXTURES
+from headrace.models.family_rows_dense import DENSE, QKV
+from headrace.models.family_rows_mixtures import EXPERT_COUNTS, MIXTRAL_NAMES, MIXTURES
 from headrace.models.stored_tensors import Stored
 
-_FUSED_QKV: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-}
+_FUSED_QKV: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj": QKV}
 _IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
 _TEXT_MODEL = Stored(prefix="language_model.", leftovers=_IMAGES)
 _FUSED_GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
@@ -73,14 +71,7 @@ _LLAMA4_NAMES = {
     "mlp.shared_expert.up_proj": "feed_forward.shared_expert.up_proj",
     "mlp.shared_expert.down_proj": "feed_forward.shared_expert.down_proj",
 }
-_MIXTRAL_NAMES = {
-    "mlp.router": "block_sparse_moe.gate",
-    "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
-    "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
-    "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
-}
-_EXPERT_GGUF_KEYS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-_MOE_GGUF_KEYS = _EXPERT_GGUF_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"}
+_MOE_GGUF_KEYS = EXPERT_COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _MROPE_GGUF_KEYS = {"rope.dimension_sections": "mrope_section"}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
@@ -160,7 +151,7 @@ _FAMILIES = (
             fused={"feed_forward.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
             leftovers=_IMAGES,
         ),
-        gguf_keys=_EXPERT_GGUF_KEYS
+        gguf_keys=EXPERT_COUNTS
         | {
             "expert_feed_forward_length": "moe_intermediate_size",
             "interleave_moe_layer_step": "interleave_moe_layer_step",
@@ -222,8 +213,8 @@ _FAMILIES = (
             "eos_token_id": 2,
             "bos_token_id": 1,
         },
-        stored=Stored(names=_MIXTRAL_NAMES),
-        gguf_keys=_EXPERT_GGUF_KEYS,
+        stored=Stored(names=MIXTRAL_NAMES),
+        gguf_keys=EXPERT_COUNTS,
         gguf_mark="expert_count",
         gguf_rotates_pairs=True,
     ),
@@ -448,117 +439,6 @@ _FAMILIES = (
         activations=("gelu_pytorch_tanh",),
         stored=Stored(names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}),
         gguf_keys={"attention.sliding_window": "sliding_window"},
-    ),
-    Family(
-        name="gpt_neox",
-        models="GPT-NeoX 20B, Pythia, Dolly 2",
-        architectures=("GPTNeoXForCausalLM",),
-        gguf_architectures=("gptneox",),
-        traits=traits.gpt_neox,
-        reads=frozenset({"partial_rotary_factor", "attention_bias", "attention_probs_dropout_prob"}),
-        renamed={
-            "rotary_pct": "partial_rotary_factor",
-            "rotary_emb_base": "rope_theta",
-            "layer_norm_eps": "rms_norm_eps",
-        },
-        defaults={
-            "max_position_embeddings": 2048,
-            "partial_rotary_factor": 0.25,
-            "attention_bias": True,
-            "use_parallel_residual": True,
-            "hidden_act": "gelu",
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-            "bos_token_id": 0,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        stored=Stored(
-            root="gpt_neox.",
-            names={
-                "model.embed_tokens": "embed_in",
-                "model.norm": "final_layer_norm",
-                "lm_head": "embed_out",
-                "self_attn.o_proj": "attention.dense",
-                "mlp.up_proj": "mlp.dense_h_to_4h",
-                "mlp.down_proj": "mlp.dense_4h_to_h",
-            },
-            fused={"attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-            by_head=True,
-            leftovers=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-        ),
-        gguf_keys={"use_parallel_residual": "use_parallel_residual"},
-    ),
-    Family(
-        name="gpt2",
-        models="GPT-2",
-        architectures=("GPT2LMHeadModel",),
-        gguf_architectures=("gpt2",),
-        traits=traits.gpt2,
-        reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # attention is in float32 here anyway
-        renamed={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_positions": "max_position_embeddings",
-            "n_inner": "intermediate_size",
-            "activation_function": "hidden_act",
-            "layer_norm_epsilon": "rms_norm_eps",
-        },
-        defaults={
-            "max_position_embeddings": 1024,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "scale_attn_weights": True,
-            "tie_word_embeddings": True,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        has_rope=False,
-        widens_by=4,
-        stored=Stored(
-            root="transformer.",
-            layers="h",
-            names={
-                "model.embed_tokens": "wte",
-                "model.embed_positions": "wpe",
-                "model.norm": "ln_f",
-                "input_layernorm": "ln_1",
-                "post_attention_layernorm": "ln_2",
-                "self_attn.o_proj": "attn.c_proj",
-                "mlp.up_proj": "mlp.c_fc",
-                "mlp.down_proj": "mlp.c_proj",
-            },
-            fused={"attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-            has_transposed_layers=True,
-            leftovers=r".*h\.\d+\.attn\.(bias|masked_bias)",
-        ),
-    ),
-    Family(
-        name="phi",
-        models="Phi-1, 1.5 and 2",
-        architectures=("PhiForCausalLM",),
-        gguf_architectures=("phi2",),
-        traits=traits.phi,
-        reads=frozenset({"partial_rotary_factor"}),
-        renamed={"layer_norm_eps": "rms_norm_eps"},
-        defaults={
-            "max_position_embeddings": 2048,
-            "partial_rotary_factor": 0.5,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        stored=Stored(
-            names={
-                "model.norm": "model.final_layernorm",
-                "self_attn.o_proj": "self_attn.dense",
-                "mlp.up_proj": "mlp.fc1",
-                "mlp.down_proj": "mlp.fc2",
-            }
-        ),
     ),
     Family(
         name="stablelm",

@@ -6,7 +6,7 @@ from headrace.models import traits
 from headrace.models.family import Config, Family
 from headrace.models.stored_tensors import Stored
 
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _GPT_KEYS = {
     "n_embd": "hidden_size",
@@ -111,7 +111,7 @@ DENSE = (
                 "mlp.down_proj": "mlp.dense_4h_to_h",
             },
             other_names={"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"},
-            fused={"self_attention.query_key_value": _QKV},
+            fused={"self_attention.query_key_value": QKV},
             by_head=True,
         ),
     ),
@@ -156,6 +156,100 @@ DENSE = (
                 "mlp.up_proj": "fc1",
                 "mlp.down_proj": "fc2",
             },
+        ),
+    ),
+    Family(
+        name="gpt_neox",
+        models="GPT-NeoX 20B, Pythia, Dolly 2",
+        architectures=("GPTNeoXForCausalLM",),
+        gguf_architectures=("gptneox",),
+        traits=traits.gpt_neox,
+        reads=frozenset({"partial_rotary_factor", "attention_bias", "attention_probs_dropout_prob"}),
+        renamed={
+            "rotary_pct": "partial_rotary_factor",
+            "rotary_emb_base": "rope_theta",
+            "layer_norm_eps": "rms_norm_eps",
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "partial_rotary_factor": 0.25,
+            "attention_bias": True,
+            "use_parallel_residual": True,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "bos_token_id": 0,
+        },
+        activations=_GELUS,
+        stored=Stored(
+            root="gpt_neox.",
+            names={
+                "model.embed_tokens": "embed_in",
+                "model.norm": "final_layer_norm",
+                "lm_head": "embed_out",
+                "self_attn.o_proj": "attention.dense",
+                "mlp.up_proj": "mlp.dense_h_to_4h",
+                "mlp.down_proj": "mlp.dense_4h_to_h",
+            },
+            fused={"attention.query_key_value": QKV},
+            by_head=True,
+            leftovers=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+        ),
+        gguf_keys={"use_parallel_residual": "use_parallel_residual"},
+    ),
+    Family(
+        name="phi",
+        models="Phi-1, 1.5 and 2",
+        architectures=("PhiForCausalLM",),
+        gguf_architectures=("phi2",),
+        traits=traits.phi,
+        reads=frozenset({"partial_rotary_factor"}),
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        defaults={
+            "max_position_embeddings": 2048,
+            "partial_rotary_factor": 0.5,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        activations=_GELUS,
+        stored=Stored(
+            names={
+                "model.norm": "model.final_layernorm",
+                "self_attn.o_proj": "self_attn.dense",
+                "mlp.up_proj": "mlp.fc1",
+                "mlp.down_proj": "mlp.fc2",
+            }
+        ),
+    ),
+    Family(
+        name="gpt2",
+        models="GPT-2",
+        architectures=("GPT2LMHeadModel",),
+        gguf_architectures=("gpt2",),
+        traits=traits.gpt2,
+        reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # attention is in float32 here anyway
+        renamed=_GPT_KEYS,
+        defaults={
+            "max_position_embeddings": 1024,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "scale_attn_weights": True,
+            "tie_word_embeddings": True,
+            "eos_token_id": 50256,
+            "bos_token_id": 50256,
+        },
+        activations=_GELUS,
+        has_rope=False,
+        widens_by=4,
+        stored=Stored(
+            root="transformer.",
+            layers="h",
+            names=_GPT_NAMES,
+            fused={"attn.c_attn": QKV},
+            has_transposed_layers=True,
+            leftovers=r".*h\.\d+\.attn\.(bias|masked_bias)",
         ),
     ),
     Family(
@@ -222,7 +316,7 @@ DENSE = (
             root="transformer.",
             layers="h",
             names=_GPT_NAMES,
-            fused={"attn.c_attn": _QKV},
+            fused={"attn.c_attn": QKV},
             by_head=True,
             leftovers=_OLD_MASKS,
         ),
@@ -246,7 +340,7 @@ DENSE = (
                 "mlp.up_proj": "feed_forward.w3",
                 "mlp.down_proj": "feed_forward.w2",
             },
-            fused={"attention.wqkv": _QKV},
+            fused={"attention.wqkv": QKV},
             by_head=True,
         ),
         gguf_rotates_pairs=True,

@@ -9,12 +9,13 @@ from headrace.models.stored_tensors import Stored
 _EXPERTS = frozenset({"num_local_experts", "num_experts_per_tok"})
 _ROUTED = _EXPERTS | {"moe_intermediate_size", "norm_topk_prob"}
 _DEEPSEEK = _ROUTED | {"n_shared_experts", "routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace"}
-_EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+# Keys of GGUF metadata.
+EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _SHARED_EXPERTS = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
 _CORRECTION = {"mlp.router_correction": "mlp.gate.e_score_correction_bias"}
-_MIXTRAL_NAMES = {
+MIXTRAL_NAMES = {
     "mlp.router": "block_sparse_moe.gate",
     "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
     "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
@@ -102,7 +103,7 @@ MIXTURES = (
             "eos_token_id": 50279,
         },
         stored=Stored(names={"mlp.router": "mlp.gate"}),
-        gguf_keys=_EXPERT_COUNTS,
+        gguf_keys=EXPERT_COUNTS,
     ),
     Family(
         name="phimoe",
@@ -124,7 +125,7 @@ MIXTURES = (
             "bos_token_id": 1,
         },
         derived=_phi_rope,
-        stored=Stored(names=_MIXTRAL_NAMES),
+        stored=Stored(names=MIXTRAL_NAMES),
     ),
     Family(
         name="ernie4_5_moe",
@@ -180,7 +181,7 @@ MIXTURES = (
         reads=_EXPERTS | {"attention_bias", *_GRANITE_MULTIPLIERS},
         defaults=_GRANITE_DEFAULTS,
         stored=_GRANITE_STORED,
-        gguf_keys=_EXPERT_COUNTS
+        gguf_keys=EXPERT_COUNTS
         | {
             "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier",
@@ -262,7 +263,7 @@ MIXTURES = (
         },
         implies={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True},
         stored=Stored(
-            names=_MIXTRAL_NAMES | {"mlp.router_correction": "block_sparse_moe.e_score_correction_bias"},
+            names=MIXTRAL_NAMES | {"mlp.router_correction": "block_sparse_moe.e_score_correction_bias"},
             has_extra_layers=True,
         ),
     ),
