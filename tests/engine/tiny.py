@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,14 @@ LLAMA4 = {
     "rope_parameters": LLAMA3_ROPE,
 }
 QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
-FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+
+
+def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig:
+    assert head_dim * values["num_attention_heads"] == values["hidden_size"]  # it cannot be set
+    return transformers.FalconConfig(**values)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama3": (
         transformers.LlamaConfig,
@@ -143,7 +151,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "nemotron": (transformers.NemotronConfig, transformers.NemotronForCausalLM, {}),
     "arcee": (transformers.ArceeConfig, transformers.ArceeForCausalLM, {}),
     "falcon": (
-        transformers.FalconConfig,
+        _falcon_config,
         transformers.FalconForCausalLM,
         {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96},
     ),
