@@ -78,7 +78,7 @@ def test_no_tokens_have_no_routes() -> None:
     gpu=[(1, 16, 1), (300, 16, 1), (5000, 128, 8), (77, 7, 3), (0, 8, 2)],
     interpreted=[(1, 16, 1), (30, 7, 3), (600, 4, 2), (0, 8, 2)],
 )
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["sigmoid", "softmax", "softmax_of_chosen"])  # others: with a correction
 def test_routes_match_their_reference(
     place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str
 ) -> None:
