@@ -27,6 +27,10 @@ class Mixture:
     routing: Routing
     weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
+    correction: Tensor | None = None  # [E] float32, added to the scores by which experts are chosen
+    scale: float = 1.0  # of the routes' weights
+    jitter: float = 0.0  # of sparsemixer routing
+    shared_gate: ops.PackedLinear | None = None  # [1, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert
 
     @property
@@ -34,12 +38,23 @@ class Mixture:
         return False  # the router needs unquantized rows; experts quantize their own
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, H]
-        routes = ops.route(self.router(x), self.num_chosen, self.routing)
+        routes = ops.route(
+            self.router(x),
+            self.num_chosen,
+            self.routing,
+            correction=self.correction,
+            scale=self.scale,
+            jitter=self.jitter,
+        )
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
-        out = out if self.shared is None else out.add_(self.shared(x))
+        out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
         return out if self.group is None else self.group.all_reduce(out)
+
+    def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
+        out = shared(x)
+        return out if self.shared_gate is None else out.mul_(self.shared_gate(x).sigmoid_())
