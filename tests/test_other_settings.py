@@ -11,10 +11,14 @@ import pytest
 
 from headrace import LLM, AsyncEngine
 from headrace.cli import run, serve
+from headrace.cli.serving_table import counts_table
 from headrace.config import EngineConfig
+from headrace.doctor.readers.vllm_flags import VLLM_FLAGS
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS, OtherFlag, as_arguments, flag_of
+from headrace.other_flags import OTHER_FLAGS, OtherFlag
+from headrace.other_settings import as_arguments, find_other, flag_of
 
+GUIDE = Path(__file__).parents[1] / "docs" / "coming-from-vllm.md"
 Front = Callable[[str, Any], EngineConfig]  # a setting's name and its value
 
 
@@ -50,12 +54,15 @@ def front(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return fronts[request.param]
 
 
+SERVE, RUN = serve.build_parser(), run.build_parser()
+
+
 def _served(*words: str) -> EngineConfig:
-    return serve.read(serve.build_parser(), words).config
+    return serve.read(SERVE, words).config
 
 
 def _run(*words: str) -> EngineConfig:
-    parser = run.build_parser()
+    parser = RUN
     return run.engine_config(parser, run._parsed(parser, ["in.jsonl", "-o", "out.jsonl", *words]))
 
 
@@ -148,6 +155,153 @@ def test_a_setting_given_under_two_names_is_refused() -> None:
 def test_an_argument_of_another_engine_is_explained(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**{name: 4})  # type: ignore[arg-type]
+
+
+# ---- vLLM's names, all of them
+
+
+def test_every_flag_of_vllm_serve_is_known() -> None:
+    own = set(SERVE.flags)
+    unknown = sorted(flag for flag in VLLM_FLAGS if flag not in own and find_other(flag) is None)
+    assert not unknown
+
+
+def test_the_docs_count_the_flags_of_vllm() -> None:
+    """If this fails, run `make tables`."""
+    assert counts_table() in GUIDE.read_text(encoding="utf-8")
+
+
+# ---- vLLM's forms
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--max_num_seqs", "64"], "max_num_seqs", 64),
+        (["--max_num_seqs=64"], "max_num_seqs", 64),
+        (["--max-model-len", "4k"], "max_model_len", 4000),
+        (["--max-model-len", "4K"], "max_model_len", 4096),
+        (["--max-model-len", "25.6k"], "max_model_len", 25_600),
+        (["--max-model-len", "auto"], "max_model_len", None),
+        (["--max-model-len", "-1"], "max_model_len", None),
+        (["--max-num-batched-tokens", "1m"], "max_num_batched_tokens", 1_000_000),
+        (["--kv-cache-memory-bytes", "2G"], "kv_cache_memory_bytes", 2 << 30),
+        (["--dtype", "half"], "dtype", "float16"),
+        (["--dtype=float"], "dtype", "float32"),
+        (["--load-format", "dummy"], "load_format", "random"),
+        (["-q", "fp8"], "quantization", "fp8"),
+        (["-tp", "2"], "tensor_parallel_size", 2),
+        (["--no_enable_prefix_caching"], "enable_prefix_caching", False),
+        (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
+        (
+            ["--default_chat_template_kwargs.enable_thinking", "false", "--default-chat-template-kwargs.a.b=x"],
+            "default_chat_template_kwargs",
+            {"enable_thinking": False, "a": {"b": "x"}},
+        ),
+        (
+            ["--default-chat-template-kwargs", '{"a": {"c": 1}}', "--default-chat-template-kwargs.a.b", "x"],
+            "default_chat_template_kwargs",
+            {"a": {"b": "x", "c": 1}},
+        ),
+    ],
+)
+@pytest.mark.parametrize("parse", [_served, _run])
+def test_forms_of_start_scripts_are_read(
+    parse: Callable[..., EngineConfig], words: list[str], name: str, value: object
+) -> None:
+    assert getattr(parse(*words), name) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-model-len", "1.5M"], "only k, m, g and t take decimals"),
+        (["--max-model-len", "1.0005k"], "must be a whole number"),
+        (["--max-model-len", "long"], "such as 4096, 4k (4,000) or 4K (4,096), got 'long'"),
+        (["--max-num-batched-tokens", "auto"], "must be a whole number"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--speculative-config.method", "ngram"], "--speculative-config.method is refused"),
+        (["-sc.method=ngram"], "-sc.method is refused"),
+        (["--lora_modules", "a=b", "c=d"], "--lora_modules is refused"),
+        (["--max-num-seqs.x", "1"], "unknown option --max-num-seqs.x"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _served("model", *words)
+    error, hint = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and message in error and hint.startswith("Try ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-O3"],
+        ["-O", "3"],
+        ["-O.level=3"],
+        ["-O.level", "3"],
+        ["--compilation-config.level", "3", "--compilation-config.mode=1"],
+        ["--cudagraph-capture-sizes", "1", "2", "4"],
+        ["--enforce-eager"],
+    ],
+)
+def test_ignored_flags_take_their_own_words_and_no_others(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    config = _served("model", *words, "--max-num-seqs", "3")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (config.model, config.max_num_seqs) == ("model", 3) and "is ignored: " in line
+
+
+@pytest.mark.parametrize("flag", ["--served-model-name", "--cudagraph-capture-sizes"])
+def test_a_model_after_a_list_is_not_taken_for_a_word_of_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _served(flag, "1", "model")
+    assert f"{flag} takes all words after it; give the model first" in capsys.readouterr().err
+
+
+def test_several_names_and_keys_are_read() -> None:
+    options = serve.read(SERVE, ["model", "--served-model-name", "a", "b", "--api-key", "k1", "k2"]).options
+    assert (options.model_names, options.api_keys) == (("a", "b"), ("k1", "k2"))
+    assert serve.read(SERVE, ["--served-model-name", "a"]).options.model_names == ("a",)
+
+
+def test_a_yaml_file_as_for_vllm_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(
+        "model: m\nmax-model-len: 4k\nmax_num_seqs: 8\ndtype: half\nserved-model-name: [a, b]\nport: 9000\n"
+        "tokenizer:\nenable-prefix-caching: false\ncompilation-config: {mode: 3}\n"
+        "default-chat-template-kwargs:\n  enable_thinking: false\n"
+    )
+    config, options = serve.read(SERVE, ["--config", str(path), "--max-num-seqs", "9"])
+    assert (config.model, config.max_model_len, config.max_num_seqs, config.dtype) == ("m", 4000, 9, "float16")
+    assert config.default_chat_template_kwargs == {"enable_thinking": False} and not config.enable_prefix_caching
+    assert (options.model_names, options.port) == (("a", "b"), 9000)
+    assert "--compilation-config is ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [", "is not YAML"), ("- a", "must have settings as keys"), ("max-model-len: x", "must be a whole number")],
+)
+def test_a_wrong_yaml_file_is_refused(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        _served("--config", str(path))
+    assert message in capsys.readouterr().err
+
+
+def test_python_programs_may_use_vllms_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(config: EngineConfig, *_: object, **__: object) -> None:
+        raise _Started(config)
+
+    monkeypatch.setattr("headrace.engine.llm.start_engine", start)
+    config = _loaded(lambda: LLM("m", dtype="half", load_format="dummy", max_model_len=-1))  # type: ignore[arg-type]
+    assert (config.dtype, config.load_format, config.max_model_len) == ("float16", "random", None)
 
 
 def _rows() -> list[tuple[str, OtherFlag]]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from headrace.cli.removed_flags import table as removed_flags
+from headrace.cli.serving_table import counts_table as vllm_flag_counts
 from headrace.cli.serving_table import table as server_options
 from headrace.doctor.report import rules_table
 from headrace.models.families_table import table as families
@@ -22,6 +23,7 @@ TABLES = (
     ("monitoring.md", alerts_table()),
     ("serving-operations.md", server_options()),
     ("serving-operations.md", removed_flags()),
+    ("coming-from-vllm.md", vllm_flag_counts()),
     ("models.md", families()),
     ("doctor.md", rules_table()),
     ("plan.md", accuracy_table(PLAN_ACCURACY)),

@@ -6,6 +6,7 @@ Command-line flags are generated from these fields, including their help texts.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from types import NoneType
@@ -45,6 +46,12 @@ class EngineConfig:
         EMBEDDED_MODEL, "a model directory, a GGUF file, a hub id, or 'smollm2', which needs no account"
     )
     tokenizer: str | None = setting(None, "a tokenizer directory or file; default: the model's own")
+    chat_template: str | None = setting(
+        None, "a file with a chat template, or its text, instead of the model's; default: the model's own"
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None, 'variables of the chat template, which requests may override, such as {"enable_thinking": false}'
+    )
     revision: str | None = setting(None, "branch, tag or commit of a hub model")
     load_format: LoadFormat = setting("auto", "where weights come from; 'random' needs only a config.json")
     dtype: DType = setting("auto", "type of the weights and activations")
@@ -122,8 +129,13 @@ class EngineConfig:
             raise ConfigError(f"model must be text or a path, got {self.model!r}")
         if not isinstance(self.tokenizer, (str, PathLike, NoneType)):
             raise ConfigError(f"tokenizer must be text or a path, got {self.tokenizer!r}")
-        if not isinstance(self.revision, (str, NoneType)):
-            raise ConfigError(f"revision must be text, got {self.revision!r}")
+        for name in ("revision", "chat_template"):
+            if not isinstance(value := getattr(self, name), (str, NoneType)):
+                raise ConfigError(f"{name} must be text, got {value!r}")
+        if not isinstance(self.default_chat_template_kwargs, (Mapping, NoneType)):
+            raise ConfigError(
+                f"default_chat_template_kwargs must be an object, got {self.default_chat_template_kwargs!r}"
+            )
         for name in ("enable_chunked_prefill", "enable_prefix_caching"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
@@ -139,6 +151,8 @@ class EngineOptions(TypedDict, total=False):
     `AsyncEngine`."""
 
     tokenizer: str | None
+    chat_template: str | None
+    default_chat_template_kwargs: Mapping[str, Any] | None
     revision: str | None
     load_format: LoadFormat
     dtype: DType

@@ -1,7 +1,7 @@
-"""Settings of vLLM (current and older versions) and TensorRT-LLM that Headrace does not have, and what to use instead.
+"""Applies the table of `other_flags.py`: settings of other engines that Headrace does not have.
 
-One table for all fronts: flags of `serve` and `run`, keyword arguments of `LLM` and `AsyncEngine`, and TOML files. A
-neutral value, one that asks for what Headrace does anyway, is accepted silently. A setting that would not change any
+One table for all fronts: flags of `serve` and `run`, keyword arguments of `LLM` and `AsyncEngine`, and settings files.
+A neutral value, one that asks for what Headrace does anyway, is accepted silently. A setting that would not change any
 answer is ignored with one line. One that would is refused.
 """
 
@@ -10,44 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any
 
 from headrace.errors import ConfigError
-
-Outcome = Literal["ignored", "refused"]
-OFF = "false"  # the neutral value of most switches
-
-
-@dataclass(frozen=True, slots=True)
-class OtherFlag:
-    outcome: Outcome
-    answer: str  # what replaced it, or why it is not needed
-    takes_value: bool = True
-    neutral: tuple[str, ...] = ()  # values that match what Headrace does anyway, in lower case
-
-    def message(self, name: str) -> str:
-        return f"{name} is {self.outcome}: {self.answer}"
-
-    def is_neutral(self, value: object) -> bool:
-        """None is what Python programs pass for "not set"."""
-        return value is None or str(value).lower() in self.neutral
-
-
-def _ignored(answer: str, *neutral: str) -> OtherFlag:
-    return OtherFlag("ignored", answer, True, neutral)
-
-
-def _refused(answer: str, *neutral: str) -> OtherFlag:
-    return OtherFlag("refused", answer, True, neutral)
-
-
-def _ignored_switch(answer: str, *neutral: str) -> OtherFlag:
-    return OtherFlag("ignored", answer, False, neutral or (OFF,))
-
-
-def _refused_switch(answer: str) -> OtherFlag:
-    return OtherFlag("refused", answer, False, (OFF,))
-
+from headrace.other_flags import OF_THE_SERVER, OFF, OTHER_FLAGS, OtherFlag
 
 ALIASES = {  # vLLM's names for settings that Headrace has
     "data_parallel_size": ("-dp",),
@@ -58,171 +25,13 @@ ALIASES = {  # vLLM's names for settings that Headrace has
     "request_timeout_s": ("--request-timeout",),
 }
 
-_ONE_LAYOUT = (
-    "a model is divided by --tensor-parallel-size only; --data-parallel-size starts several engines behind one "
-    "address, and a job several workers"
-)
-_SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
-_NO_DRAFTS = "there is no speculative decoding yet"
-_NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
-OTHER_FLAGS: dict[str, OtherFlag] = {
-    # of older versions of vLLM
-    "--scheduler-delay-factor": _ignored("--max-queue-delay-us sets the batching delay"),
-    "--use-v2-block-manager": _ignored_switch("there is only one block manager"),
-    "--swap-space": _ignored(
-        "preempted sequences are recomputed, mostly from the prefix cache; nothing is swapped", "0", "0.0"
-    ),
-    "--num-scheduler-steps": _ignored("scheduling is always asynchronous: steps are submitted ahead of results", "1"),
-    "--multi-step-stream-outputs": _ignored_switch(
-        "scheduling is always asynchronous: steps are submitted ahead of results"
-    ),
-    "--preemption-mode": _ignored(
-        "preempted sequences are recomputed; --capacity-policy guaranteed_no_evict avoids preemption", "recompute"
-    ),
-    "--max-seq-len-to-capture": _ignored("CUDA graphs cover all decode steps, and small steps with prefill"),
-    "--max-context-len-to-capture": _ignored("CUDA graphs cover all decode steps, and small steps with prefill"),
-    "--cuda-graph-sizes": _ignored("CUDA graphs are captured at start for a fixed series of sizes"),
-    "--disable-async-output-proc": _ignored_switch("output is always processed on another thread than the engine's"),
-    "--guided-decoding-backend": _ignored("llguidance is the only backend for structured output"),
-    "--num-lookahead-slots": _ignored("blocks are allocated when they are needed"),
-    "--disable-log-requests": _ignored_switch("it is the default; --enable-log-requests turns logging on"),
-    "--disable-log-stats": _ignored_switch(
-        "the log has one line a minute while there is work; statistics are on /metrics"
-    ),
-    "--disable-uvicorn-access-log": _ignored_switch("there is no access log without --enable-log-requests"),
-    "--max-num-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--max-long-partial-prefills": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--long-prefill-token-threshold": _ignored("prompts share each step up to --max-num-batched-tokens"),
-    "--max-paddings": _ignored("steps have no padding"),
-    "--disable-sliding-window": _refused_switch("a sliding window is part of the model"),
-    "--speculative-model": _refused(_NO_DRAFTS),
-    "--num-speculative-tokens": _refused(_NO_DRAFTS, "0"),
-    "--rope-scaling": _refused("edit rope_scaling in the model's config.json"),
-    "--rope-theta": _refused("edit rope_theta in the model's config.json"),
-    "--engine-use-ray": _ignored_switch("the engine runs in its own process, without Ray"),
-    "--worker-use-ray": _ignored_switch("the engine runs in its own process, without Ray"),
-    "--disable-frontend-multiprocessing": _ignored_switch("the engine always runs in its own process"),
-    # of current versions, not needed here
-    "--async-scheduling": _ignored_switch(
-        "scheduling is always asynchronous: steps are submitted ahead of results", "true"
-    ),
-    "--no-async-scheduling": _ignored_switch("scheduling is always asynchronous: steps are submitted ahead of results"),
-    "--enforce-eager": _ignored_switch("CUDA graphs are always used on a GPU; answers are the same"),
-    "--trust-remote-code": _ignored_switch("code from a model's repository is never run; supported families need none"),
-    "--distributed-executor-backend": _ignored("the engine runs in its own process", "mp", "uni"),
-    "--enable-server-load-tracking": _ignored_switch("/load is always available"),
-    "--enable-tokenizer-info-endpoint": _ignored_switch("/tokenizer_info is always available"),
-    "--h11-max-incomplete-event-size": _ignored("--max-header-bytes is the limit"),
-    "--h11-max-header-count": _ignored("--max-num-headers is the limit"),
-    "--disable-fastapi-docs": _ignored_switch("there is no documentation page, only /openapi.json"),
-    "--uvicorn-log-level": _ignored("errors are logged to stderr; --enable-log-requests logs requests"),
-    "--prefix-caching-hash-algo": _ignored("prefixes are compared token by token, not by a hash"),
-    "--watermark": _ignored("one block in a hundred is kept free for running sequences when a request starts"),
-    "--tokenizer-mode": _ignored("the fast tokenizer is always used", "auto"),
-    "--performance-mode": _ignored(
-        "batch sizes are chosen for the device; --max-num-seqs and --max-num-batched-tokens override them"
-    ),
-    "--scheduler-reserve-full-isl": _ignored_switch(
-        "--capacity-policy decides how many blocks a request needs to start"
-    ),
-    "--compilation-config": _ignored("kernels are compiled and CUDA graphs captured at start"),
-    "--structured-outputs-config": _ignored("llguidance is the only backend for structured output"),
-    "--show-hidden-metrics-for-version": _ignored("older metric names are always on /metrics"),
-    "--enable-prompt-tokens-details": _ignored_switch("the usage always includes them"),
-    "--disable-access-log-for-endpoints": _ignored("there is no access log without --enable-log-requests"),
-    "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
-    "--max-log-len": _ignored("prompts and answers are never logged"),
-    # of current versions, not supported
-    "--pipeline-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-pp": _refused(_ONE_LAYOUT, "1"),
-    "--enable-expert-parallel": _refused_switch(_ONE_LAYOUT),
-    "-ep": _refused_switch(_ONE_LAYOUT),
-    "--data-parallel-size-local": _refused(_ONE_LAYOUT, "1"),
-    "--data-parallel-backend": _ignored(_ONE_LAYOUT, "mp"),
-    "--data-parallel-rank": _refused(_ONE_LAYOUT, "0"),
-    "--decode-context-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-dcp": _refused(_ONE_LAYOUT, "1"),
-    "--prefill-context-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-pcp": _refused(_ONE_LAYOUT, "1"),
-    "--nnodes": _refused(_ONE_LAYOUT, "1"),
-    "--node-rank": _refused(_ONE_LAYOUT, "0"),
-    "--enable-eplb": _refused_switch(_ONE_LAYOUT),
-    "--enable-dbo": _refused_switch(_ONE_LAYOUT),
-    "--disable-custom-all-reduce": _ignored_switch("all-reduces are those of NCCL"),
-    "--max-parallel-loading-workers": _ignored("tensors are read by several threads, with bounded memory"),
-    "--api-server-count": _refused("one process serves HTTP", "1"),
-    "--enable-lora": _refused_switch(_NO_LORA),
-    "--lora-modules": _refused(_NO_LORA),
-    "--speculative-config": _refused(_NO_DRAFTS),
-    "--spec-method": _refused(_NO_DRAFTS),
-    "--spec-model": _refused(_NO_DRAFTS),
-    "--spec-tokens": _refused(_NO_DRAFTS, "0"),
-    "--cpu-offload-gb": _refused("weights stay on the device; use a smaller model or --quantization fp8", "0", "0.0"),
-    "--kv-transfer-config": _refused("the KV cache is not moved between servers"),
-    "--chat-template": _refused("the model's own chat template is used; put another into its tokenizer_config.json"),
-    "--generation-config": _refused("sampling parameters come from each request", "vllm"),
-    "--override-generation-config": _refused("sampling parameters come from each request"),
-    "--hf-overrides": _refused("edit the model's config.json"),
-    "--download-dir": _refused("set HF_HUB_CACHE for hub models and HEADRACE_CACHE for the default model"),
-    "--stream-interval": _refused("each token is sent when it is sampled", "1"),
-    "--max-num-active-seqs": _refused("--max-num-seqs is the limit"),
-    "--enable-force-include-usage": _refused_switch("clients request it with stream_options"),
-    "--return-tokens-as-token-ids": _refused_switch("it is not supported"),
-    "--logprobs-mode": _refused("log-probabilities are the model's, before sampling parameters apply", "raw_logprobs"),
-    "--response-role": _refused("the role of answers is always assistant", "assistant"),
-    "--trust-request-chat-template": _refused_switch("chat templates in requests are never run"),
-    "--enable-log-outputs": _refused_switch("prompts and answers are never logged"),
-    "--collect-detailed-traces": _ignored("each span of --otlp-traces-endpoint has the times of queue and model"),
-    "--custom-histogram-buckets": _refused("the buckets are vLLM's; metrics with headrace: names have finer ones"),
-    "--enable-ssl-refresh": _refused_switch("a new certificate needs a restart"),
-    "--ssl-ciphers": _refused("Python's defaults are used; a TLS proxy can use others"),
-    "--uds": _refused("the server listens on --host and --port only"),
-    "--ssl-ca-certs": _refused(
-        "clients authenticate with keys, not certificates; a TLS proxy can require certificates"
-    ),
-    "--ssl-cert-reqs": _refused(
-        "clients authenticate with keys, not certificates; a TLS proxy can require certificates"
-    ),
-    "--middleware": _refused("use a proxy in front of the server"),
-    "--allow-credentials": _refused_switch("there are no cookies; keys are sent in headers"),
-    "--allowed-methods": _refused("--allowed-origins is sufficient for browsers"),
-    "--allowed-headers": _refused("--allowed-origins is sufficient for browsers"),
-    # of TensorRT-LLM and its Triton backend
-    "--batch-scheduler-policy": _refused("use --capacity-policy, which has the same values"),
-    "--capacity-scheduler-policy": _refused("use --capacity-policy, which has the same values"),
-    "--executor-static-batch-size": _refused("use --capacity-policy static_batch with --max-num-seqs"),
-    "--max-tokens-in-paged-kv-cache": _refused(
-        "use --num-gpu-blocks-override (in blocks of --block-size tokens) or --kv-cache-memory-bytes"
-    ),
-    "--kv-cache-free-gpu-mem-fraction": _refused(
-        "use --gpu-memory-utilization, a share of all memory, weights included"
-    ),
-    "--kv-cache-free-gpu-memory-fraction": _refused(
-        "use --gpu-memory-utilization, a share of all memory, weights included"
-    ),
-    "--enable-kv-cache-reuse": _ignored_switch("it is the default; --no-enable-prefix-caching turns it off", "true"),
-    "--max-batch-size": _refused("use --max-num-seqs"),
-    "--max-num-tokens": _refused("use --max-num-batched-tokens"),
-    "--max-seq-len": _refused("use --max-model-len"),
-    "--max-beam-width": _ignored("the number of beams is a parameter of each request", "1"),
-    "--tp-size": _refused("use --tensor-parallel-size", "1"),
-    "--pp-size": _refused(_ONE_LAYOUT, "1"),
-    "--ep-size": _refused(_ONE_LAYOUT, "1"),
-    "--cp-size": _refused(_ONE_LAYOUT, "1"),
-    "--context-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "--moe-tensor-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
-    "--moe-expert-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
-    "--moe-cluster-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),
-    "--enable-attention-dp": _refused_switch(_ONE_LAYOUT),
-    "--gpus-per-node": _ignored("the engine takes the first visible GPU; a job takes one worker per GPU", "1"),
+VALUES = {  # vLLM's values of settings that Headrace has
+    "dtype": {"half": "float16", "float": "float32"},
+    "load_format": {"dummy": "random"},
 }
-
-# Settings of vLLM that only the server has.
-OF_THE_SERVER: dict[str, OtherFlag] = {
-    "--data-parallel-size": _refused(_SEVERAL_ENGINES, "1"),
-    "-dp": _refused(_SEVERAL_ENGINES, "1"),
-}
+READABLE_NUMBERS = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")  # those of vLLM that take 32k
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +61,11 @@ def find_other(name: str, value: object = "") -> OtherSetting | None:
 
 
 def flag_of(name: str) -> str:
-    """Short flags are as given: `-tp`."""
+    """The flag of a name in one of vLLM's forms: with underscores, with a key of its JSON (`--compilation-config.mode`)
+    or with a level (`-O3`). Short flags are as given: `-tp`."""
+    name = name.partition(".")[0]
+    if name.startswith("-O"):
+        return "-O"
     is_short = name.startswith("-") and not name.startswith("--")
     return name if is_short else "--" + name.removeprefix("--").replace("_", "-")
 
@@ -260,6 +73,35 @@ def flag_of(name: str) -> str:
 def field_of_alias(name: str) -> str | None:
     """The setting that vLLM calls `name`."""
     return next((field for field, flags in ALIASES.items() if flag_of(name) in flags), None)
+
+
+def own_value(name: str, value: Any) -> Any:
+    """A value in one of vLLM's forms (`half`, `dummy`, `32k`) as Headrace's. Others are as given. Raises a ConfigError
+    for a number that cannot be read."""
+    if isinstance(value, str) and name in READABLE_NUMBERS:
+        return read_number(name, value)
+    if name == "max_model_len" and value == -1 and not isinstance(value, bool):
+        return None
+    return VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
+
+
+def read_number(name: str, text: str) -> int | None:
+    """The suffixes k, m, g and t are decimal, K, M, G and T binary, as in vLLM. `auto` and -1 mean the longest context
+    that fits, which is the default."""
+    if name == "max_model_len" and text.strip().lower() in ("auto", "-1"):
+        return None
+    found = re.fullmatch(r"(\d+)(\.\d+)?([kmgtKMGT]?)", text.strip())
+    if found is None:
+        raise ConfigError(f"{name} must be a whole number, such as 4096, 4k (4,000) or 4K (4,096), got {text!r}")
+    whole, fraction, suffix = found[1], found[2], found[3]
+    if fraction is None:
+        return int(whole) * (_SUFFIXES[suffix] if suffix else 1)
+    number = Decimal(whole + fraction) * _SUFFIXES[suffix] if suffix.islower() else None
+    if number is None or number != int(number):
+        raise ConfigError(
+            f"{name} must be a whole number, got {text!r}; only k, m, g and t take decimals, such as 1.5m (1,500,000)"
+        )
+    return int(number)
 
 
 def without_other_settings(
@@ -275,7 +117,7 @@ def without_other_settings(
         elif name in kept or (name != given and name in settings):
             raise ConfigError(f"{name} is given twice: {given} is another name for it")
         else:
-            kept[name] = value
+            kept[name] = own_value(name, value)
     return kept
 
 
@@ -299,7 +141,7 @@ def accepted(other: OtherFlag) -> str:
 
 def explanation(name: str) -> str | None:
     """Why there is no keyword argument of this name in Python; None if the name is not known."""
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
     return None if other is None else as_arguments(other.answer)
 

@@ -91,7 +91,9 @@ def test_ids_of_gpus_and_the_load_average_are_left_out() -> None:
 
 
 def test_keys_in_a_command_are_hidden() -> None:
-    command = "headrace serve --api-key secret --admin-key=secret --url http://me:secret@host:1/x"
+    command = (
+        "headrace serve --api-key secret secret2 --api_key secret --admin-key=secret --url http://me:secret@host:1/x"
+    )
     hidden = without_secrets(command)
     assert "secret" not in hidden
     assert "@host:1/x" in hidden

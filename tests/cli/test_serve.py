@@ -26,7 +26,7 @@ EXAMPLES |= {"preferred_batch_size": "4,8", "queue_timeout_action": "delay", "to
 EXAMPLES |= {"reasoning_parser": "qwen3"}
 EXAMPLES |= {"log_format": "json", "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces"}
 EXAMPLES |= {
-    name: "text" for name, field in FIELDS.items() if field.type in ("str", "str | None") and name not in EXAMPLES
+    name: "text" for name, field in FIELDS.items() if field.type in ("str", "str | None", "str | tuple[str, ...] | None") and name not in EXAMPLES
 }
 EXAMPLES |= {name: not field.default for name, field in FIELDS.items() if field.type == "bool"}
 TOGETHER = {  # options that a field requires

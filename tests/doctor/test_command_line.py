@@ -74,7 +74,7 @@ def test_another_program_is_refused() -> None:
         read_command(["ollama run llama3"])
 
 
-@pytest.mark.parametrize("flag", ["--api-key sesame", "--api_key=sesame", "--hf-token sesame"])
+@pytest.mark.parametrize("flag", ["--api-key sesame", "--api_key=sesame", "--hf-token sesame", "--api-key a sesame"])
 def test_keys_are_shown_nowhere(flag: str) -> None:
     diagnosis = judged(f"vllm serve qwen3-8b {flag} --max-num-seqs 0")
     assert diagnosis.evidence.origin.endswith("*** --max-num-seqs 0")

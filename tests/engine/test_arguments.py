@@ -147,8 +147,8 @@ def test_the_async_engine_suggests_the_right_argument(tiny_directory: Path) -> N
 
 
 def test_an_argument_unlike_all_others_is_refused_with_the_list_of_arguments() -> None:
-    with pytest.raises(ConfigError, match="no argument 'worker_cls'; it takes model, tokenizer, revision"):
-        EngineConfig(worker_cls="x")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="no argument 'zebra'; it takes model, tokenizer, chat_template"):
+        EngineConfig(zebra="x")  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="no argument 'guided_json'; it takes n, "):
         SamplingParams(guided_json="{}")  # type: ignore[call-arg]
 

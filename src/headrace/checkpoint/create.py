@@ -255,12 +255,15 @@ def without_secrets(command: str) -> str:
     except ValueError:
         return command
     hidden: list[str] = []
+    is_secret = False  # a flag may have several keys
     for word in words:
         flag, has_value, _ = word.partition("=")
-        if hidden and hidden[-1] in SECRETS:
+        if is_secret and not word.startswith("--"):
             word = HIDDEN
-        elif flag in SECRETS and has_value:
-            word = f"{flag}={HIDDEN}"
+        elif word.startswith("-"):
+            is_secret = flag.replace("_", "-") in SECRETS and not has_value
+            if flag.replace("_", "-") in SECRETS and has_value:
+                word = f"{flag}={HIDDEN}"
         hidden.append(without_credentials(word))
     return shlex.join(hidden)
 

@@ -10,5 +10,5 @@
     engine_flags.py, sampling_flags.py  flags generated from the fields of the settings
 
 A command that only prints imports neither torch nor numba. `serving_table.py` and `removed_flags.py` generate tables of
-docs/serving-operations.md.
+docs/serving-operations.md and docs/coming-from-vllm.md.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -15,13 +16,24 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=36)
 
 
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--max_num_seqs` as `--max-num-seqs`. What follows `--`, `=` or a dot is as given."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return [_with_dashes(argument) for argument in arguments[:end]] + list(arguments[end:])
+
+
+def _with_dashes(argument: str) -> str:
+    name = re.match(r"--[^.=\s]*", argument)
+    return argument if name is None else name[0].replace("_", "-") + argument[name.end() :]
+
+
 class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and report unknown options before missing arguments: they are often the cause."""
-        given = self._with_plain_switches(sys.argv[1:] if args is None else list(args))
+        given = self._with_plain_switches(with_dashes(sys.argv[1:] if args is None else list(args)))
         self._refuse_unknown(given)
         return super().parse_known_args(given, namespace)
 
@@ -41,6 +53,11 @@ class CommandParser(argparse.ArgumentParser):
             is_on = (value.lower() == "true") != flag.startswith("--no-")
             kept.append(next(name for name in action.option_strings if name.startswith("--no-") != is_on))
         return kept
+
+    @property
+    def actions(self) -> dict[str, argparse.Action]:
+        """What each flag does."""
+        return self._option_string_actions
 
     @property
     def flags(self) -> list[str]:

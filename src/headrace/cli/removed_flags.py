@@ -1,41 +1,93 @@
-"""Removes the flags of other engines from a command line, and explains each: `headrace/other_settings.py`."""
+"""Removes the flags of other engines from a command line, and explains each: `headrace/other_flags.py`."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+from headrace.cli.engine_flags import json_flags, list_flags
+from headrace.cli.parser import CommandParser
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS, OtherFlag, OtherSetting, accepted, find_other
+from headrace.other_flags import GROUPS, OTHER_FLAGS, FlagGroup, OtherFlag
+from headrace.other_settings import OtherSetting, accepted, find_other, flag_of
 
 
 def without_other_flags(
-    arguments: Sequence[str], print_line: Callable[[str], None], flags: Collection[str]
+    arguments: Sequence[str], print_line: Callable[[str], None], parser: CommandParser
 ) -> list[str]:
     """Remove the flags of other engines, with one line for each. A refused one raises a ConfigError.
 
-    `flags`: those of the command. An answer may name flags that only `headrace serve` has.
+    Dotted flags of the command itself (`--default-chat-template-kwargs.enable_thinking false`) become JSON.
     """
     kept: list[str] = []
+    explained: set[str] = set()  # dotted flags with the same parent are explained once
+    objects = json_flags(parser)
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
-        flag, has_value, value = argument.partition("=")
-        found = find_other(flag) if flag.startswith("-") and flag not in flags else None
+        if argument == "--":
+            return [*kept, argument, *remaining]
+        written, has_value, value = argument.partition("=")
+        flag = flag_of(written) if written.startswith("-") else ""
+        if flag in objects and "." in written:
+            kept += [flag, _as_json(written, value if has_value or not remaining else remaining.pop(0))]
+            continue
+        found = None if not flag or flag in parser.flags else find_other(written)
         if found is None:
             kept.append(argument)
             continue
-        if not has_value and remaining and _is_value(remaining[0], found.other):
-            value = remaining.pop(0)
-        if not value and not found.other.takes_value:
-            value = "true"
-        take_flag(flag, find_other(flag, value) or found, print_line, flags)
+        if not has_value:
+            value = _take_value(written, found.other, remaining)
+        if "." not in written or flag not in explained:
+            take_flag(written, find_other(written, value) or found, print_line, parser.flags)
+        explained.add(flag)
     return kept
+
+
+def _as_json(written: str, value: str) -> str:
+    """The object that a dotted flag sets one key of."""
+    try:
+        given: Any = json.loads(value)
+    except ValueError:
+        given = value
+    for key in reversed(written.split(".")[1:]):
+        given = {key: given}
+    return json.dumps(given)
+
+
+def _take_value(written: str, other: OtherFlag, remaining: list[str]) -> str:
+    """The value of a flag, removed from the words that follow it."""
+    if written.startswith("-O") and len(written) > 2 and "." not in written:
+        return written[2:]
+    if other.takes_list and "." not in written:
+        words = _words(remaining)
+        del remaining[: len(words)]
+        return " ".join(words)
+    if remaining and _is_value(remaining[0], other):
+        return remaining.pop(0)
+    return "" if other.takes_value else "true"
+
+
+def _words(arguments: Sequence[str]) -> list[str]:
+    """The words up to the next flag."""
+    end = next((place for place, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    return list(arguments[:end])
 
 
 def _is_value(argument: str, other: OtherFlag) -> bool:
     """Switches may have true or false, as some vLLM guides write."""
     return not argument.startswith("--") if other.takes_value else argument.lower() in ("true", "false")
+
+
+def flag_with_words(arguments: Sequence[str], parser: CommandParser) -> str | None:
+    """The first flag that took several words, of which the last may have been meant for something else."""
+    lists = list_flags(parser) | {flag for flag, other in OTHER_FLAGS.items() if other.takes_list}
+    for place, argument in enumerate(arguments):
+        if argument.startswith("-") and flag_of(argument) in lists and len(_words(arguments[place + 1 :])) > 1:
+            return argument
+    return None
 
 
 def take_flag(
@@ -56,11 +108,13 @@ def _elsewhere(other: OtherFlag, flags: Collection[str] | None) -> str:
 
 def table() -> str:
     """Generate the Markdown table of docs/serving-operations.md."""
-    head = "| flag | here | |\n| --- | --- | --- |\n"
-    return head + "".join(
-        f"| `{flag}` | {other.outcome} | {other.answer}{_accepted(other)} |\n" for flag, other in OTHER_FLAGS.items()
-    )
+    head = "| flags of others | here | |\n| --- | --- | --- |\n"
+    return head + "".join(f"| {_names(group)} | {group.outcome} | {group.answer} |\n" for group in GROUPS)
+
+
+def _names(group: FlagGroup) -> str:
+    return ", ".join(f"`{flag}`{_accepted(other)}" for flag, other in group.flags().items())
 
 
 def _accepted(other: OtherFlag) -> str:
-    return f" ({' or '.join(other.neutral)} is accepted)" if other.neutral and other.takes_value else ""
+    return f" ({' or '.join(other.neutral)})" if other.neutral and other.takes_value else ""

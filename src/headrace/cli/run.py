@@ -157,7 +157,7 @@ def _auto_settings(config: EngineConfig, given: argparse.Namespace) -> AutoSetti
 
 def _parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
     try:
-        given = parser.parse_args(without_other_flags(arguments, print_line, parser.flags))
+        given = parser.parse_args(without_other_flags(arguments, print_line, parser))
         if given.config is not None:
             for name, value in read_settings(given.config, (EngineConfig,), print_line).items():
                 if not hasattr(given, name):  # the command line overrides the file
@@ -277,7 +277,7 @@ def build_parser() -> CommandParser:
         max_tokens="longest answer, in tokens (default: messages, to the end of the context; a prompt, 256; "
         "/v1/completions, 16)",
     )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with engine options as keys")
+    parser.add_argument("--config", metavar="FILE", help="a TOML or YAML file with engine options as keys")
     add_auto_flags(parser)
     add_engine_flags(parser, ALIASES)
     return parser

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,9 +21,10 @@ from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
 from headrace.cli.messages import print_line
 from headrace.cli.parser import CommandParser
-from headrace.cli.removed_flags import table, without_other_flags
+from headrace.cli.removed_flags import flag_with_words, table, without_other_flags
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
+from headrace.engine.settings_file import read_keys
 from headrace.errors import ConfigError, HeadraceError
 from headrace.logs import LogFormat, set_up_logs
 from headrace.other_settings import ALIASES
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     set_up_logs(asked_log_format(arguments))  # before the first line: a usage error is JSON too
     parsed = read(parser, arguments)
-    given = parser.parse_args(without_other_flags(arguments, lambda line: None, parser.flags))
+    given = parser.parse_args(without_other_flags(arguments, lambda line: None, parser))
     check_auto_flags(parser, given)
     auto = _auto_settings(parsed, given) if given.auto else None
     if auto is not None:
@@ -87,8 +87,8 @@ def asked_log_format(arguments: Sequence[str]) -> LogFormat:
     path = _value_of("--config", arguments)
     if given is None and path is not None:
         try:
-            keys = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            keys = read_keys(path)
+        except ConfigError:
             keys = {}  # `read` reports it
         given = keys.get("log-format", keys.get("log_format"))
     return "json" if given == "json" else "text"
@@ -113,7 +113,7 @@ def build_parser() -> CommandParser:
         epilog=EPILOG,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with these options as keys")
+    parser.add_argument("--config", metavar="FILE", help="a TOML or YAML file with these options as keys")
     parser.add_argument(
         "--explain-flags",
         action="store_true",
@@ -135,8 +135,10 @@ def build_parser() -> CommandParser:
 def read(parser: CommandParser, arguments: Sequence[str]) -> Parsed:
     """Parse the command line, which overrides the file. An invalid value is a usage error."""
     try:
-        given = parser.parse_args(without_other_flags(arguments, print_line, parser.flags))
+        given = parser.parse_args(without_other_flags(arguments, print_line, parser))
         values = _values(given)
+        if "model" not in values and (flag := flag_with_words(arguments, parser)) is not None:
+            raise ConfigError(f"no model is given: {flag} takes all words after it; give the model first")
         return Parsed(_make(EngineConfig, values), _make(ServerOptions, values))
     except ConfigError as error:
         parser.error(str(error))

@@ -25,6 +25,8 @@ from headrace.hardware import release_unused
 OF_THE_MODEL = (
     "model",
     "tokenizer",
+    "chat_template",
+    "default_chat_template_kwargs",
     "revision",
     "load_format",
     "dtype",

@@ -1,4 +1,4 @@
-"""Reads settings from a TOML file, as `headrace tune` writes it and `--config` and `LLM(config=...)` take it.
+"""Reads settings from a TOML or YAML file, as `headrace tune` writes it and `--config` and `LLM(config=...)` take it.
 
 Keys are the names of settings, with dashes or underscores. Imports no torch.
 """
@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from os import PathLike, fspath
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -19,6 +20,7 @@ from headrace.other_settings import (
     OtherSetting,
     field_of_alias,
     find_other,
+    own_value,
     take_argument,
     without_other_settings,
 )
@@ -34,13 +36,13 @@ def read_settings(path: str, owners: tuple[type[Any], ...], take_other: TakeOthe
     """Return the file's values by field name. `owners` are the dataclasses that have the fields."""
     hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
     settings: dict[str, Any] = {}
-    for key, value in _parse(path).items():
+    for key, value in read_keys(path).items():
         name = key.replace("-", "_")
         name = name if name in hints else field_of_alias(name) or name
         if name in settings:
             raise ConfigError(f"{path}: {name} is set twice")
         if name in hints:
-            settings[name] = _checked(path, name, value, hints[name])
+            settings[name] = _checked(path, name, own_value(name, value), hints[name])
         elif (found := find_other(name, value)) is not None:
             take_other(name, found)
         else:
@@ -65,14 +67,28 @@ def _take_other(name: str, found: OtherSetting) -> None:
     take_argument(name, found, _log.warning)
 
 
-def _parse(path: str) -> Mapping[str, Any]:
+def read_keys(path: str) -> Mapping[str, Any]:
+    """The keys and values of the file as they are."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        text = Path(path).read_text(encoding="utf-8")
+        return _read_yaml(path, text) if path.endswith((".yaml", ".yml")) else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _read_yaml(path: str, text: str) -> Mapping[str, Any]:
+    """As vLLM's files are: a key without a value is not set."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{path} must have settings as keys, such as 'port: 8000'")
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _checked(path: str, name: str, value: Any, hint: Any) -> Any:
@@ -80,6 +96,12 @@ def _checked(path: str, name: str, value: Any, hint: Any) -> Any:
     if name in LISTS and isinstance(value, list):
         return ",".join(map(str, value))
     kinds = [kind for kind in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if kind is not NoneType]
+    if value is None and NoneType in get_args(hint):
+        return None  # `max_model_len: auto`
+    if len(kinds) > 1 and isinstance(value, list):
+        return tuple(value)
+    if get_origin(kinds[0]) is Mapping and isinstance(value, dict):
+        return value
     kind = kinds[0] if get_origin(kinds[0]) is None else str
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

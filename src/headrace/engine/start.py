@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.config import EngineConfig
+from headrace.engine.chat_template import with_chat_settings
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammars
@@ -377,7 +378,8 @@ def tokenizer_of(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | No
     if config.tokenizer and not Path(config.tokenizer).exists():
         raise ConfigError(f"tokenizer={config.tokenizer!r}: there is no such directory or file")
     try:
-        return load_tokenizer(TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text)
+        source = TextSource(directory=Path(config.tokenizer)) if config.tokenizer else checkpoint.text
+        return with_chat_settings(load_tokenizer(source), config)
     except ModelError:
         if config.load_format == "random" and config.tokenizer is None:
             return None

@@ -32,14 +32,16 @@ class ServerOptions:
     root_path: str = setting("", "path prefix under which a proxy serves this server; default: none")
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
-    served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
+    served_model_name: str | tuple[str, ...] | None = setting(
+        None, "names of the model in requests; the first is in answers; default: --model"
+    )
     data_parallel_size: int = setting(
         1, "number of engines, each in its own process with its share of the GPUs, cores and memory"
     )
 
     # access
-    api_key: str | None = setting(
-        None, "key that clients must send; prefer HEADRACE_API_KEY or --api-key-file; default: none"
+    api_key: str | tuple[str, ...] | None = setting(
+        None, "keys of which clients must send one; prefer HEADRACE_API_KEY or --api-key-file; default: none"
     )
     api_key_file: str | None = setting(None, "file with lines 'key' or 'name key', reloaded on SIGHUP; default: none")
     admin_key: str | None = setting(None, "key of the /admin routes, which do not exist without it; default: none")
@@ -96,6 +98,7 @@ class ServerOptions:
     sse_keep_alive_interval_s: float = setting(15.0, "send comments on silent streams, so that proxies keep them open")
     shutdown_timeout_s: float = setting(30.0, "time for running requests to finish after SIGTERM")
     enable_request_id_headers: bool = setting(True, "return the request id in X-Request-Id")
+    enable_force_include_usage: bool = setting(False, "send the usage at the end of every stream, asked for or not")
     enable_log_requests: bool = setting(False, "log each request (never its text)")
     log_format: LogFormat = setting("text", "format of the log: text, or json for one object per line")
     otlp_traces_endpoint: str | None = setting(
@@ -126,6 +129,15 @@ class ServerOptions:
             raise ConfigError(f"root_path must begin with a slash and not end with one, got {self.root_path!r}")
         check_parser_names(self.parser_names)
         _ = self.preferred_batch_sizes, self.origins, self.traces_url  # raise here if they cannot be parsed
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names given to the model; empty: it has its own."""
+        return _words(self.served_model_name)
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return _words(self.api_key)
 
     @property
     def parser_names(self) -> ParserNames:
@@ -175,6 +187,10 @@ GROUPS = {  # the first field of each group, its title and description
 }
 
 
+def _words(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
 def _items(text: str) -> list[str]:
     """Items separated by commas, or a JSON list as in vLLM."""
     if text.startswith("["):
@@ -197,6 +213,11 @@ def _seconds(value: Any) -> bool:
 
 
 _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (
+        ("served_model_name", "api_key"),
+        lambda value: isinstance(value, str) or (bool(value) and all(isinstance(word, str) for word in value)),
+        "text or a list of texts",
+    ),
     (("port",), _integer(0, 65535), "between 0 and 65535"),
     (("data_parallel_size",), _integer(1, MAX_ENGINES), f"an integer from 1 to {MAX_ENGINES}"),
     (("overload_status",), lambda value: value in (503, 429), "503 or 429"),

@@ -97,7 +97,7 @@ def _traces(config: EngineConfig, options: ServerOptions) -> RequestTraces | Non
         return None
     from headrace.server.tracing import RequestTraces
 
-    return RequestTraces(options.traces_url, model_name=options.served_model_name or config.model)
+    return RequestTraces(options.traces_url, model_name=(*options.model_names, config.model)[0])
 
 
 async def _run(
@@ -116,7 +116,7 @@ async def _run(
             engine,
             options,
             keys,
-            model_name=options.served_model_name or config.model,
+            model_name=(*options.model_names, config.model)[0],
             config=config,
             gpu=await asyncio.to_thread(own_gpu) if engine.settings.device == "cuda" else None,
             traces=traces,

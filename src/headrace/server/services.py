@@ -136,6 +136,11 @@ class Services:
             max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
         )
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that requests may use; answers have the first."""
+        return (self.model_name, *self.options.model_names[1:])
+
     def observe_engine(self) -> bool:
         """Bring the metrics up to date: counters and restarts of the engines, and the state of the queue.
 

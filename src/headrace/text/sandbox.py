@@ -75,6 +75,14 @@ class Sandbox:
             return set()  # rendering reports the error
         return meta.find_undeclared_variables(parsed) - self._environment.globals.keys()
 
+    def syntax_error(self, source: str) -> str | None:
+        """Returns the place and the message of the first error in a template; None if it can be compiled."""
+        try:
+            self._environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            return f"line {error.lineno}: {error.message}"
+        return None
+
     def _compile(self, source: str) -> jinja2.Template:
         template = self._compiled.get(source)
         if template is None:

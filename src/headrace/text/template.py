@@ -23,10 +23,17 @@ _JSON_SCALARS = (str, int, float, bool, type(None))
 class ChatTemplate:
     """One model's templates: 'default', and 'tool_use' if there is one for tools."""
 
-    def __init__(self, templates: Mapping[str, str] | str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens` ('bos_token' and the like) are variables of the template."""
+    def __init__(
+        self,
+        templates: Mapping[str, str] | str,
+        special_tokens: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`special_tokens` ('bos_token' and the like) are variables of the template; so are `defaults`, which a
+        request may override."""
         self.templates = {_DEFAULT: templates} if isinstance(templates, str) else dict(templates)
         self.special_tokens = dict(special_tokens or {})
+        self.defaults = dict(defaults or {})
         self._sandbox: Sandbox | None = None
         self._variables: frozenset[str] | None = None
 
@@ -43,7 +50,7 @@ class ChatTemplate:
             variables = {
                 "documents": None,
                 **self.special_tokens,
-                **{name: plain(value, name) for name, value in extra.items()},
+                **{name: plain(value, name) for name, value in (self.defaults | extra).items()},
                 "messages": read_messages(messages),
                 "tools": plain(tools, "tools"),
                 "add_generation_prompt": add_generation_prompt,
@@ -59,6 +66,12 @@ class ChatTemplate:
             sandbox = self._open_sandbox()
             self._variables = frozenset(name for text in self.templates.values() for name in sandbox.variables(text))
         return self._variables
+
+    @property
+    def syntax_error(self) -> str | None:
+        """The first error in these templates; None if all can be rendered."""
+        errors = map(self._open_sandbox().syntax_error, self.templates.values())
+        return next((error for error in errors if error is not None), None)
 
     def _choose(self, *, has_tools: bool) -> str:
         if has_tools and _WITH_TOOLS in self.templates:

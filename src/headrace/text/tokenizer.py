@@ -6,6 +6,7 @@ A model's vocabulary may be larger than its tokenizer's: ids that the tokenizer 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,12 @@ class Tokenizer:
     def of_serialized(cls, backend: str, **others: Any) -> Tokenizer:
         """Rebuilds a tokenizer from what `serialized` returned and the other arguments of the constructor."""
         return cls(Backend.from_str(backend), **others)
+
+    def with_chat_template(self, template: ChatTemplate) -> Tokenizer:
+        """Returns the same tokenizer with another chat template."""
+        changed = copy(self)
+        changed.chat_template = template
+        return changed
 
     def serialized(self) -> str:
         """Returns the Rust tokenizer as text. Raises ValueError if a part of it is written in Python."""

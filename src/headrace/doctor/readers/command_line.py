@@ -76,11 +76,13 @@ class CommandLine:
     def text(self) -> str:
         """The command without keys."""
         shown = []
-        for word, before in zip(self.words, ("", *self.words), strict=False):
+        follows_secret = False  # a flag may have several keys
+        for word in self.words:
             flag, has_value, _ = word.partition("=")
-            if before.replace("_", "-") in _SECRET and not word.startswith("--"):
+            if follows_secret and not word.startswith("--"):
                 shown.append(HIDDEN)
             else:
+                follows_secret = word.replace("_", "-") in _SECRET
                 is_secret = flag.replace("_", "-") in _SECRET or _SECRET_VARIABLE.fullmatch(flag)
                 shown.append(f"{flag}={HIDDEN}" if has_value and is_secret else word)
         return " ".join(word if word == HIDDEN or word.endswith(f"={HIDDEN}") else shlex.quote(word) for word in shown)

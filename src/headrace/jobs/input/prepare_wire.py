@@ -33,6 +33,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     templates: dict[str, str] | None
     template_tokens: Mapping[str, str]
+    template_defaults: Mapping[str, Any]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SentTokenizer:
@@ -44,13 +45,16 @@ class SentTokenizer(msgspec.Struct, frozen=True):
             tokenizer.eos_token_ids,
             None if template is None else template.templates,
             {} if template is None else template.special_tokens,
+            {} if template is None else template.defaults,
         )
 
     def restored(self) -> Tokenizer:
         return Tokenizer.of_serialized(
             self.backend,
             special_tokens=self.special_tokens,
-            chat_template=None if self.templates is None else ChatTemplate(self.templates, self.template_tokens),
+            chat_template=None
+            if self.templates is None
+            else ChatTemplate(self.templates, self.template_tokens, self.template_defaults),
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
         )

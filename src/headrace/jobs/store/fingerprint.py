@@ -21,6 +21,8 @@ _SETTINGS = (
     "model",
     "revision",
     "tokenizer",
+    "chat_template",
+    "default_chat_template_kwargs",
     "load_format",
     "dtype",
     "quantization",

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -61,6 +61,7 @@ class BatchRunner:
         *,
         model_name: str,
         max_requests: int,
+        other_names: Collection[str] = (),
         parser_names: ParserNames = AUTOMATIC,
         on_close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
@@ -69,6 +70,7 @@ class BatchRunner:
         self._config = config
         self._start_for = start_for
         self._model_name = model_name
+        self._other_names = other_names
         self._max_requests = max_requests
         self._parser_names = parser_names
         self._on_close = on_close
@@ -229,6 +231,7 @@ class BatchRunner:
             endpoint=batch.endpoint,
             model_name=self._model_name,
             max_requests=self._max_requests,
+            other_names=self._other_names,
         )
         if found.errors:
             self._move(batch, "failed", "validating", errors=found.errors)

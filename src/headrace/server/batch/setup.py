@@ -49,6 +49,7 @@ def build_service(
         config,
         shared.start_for,
         model_name=model_name,
+        other_names=options.model_names[1:],
         max_requests=options.max_batch_requests,
         parser_names=options.parser_names,
         on_close=shared.closing.set,

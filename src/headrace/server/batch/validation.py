@@ -6,6 +6,7 @@ error line when the batch runs, as in `headrace run`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +38,11 @@ class Validated:
             self.errors.append(error)
 
 
-def validate(path: Path, *, endpoint: str, model_name: str, max_requests: int) -> Validated:
+def validate(
+    path: Path, *, endpoint: str, model_name: str, max_requests: int, other_names: Collection[str] = ()
+) -> Validated:
     found = Validated()
-    check = _LineCheck(endpoint, model_name)
+    check = _LineCheck(endpoint, model_name, other_names)
     with closing(open_source(str(path), format="jsonl")) as source:
         for lines in source.read_batches(limit=max_requests + 1):
             for line in lines:
@@ -60,9 +63,10 @@ def validate(path: Path, *, endpoint: str, model_name: str, max_requests: int) -
 class _LineCheck:
     """The checks of one file's lines, in their order."""
 
-    def __init__(self, endpoint: str, model_name: str) -> None:
+    def __init__(self, endpoint: str, model_name: str, other_names: Collection[str]) -> None:
         self._endpoint = endpoint
         self._model_name = model_name
+        self._model_names = (model_name, *other_names)
         self._decode = msgspec.json.Decoder().decode
         self._first_lines: dict[str, int] = {}  # by custom_id
 
@@ -93,7 +97,7 @@ class _LineCheck:
 
     def _error_in_body(self, body: dict[str, Any], number: int) -> LineError | None:
         model = body.get("model")
-        if model is not None and model != self._model_name:
+        if model is not None and model not in self._model_names:
             message = f"there is no model {_shown(model)} here; this server has {self._model_name!r}"
             return LineError("model_not_found", message, number, "body.model")
         if body.get("stream"):

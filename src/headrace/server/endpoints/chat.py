@@ -31,6 +31,7 @@ from headrace.server.endpoints.generation import (
     answer_use_of,
     check_model,
     engine_id,
+    includes_final_usage,
     limits_of,
     prepared,
     priority_of,
@@ -188,8 +189,7 @@ class ChatReply:
     # ---- in chunks
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
-        options = self._request.stream_options
-        includes_usage = options is not None and bool(options.include_usage)
+        includes_usage = includes_final_usage(self._request.stream_options, self._services)
         writer = ChatChunks(self, self._request, stream.requests[0], usage_is_null=includes_usage)
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)

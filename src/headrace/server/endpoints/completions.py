@@ -29,6 +29,7 @@ from headrace.server.endpoints.generation import (
     answer_id,
     check_model,
     engine_id,
+    includes_final_usage,
     limits_of,
     prepared,
     priority_of,
@@ -221,8 +222,7 @@ class CompletionReply:
     # ---- in chunks
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
-        options = self._request.stream_options
-        includes_usage = options is not None and bool(options.include_usage)
+        includes_usage = includes_final_usage(self._request.stream_options, self._services)
         writer = CompletionChunks(self, self._request, stream.requests, usage_is_null=includes_usage)
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
             await events.follow(stream, writer.write)

@@ -20,6 +20,7 @@ from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
 from headrace.openai.errors import bad_request, not_supported
 from headrace.openai.sampling import Limits
 from headrace.openai.schema.chat import ChatRequest
+from headrace.openai.schema.common import StreamOptions
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
@@ -32,11 +33,17 @@ def limits_of(services: Services) -> Limits:
     return Limits(services.options.max_n, services.options.max_logprobs)
 
 
+def includes_final_usage(options: StreamOptions | None, services: Services) -> bool:
+    """Whether a stream ends with the usage: the client asks for it, or the server's settings say so."""
+    return services.options.enable_force_include_usage or (options is not None and bool(options.include_usage))
+
+
 def check_model(services: Services, name: str | None) -> None:
-    if name is not None and name != services.model_name:
+    if name is not None and name not in services.model_names:
+        known = " and ".join(map(repr, services.model_names))
         raise ApiError(
             404,
-            f"there is no model {name!r} here; this server has {services.model_name!r}",
+            f"there is no model {name!r} here; this server has {known}",
             param="model",
             code="model_not_found",
         )

@@ -15,18 +15,21 @@ PREFIX = "/v1/models/"
 
 
 async def list_models(services: Services, exchange: Exchange) -> None:
-    await exchange.reply(200, msgspec.json.encode({"object": "list", "data": [_model(services)]}))
+    await exchange.reply(
+        200, msgspec.json.encode({"object": "list", "data": [_model(services, name) for name in services.model_names]})
+    )
 
 
 async def show_model(services: Services, exchange: Exchange) -> None:
     name = exchange.path.removeprefix(PREFIX)
-    check_model(services, name if name == services.model_name else unquote(name))
-    await exchange.reply(200, msgspec.json.encode(_model(services)))
+    name = name if name in services.model_names else unquote(name)
+    check_model(services, name)
+    await exchange.reply(200, msgspec.json.encode(_model(services, name)))
 
 
-def _model(services: Services) -> dict[str, Any]:
+def _model(services: Services, name: str) -> dict[str, Any]:
     return {
-        "id": services.model_name,
+        "id": name,
         "object": "model",
         "created": services.started_at,
         "owned_by": "headrace",

@@ -81,7 +81,9 @@ class Keys:
         return True
 
     def _read(self) -> tuple[Key, ...]:
-        given = [("command-line", self._options.api_key)]
+        given: list[tuple[str, str | None]] = []
+        for number, text in enumerate(self._options.api_keys, 1):
+            given.append(("command-line" if number == 1 else f"command-line-{number}", text))
         given += [(name.lower(), self._environ.get(name)) for name in ENVIRONMENT]
         if empty := [name for name in (*ENVIRONMENT, ADMIN_ENVIRONMENT) if self._environ.get(name, "-").strip() == ""]:
             raise ConfigError(f"{empty[0]} is set and empty; give it a key, or unset it for a server without keys")
