@@ -13,13 +13,15 @@ _NO_SLOTS: IntArray = np.empty(0, np.int64)
 class PlanDraft:
     """Collects what one step does, within its token budget. Made and finished inside `Scheduler.plan`."""
 
-    def __init__(self, step: int, budget: int) -> None:
+    def __init__(self, step: int, budget: int, max_seqs: int | None = None) -> None:
         self.step = step
-        self.budget = budget  # tokens that still fit
+        self.budget = budget  # tokens that still fit; none once it has `max_seqs` sequences
+        self.max_seqs = max_seqs  # None: any number
         self.has_preempted = False
         # Blocks that prefill writes in this step. Copies run before it, so none may read these.
         self.written: set[int] = set()
         self._decoding = _NO_SLOTS
+        self._next_tokens: IntArray | None = None
         self._slots: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
@@ -37,15 +39,20 @@ class PlanDraft:
         """Sequences that are prefilled to the end, so that the step also samples their first token."""
         return sum(self._samples)
 
-    def compute_decoding(self, slots: IntArray) -> None:
+    def compute_decoding(self, slots: IntArray, next_tokens: IntArray | None = None) -> None:
         self._decoding = slots
-        self.budget -= len(slots)
+        self._next_tokens = next_tokens
+        self._spend(len(slots))
 
     def compute(self, slot: int, num_tokens: int, *, samples: bool) -> None:
         self._slots.append(slot)
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
-        self.budget -= num_tokens
+        self._spend(num_tokens)
+
+    def _spend(self, num_tokens: int) -> None:
+        is_full = self.max_seqs is not None and len(self._decoding) + len(self._slots) >= self.max_seqs
+        self.budget = 0 if is_full else self.budget - num_tokens
 
     def read_out(self, chunk: ReadoutChunk) -> None:
         self._readout_chunks.append(chunk)
@@ -74,6 +81,7 @@ class PlanDraft:
             else None,
             copies=tuple(self._copies),
             readout_chunks=tuple(self._readout_chunks),
+            next_tokens=self._next_tokens,
             is_steady=not self._slots and last is not None and last.slots is self._decoding,
         )
 
