@@ -31,7 +31,7 @@ def _refused(answer: str, *neutral: str, value: bool = True) -> OtherFlag:
     return OtherFlag("refused", answer, value, neutral)
 
 
-_ONE_NODE = "a model is divided by --tensor-parallel-size only; start one server per node behind a load balancer"
+_ONE_ENGINE = "one server runs one engine; start several behind a load balancer"
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
@@ -107,11 +107,8 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
     "--max-log-len": _ignored("prompts and answers are never logged"),
     # of current versions, not supported
-    "--pipeline-parallel-size": _refused(_ONE_NODE, "1"),
-    "-pp": _refused(_ONE_NODE, "1"),
-    "--data-parallel-size": _refused(_ONE_NODE, "1"),
-    "-dp": _refused(_ONE_NODE, "1"),
-    "--enable-expert-parallel": _refused(_ONE_NODE, value=False),
+    "--data-parallel-size": _refused(_ONE_ENGINE, "1"),
+    "-dp": _refused(_ONE_ENGINE, "1"),
     "--api-server-count": _refused("one process serves HTTP", "1"),
     "--enable-lora": _refused(_NO_LORA, value=False),
     "--lora-modules": _refused(_NO_LORA),

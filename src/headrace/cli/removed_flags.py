@@ -10,6 +10,8 @@ from headrace.other_settings import OTHER_FLAGS, OtherFlag
 
 ALIASES = {  # vLLM's names for settings that Headrace has
     "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "enable_expert_parallel": ("-ep",),
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "shutdown_timeout_s": ("--shutdown-timeout",),
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
