@@ -13,11 +13,11 @@ NOT_QUICK := gpu or slow or vllm or ray or parity or properties or crash or inte
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help tables demo test test-seeds quick slow gpu-test vllm-test ray-test clients torture check docs figures format bench release clean
+.PHONY: help tables demo test test-seeds quick slow gpu-test gpu-test-multi vllm-test ray-test clients torture check docs figures format bench release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, vllm-test, ray-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
+	@echo '  ARGS="..." is passed on to demo, test, test-seeds, quick, slow, gpu-test, gpu-test-multi, vllm-test, ray-test, clients, torture and bench; PYTHON=python3.12 picks a Python.'
 
 demo: $(VENV)/.ready  ## set up, then answer examples/prompts.jsonl with the embedded model
 	@$(BIN)/headrace run examples/prompts.jsonl -o examples/answers.jsonl --overwrite $(ARGS)
@@ -36,6 +36,9 @@ slow: $(VENV)/.ready-dev  ## the tests that take longer
 
 gpu-test: $(VENV)/.ready-gpu  ## the tests that need a GPU
 	@$(BIN)/pytest -m gpu $(ARGS)
+
+gpu-test-multi: $(VENV)/.ready-gpu  ## the tests that need two GPUs or more
+	@$(BIN)/pytest -m multi_gpu $(ARGS)
 
 vllm-test: $(VENV)/.ready-dev  ## the tests that start vLLM, from HEADRACE_VLLM_PYTHON=PATH (minutes)
 	@$(BIN)/pytest -m vllm $(ARGS)

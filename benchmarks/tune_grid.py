@@ -129,7 +129,7 @@ WORKLOADS = {
     for each in (
         GridWorkload(
             "long-prompts",
-            WorkloadSpec(name="random", num_requests=10, input_len=160, output_len=4, spread=0.25, seed=11),
+            WorkloadSpec(name="random", num_requests=20, input_len=160, output_len=4, spread=0.25, seed=11),
             {"max_model_len": 512},
             LONG_KNOBS,
         ),

@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not SEES_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; torch sees none"))
+        if item.get_closest_marker("multi_gpu") and torch.cuda.device_count() < 2:
+            item.add_marker(pytest.mark.skip(reason="needs two CUDA GPUs"))
         if item.get_closest_marker("interpreted"):
             if SEES_GPU:
                 item.add_marker(pytest.mark.skip(reason="with a GPU, kernels are compiled: make gpu-test"))

@@ -11,12 +11,12 @@ import pytest
 
 from headrace.cli import serve as command
 from headrace.cli.engine_flags import flag_of
-from headrace.cli.removed_flags import ALIASES, table
+from headrace.cli.removed_flags import table
 from headrace.cli.serve import Parsed, build_parser, option_groups, read
 from headrace.cli.serving_table import table as options_table
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS
+from headrace.other_settings import ALIASES, OTHER_FLAGS
 from headrace.server.options import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-operations.md"
@@ -128,17 +128,6 @@ def test_lists_may_be_json_as_in_vllm() -> None:
 # ---- flags of vLLM
 
 
-@pytest.mark.parametrize("flag", OTHER_FLAGS)
-def test_every_vllm_flag_is_ignored_or_refused_in_one_line(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    other = OTHER_FLAGS[flag]
-    given = [flag, "x"] if other.takes_value else [flag]
-    if other.outcome == "refused":
-        assert f"{flag} is refused: {other.answer}" in refused(capsys, *given, "--port", "5")
-        return
-    assert parsed(*given, "--port", "5").options.port == 5
-    assert capsys.readouterr().err == f"headrace: {flag} is ignored: {other.answer}\n"
-
-
 @pytest.mark.parametrize(
     "flag",
     [
@@ -213,8 +202,8 @@ def _flags_in(text: str) -> list[str]:
 def test_a_value_that_matches_the_behaviour_is_accepted_silently(capsys: pytest.CaptureFixture[str]) -> None:
     parsed("--tensor-parallel-size", "1", "-tp", "1", "--pipeline-parallel-size=1", "--generation-config", "vllm")
     assert capsys.readouterr().err == ""
-    assert "(only 1 is accepted)" in refused(capsys, "--tensor-parallel-size", "2")
-    assert "--tensor-parallel-size is refused" in refused(capsys, "--tensor-parallel-size=4")
+    assert "(only 1 is accepted)" in refused(capsys, "--pipeline-parallel-size", "2")
+    assert "--pipeline-parallel-size is refused" in refused(capsys, "--pipeline-parallel-size=4")
 
 
 def test_a_switch_without_a_value_does_not_consume_the_next_argument(capsys: pytest.CaptureFixture[str]) -> None:

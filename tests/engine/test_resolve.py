@@ -316,3 +316,45 @@ def test_automatic_settings_are_never_warned_about() -> None:
     for free_memory in (64 * 1024 * 1024, GIB, 64 * GIB):
         assert settings(free_memory=free_memory).warnings == ()
     assert on_gpu().warnings == ()
+
+
+def on_gpus(num_gpus: int, **config: object) -> Settings:
+    return resolve(EngineConfig(**config), SPEC, replace(facts(), gpu=GPU, num_gpus=num_gpus))  # type: ignore[arg-type]
+
+
+def test_ranks_have_their_part_of_weights_and_kv_heads() -> None:
+    """The same memory of each GPU holds about twice the tokens: half of the KV heads, half of the weights."""
+    sizes = {"max_num_seqs": 8192, "gpu_memory_utilization": 0.04, "block_size": 16}
+    one, two = (on_gpus(2, tensor_parallel_size=size, **sizes) for size in (1, 2))
+    assert two.tensor_parallel_size == 2
+    assert 1.9 * one.num_blocks < two.num_blocks
+    assert "2 of 4 query heads and 1 of 2 KV heads" in reason(two, "tensor_parallel_size")
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 needs 2 GPUs, .* may use 1; .*CUDA_VISIBLE_DEVICES"):
+        on_gpus(1, tensor_parallel_size=2)
+
+
+def test_ranks_that_the_heads_do_not_allow_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size=8 does not divide the model: 4 query heads, 2 KV heads"
+    ):
+        settings(tensor_parallel_size=8)
+
+
+def test_ranks_on_a_cpu_divide_its_threads_and_memory_and_are_warned_about() -> None:
+    one, two = settings(tensor_parallel_size=1), settings(tensor_parallel_size=2)
+    assert (two.num_threads, two.threads_per_rank) == (6, 3)
+    assert "3 for each of 2 ranks" in reason(two, "num_threads")
+    assert one.warnings == ()
+    (warning,) = two.warnings
+    assert "on one CPU it is for tests" in warning and "slower by" in warning
+
+
+def test_a_small_model_on_several_gpus_is_warned_about_with_the_predicted_time() -> None:
+    (warning,) = on_gpus(2, tensor_parallel_size=2).warnings
+    assert "6 sums over the ranks take 0.1 ms; 2 engines with tensor_parallel_size=1" in warning
+    large = replace(SPEC, hidden_size=8192, intermediate_size=28_672, num_layers=2, num_heads=64, head_dim=128)
+    config = EngineConfig(tensor_parallel_size=2)
+    assert resolve(config, large, replace(facts(), gpu=GPU, num_gpus=2)).warnings == ()

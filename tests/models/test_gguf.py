@@ -27,10 +27,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.kernels import ops
 from headrace.models import Decoder, ModelSpec, RopeSpec, load_decoder, open_checkpoint
 from headrace.models.gguf_file import read_gguf
+from headrace.models.shards import Shards
 from headrace.models.weights.dequantize import dequantize
 from tests import seeds
 from tests.tolerances import assert_logits
@@ -350,6 +352,28 @@ def test_a_quantized_file_loads_as_its_rounded_weights_would(kind: Types, tmp_pa
     assert quantized.weights is not None
     quantized.weights.fill("lm_head.weight", narrow)
     torch.testing.assert_close(narrow, plain.tensor("lm_head.weight").bfloat16(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_parts_of_all_ranks_are_the_whole_of_a_quantized_file(size: int, tmp_path: Path) -> None:
+    """Three ranks cut blocks of 32 weights: their columns are cut after dequantizing."""
+    tensors = tensors_of(make("llama, biased"), "llama")
+    kinds = {name: Types.Q8_0 for name, tensor in tensors.items() if tensor.ndim == 2}
+    checkpoint = open_checkpoint(str(write(tmp_path / "model.gguf", tensors, kinds=kinds)))
+    source = checkpoint.weights
+    assert source is not None
+    for name, shape in checkpoint.spec.tensor_shapes().items():
+        whole = checkpoint.tensor(name)
+        for rank in range(size):
+            part = Shards(checkpoint.spec, Mesh(rank, size)).part(name)
+            out = torch.empty(part.shape(shape))
+            before = source.num_bytes_read
+            source.fill(name, out, part)
+            assert torch.equal(out, part.of(whole)), name
+            row_bytes = shape[-1] // 32 * 34 if len(shape) == 2 else 4
+            assert source.num_bytes_read - before == len(out) * row_bytes  # whole rows, of cut columns too
+    rows = source.stored_rows("model.embed_tokens.weight", Shards(checkpoint.spec, Mesh(1, 2)).part("lm_head.weight"))
+    assert rows is not None and len(rows.raw) == 48
 
 
 def test_a_tensor_of_many_pieces_is_put_together_in_order(tmp_path: Path) -> None:

@@ -12,10 +12,16 @@ from headrace.cli.parser import CommandParser
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
+SHORT_FLAGS: dict[str, Sequence[str]] = {  # as vLLM has them
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "enable_expert_parallel": ("-ep",),
+}
+
 
 def add_engine_flags(parser: CommandParser, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
     group = parser.add_argument_group("engine", "values that are not set are chosen for the model and the machine")
-    add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), aliases)
+    add_field_flags(group, EngineConfig, dataclasses.fields(EngineConfig), SHORT_FLAGS | dict(aliases or {}))
 
 
 def add_field_flags(

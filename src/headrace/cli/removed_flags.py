@@ -6,18 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from headrace.errors import ConfigError
-from headrace.other_settings import OTHER_FLAGS, OtherFlag
-
-ALIASES = {  # vLLM's names for settings that Headrace has
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-    "enable_expert_parallel": ("-ep",),
-    "gpu_memory_utilization": ("--device-memory-utilization",),
-    "shutdown_timeout_s": ("--shutdown-timeout",),
-    "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
-    "kv_cache_memory_bytes": ("--kv-cache-memory",),
-    "request_timeout_s": ("--request-timeout",),
-}
+from headrace.other_settings import OTHER_FLAGS, OtherFlag, OtherSetting, accepted, find_other
 
 
 def without_other_flags(
@@ -32,24 +21,31 @@ def without_other_flags(
     while remaining:
         argument = remaining.pop(0)
         flag, has_value, value = argument.partition("=")
-        other = OTHER_FLAGS.get(flag.replace("_", "-") if flag.startswith("--") else flag)
-        if other is None or flag in flags:
+        found = find_other(flag) if flag.startswith("-") and flag not in flags else None
+        if found is None:
             kept.append(argument)
             continue
-        if other.takes_value and not has_value and remaining and not remaining[0].startswith("--"):
+        if not has_value and remaining and _is_value(remaining[0], found.other):
             value = remaining.pop(0)
-        check_flag(flag, other, value, print_line, flags)
+        if not value and not found.other.takes_value:
+            value = "true"
+        take_flag(flag, find_other(flag, value) or found, print_line, flags)
     return kept
 
 
-def check_flag(
-    flag: str, other: OtherFlag, value: str, print_line: Callable[[str], None], flags: Collection[str] | None = None
+def _is_value(argument: str, other: OtherFlag) -> bool:
+    """Switches may have true or false, as some vLLM guides write."""
+    return not argument.startswith("--") if other.takes_value else argument.lower() in ("true", "false")
+
+
+def take_flag(
+    flag: str, found: OtherSetting, print_line: Callable[[str], None], flags: Collection[str] | None = None
 ) -> None:
-    if value and value in other.neutral:
+    other = found.other
+    if found.is_neutral:
         return
     if other.outcome == "refused":
-        exception = f" (only {' or '.join(other.neutral)} is accepted)" if other.neutral else ""
-        raise ConfigError(other.message(flag) + exception + _elsewhere(other, flags))
+        raise ConfigError(other.message(flag) + accepted(other) + _elsewhere(other, flags))
     print_line(other.message(flag) + _elsewhere(other, flags))
 
 
@@ -67,4 +63,4 @@ def table() -> str:
 
 
 def _accepted(other: OtherFlag) -> str:
-    return f" ({' or '.join(other.neutral)} is accepted)" if other.neutral else ""
+    return f" ({' or '.join(other.neutral)} is accepted)" if other.neutral and other.takes_value else ""

@@ -31,6 +31,7 @@ from headrace.cli.sampling_flags import add_sampling_flags, sampling_defaults
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, ResumableJobError
+from headrace.other_settings import ALIASES
 
 if TYPE_CHECKING:
     from headrace.jobs.spec import JobSpec
@@ -264,7 +265,7 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with engine options as keys")
     add_auto_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, ALIASES)
     return parser
 
 

@@ -22,11 +22,12 @@ from headrace.cli.checkpoint import writable
 from headrace.cli.engine_flags import add_engine_flags, add_field_flags
 from headrace.cli.messages import print_line
 from headrace.cli.parser import CommandParser
-from headrace.cli.removed_flags import ALIASES, table, without_other_flags
+from headrace.cli.removed_flags import table, without_other_flags
 from headrace.cli.settings_file import read_settings
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.logs import LogFormat, set_up_logs
+from headrace.other_settings import ALIASES
 from headrace.server.options import GROUPS, ServerOptions
 
 if TYPE_CHECKING:

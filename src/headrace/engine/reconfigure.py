@@ -16,6 +16,7 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.resolve import resolve_here
 from headrace.engine.settings import Settings
+from headrace.engine.settings_file import own_settings
 from headrace.engine.start import Engine, LoadedModel, engine_of, facts_without, restart_core, start_core
 from headrace.errors import ConfigError
 from headrace.hardware import release_unused
@@ -76,7 +77,7 @@ def config_of(model: LoadedModel, given: Mapping[str, Any]) -> EngineConfig:
     kept = {name: getattr(model.config, name) for name in OF_THE_MODEL}
     if model.config.load_format == "random":
         kept["seed"] = model.config.seed
-    return EngineConfig(**{**kept, **given})
+    return EngineConfig(**{**kept, **own_settings(given)})
 
 
 def _refuse_other_weights(model: LoadedModel, config: EngineConfig, settings: Settings) -> None:

@@ -5,19 +5,29 @@ Keys are the names of settings, with dashes or underscores. Imports no torch.
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from os import PathLike, fspath
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from headrace.config import EMBEDDED_MODEL, EngineConfig
 from headrace.errors import ConfigError, nearest
-from headrace.other_settings import OTHER_FLAGS, explanation
+from headrace.other_settings import (
+    OtherSetting,
+    field_of_alias,
+    find_other,
+    take_argument,
+    without_other_settings,
+)
 
 LISTS = ("preferred_batch_size", "allowed_origins")  # lists in TOML, comma-separated on the command line
 
-TakeOther = Callable[[str, str], None]  # a flag of another engine and its value; raises a ConfigError to refuse it
+TakeOther = Callable[[str, OtherSetting], None]  # a setting of another engine; raises a ConfigError to refuse it
+
+_log = logging.getLogger(__name__)
 
 
 def read_settings(path: str, owners: tuple[type[Any], ...], take_other: TakeOther) -> dict[str, Any]:
@@ -25,28 +35,34 @@ def read_settings(path: str, owners: tuple[type[Any], ...], take_other: TakeOthe
     hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
     settings: dict[str, Any] = {}
     for key, value in _parse(path).items():
-        name, flag = key.replace("-", "_"), "--" + key.replace("_", "-")
+        name = key.replace("-", "_")
+        name = name if name in hints else field_of_alias(name) or name
         if name in settings:
             raise ConfigError(f"{path}: {name} is set twice")
         if name in hints:
             settings[name] = _checked(path, name, value, hints[name])
-        elif flag in OTHER_FLAGS:
-            take_other(flag, str(value))
+        elif (found := find_other(name, value)) is not None:
+            take_other(name, found)
         else:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(name, hints)}")
     return settings
 
 
 def config_from(model: str | None, path: str | PathLike[str] | None, settings: Mapping[str, Any]) -> EngineConfig:
-    """The config of keyword arguments and, if there is one, of a file. Arguments win over the file."""
-    stored = {} if path is None else read_settings(fspath(path), (EngineConfig,), _refuse)
-    given = settings if model is None else {"model": model, **settings}
+    """The config of keyword arguments and, if there is one, of a file. Arguments win over the file. Settings of other
+    engines are logged or refused, as on the command line."""
+    stored = {} if path is None else read_settings(fspath(path), (EngineConfig,), _take_other)
+    given = own_settings(settings if model is None else {"model": model, **settings})
     return EngineConfig(**{"model": EMBEDDED_MODEL, **stored, **given})
 
 
-def _refuse(flag: str, value: str) -> None:
-    name = flag.removeprefix("--").replace("-", "_")
-    raise ConfigError(f"{name}={value}: {explanation(name) or 'no setting of an engine'}")
+def own_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments without those of other engines, which are logged or refused."""
+    return without_other_settings(settings, [field.name for field in fields(EngineConfig)], _log.warning)
+
+
+def _take_other(name: str, found: OtherSetting) -> None:
+    take_argument(name, found, _log.warning)
 
 
 def _parse(path: str) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Choice
 from headrace.errors import ConfigError
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.workers.shares import shares_of
+from headrace.jobs.workers import shares as worker_shares
+from headrace.jobs.workers.shares import shares_here, shares_of
 
 
 def test_one_worker_gets_the_whole_machine() -> None:
@@ -75,3 +76,9 @@ def test_divided_settings_say_so() -> None:
 def test_a_number_of_workers_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="workers must be between 1 and 256, got 0"):
         JobSpec(input="-", output="-", workers=0)
+
+
+def test_a_worker_gets_as_many_gpus_as_its_model_is_divided_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_shares, "visible_gpus", lambda: ("0", "1", "2", "3", "4"))
+    shares = shares_here(EngineConfig(tensor_parallel_size=2), None)
+    assert [share.environment for share in shares] == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]

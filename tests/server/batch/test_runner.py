@@ -12,6 +12,7 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.server.batch import runner as runner_module
+from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import (
     BatchServer,
     LimitedEngine,
@@ -152,4 +153,4 @@ def test_a_full_disk_at_the_end_delays_the_files(
     batch = wait_for(client, create(client, LINES).id, "completed", "failed")
     assert num_left == [0] and results(client, batch.output_file_id).keys() == IDS
     assert not list((server.service.store.path / "uploads").iterdir())
-    assert not list((server.service.store.path / "jobs").iterdir())
+    wait_until(lambda: not list((server.service.store.path / "jobs").iterdir()))  # removed after the state is told

@@ -268,7 +268,7 @@ def _defaults(command: CommandLine, gpu: Gpu | None) -> dict[str, Any]:
     settings: dict[str, Any]
     if command.program == "headrace":
         own = {each.name: each.default for each in fields(EngineConfig)}
-        settings = {name: value for name, value in own.items() if value is not None} | {"tensor_parallel_size": 1}
+        settings = {name: value for name, value in own.items() if value is not None}
         if gpu is not None and not gpu.is_cpu:
             settings |= {"gpu_memory_utilization": GPU_MEMORY_SHARE, "max_num_batched_tokens": GPU_BATCHED_TOKENS}
         return settings

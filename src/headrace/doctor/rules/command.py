@@ -14,7 +14,7 @@ from headrace.doctor.readers.command_line import CommandLine, Flag
 from headrace.doctor.readers.vllm_flags import VLLM_VERSION
 from headrace.doctor.rules.steps import A7_CORRECTION
 from headrace.errors import nearest
-from headrace.other_settings import OTHER_FLAGS
+from headrace.other_settings import OtherSetting, find_other
 
 POSITIVE = (
     *("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size"),
@@ -56,17 +56,21 @@ def _is_known(flag: Flag, command: CommandLine) -> bool:
     names = (flag.written.replace("_", "-").partition(".")[0], name, "--no-" + name.removeprefix("--"))
     if any(name in command.known_flags for name in names):
         return True
-    other = OTHER_FLAGS.get(flag.name) or OTHER_FLAGS.get(flag.written)
-    return command.program == "headrace" and other is not None and str(flag.value) in other.neutral
+    found = _other(flag)
+    return command.program == "headrace" and found is not None and found.is_neutral
 
 
 def _explained(flag: Flag, command: CommandLine) -> str:
-    other = OTHER_FLAGS.get(flag.name) or OTHER_FLAGS.get(flag.written)
-    if other is None:
+    found = _other(flag)
+    if found is None:
         return "not known"
     if command.program == "headrace":
-        return f"{other.outcome}: {other.answer}"
+        return f"{found.other.outcome}: {found.other.answer}"
     return "of an older version, or of another engine"
+
+
+def _other(flag: Flag) -> OtherSetting | None:
+    return find_other(flag.name, flag.value) or find_other(flag.written, flag.value)
 
 
 def _suggestion(flag: Flag, command: CommandLine) -> str:

@@ -26,6 +26,7 @@ from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
 from headrace.errors import HeadraceError
 from headrace.garbage import freeze_loaded_objects
+from headrace.hardware import release_unused, return_large_buffers
 from headrace.startup import ignore_stage
 from headrace.steps import Bitmask, IntArray, Runner, StepPlan
 
@@ -94,6 +95,7 @@ class RankChild:
         """Returns the exit status."""
         threading.Thread(target=self._read, name="headrace-reader", daemon=True).start()
         try:
+            return_large_buffers()
             import torch  # noqa: F401  while rank 0 reads the model's config
 
             self._reply(wire.Started())
@@ -126,6 +128,7 @@ class RankChild:
         self._reply(wire.Loaded(free, total, step_memory, decoder.num_bytes_read))
         settings = self._next(wire.Build).settings
         runner = runners.start_runner(decoder, settings, step_bytes)
+        release_unused()
         freeze_loaded_objects()
         self._reply(wire.Built())
         mesh = start.mesh

@@ -124,10 +124,13 @@ class RankProcesses:
         return found[0]
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """The failure of a rank that explains an error of rank 0, if one is noticed soon; else the error."""
-        if isinstance(error, RuntimeError):  # as of a collective
-            with self._changed:
+        """The failure of a rank that explains an error of a step, if one is noticed soon; else the error. Either way no
+        step follows, and all ranks end."""
+        with self._changed:
+            if isinstance(error, RuntimeError):  # as of a collective
                 self._changed.wait_for(lambda: self._failure is not None, CAUSE_S)
+            self._is_closing = True
+        self.kill()
         return self.failure or error
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Divides this machine over the workers of a job: cores, memory and GPUs. Each divided setting has a reason.
 
-    GPU of worker i         i % number of visible GPUs
+    GPU of worker i         i % number of visible GPUs; with tensor_parallel_size=n, n GPUs instead of one
     threads                 cores / workers
     memory                  share of a GPU / workers on it; on a CPU, share of the free memory / workers
 
@@ -41,15 +41,21 @@ class WorkerShare:
 
 def shares_here(config: EngineConfig, num_workers: int | None) -> list[WorkerShare]:
     """The shares of this machine. By default there is one worker for each visible GPU, or one on the CPU."""
-    gpus = () if config.device == "cpu" or num_workers == 1 else visible_gpus()
+    gpus = () if config.device == "cpu" or num_workers == 1 else _in_groups(visible_gpus(), config.tensor_parallel_size)
     return shares_of(config, num_workers or max(1, len(gpus)), num_cores=read_facts().num_cores, gpus=gpus)
 
 
 def shares_of(config: EngineConfig, num_workers: int, *, num_cores: int, gpus: Sequence[str]) -> list[WorkerShare]:
-    """`gpus`: the ids of the visible ones, empty if the job runs on the CPU. A single worker gets the whole machine."""
+    """`gpus`: the ids of the visible ones, or of the groups that share a model; empty if the job runs on the CPU. A
+    single worker gets the whole machine."""
     if num_workers == 1:
         return [WorkerShare(config=config)]
     return [_share(config, worker, num_workers, num_cores, gpus) for worker in range(num_workers)]
+
+
+def _in_groups(gpus: Sequence[str], size: int) -> list[str]:
+    """GPUs in groups of `size`, as CUDA_VISIBLE_DEVICES has them. What is left over is not used."""
+    return [",".join(gpus[first : first + size]) for first in range(0, len(gpus) - size + 1, size)]
 
 
 def _share(config: EngineConfig, worker: int, num_workers: int, num_cores: int, gpus: Sequence[str]) -> WorkerShare:

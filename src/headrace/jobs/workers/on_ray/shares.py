@@ -1,6 +1,6 @@
 """How many actors a Ray cluster holds, and each one's part of its node.
 
-GPUs in the cluster     one GPU per actor; its threads: cores / GPUs of the smallest such node
+GPUs in the cluster     tensor_parallel_size GPUs per actor; its threads: their part of the smallest such node
 CPUs only               --num-threads cores per actor; without it, as many as let all workers find a place;
                         'auto': one actor per node
 memory of a CPU         divided by the actors that fit on the largest node
@@ -43,17 +43,21 @@ def plan_actors(config: EngineConfig, nodes: Sequence[Node], num_workers: int | 
 
 
 def _on_gpus(config: EngineConfig, nodes: Sequence[Node], num_workers: int | None) -> ActorPlan:
-    num_threads = max(1, min(node.num_cpus // node.num_gpus for node in nodes))
+    size = config.tensor_parallel_size
+    num_threads = max(1, min(size * node.num_cpus // node.num_gpus for node in nodes))
     share = WorkerShare(
         config=config if config.num_threads is not None else replace(config, num_threads=num_threads),
         reasons={
-            "device": "one GPU per actor, chosen by Ray",
+            "device": f"{'one GPU' if size == 1 else f'{size} GPUs'} per actor, chosen by Ray",
             "num_threads": "cores per GPU of the smallest node with GPUs",
         },
     )
     # Without CPUs of its own: a node may offer GPUs and no CPUs to Ray.
     return ActorPlan(
-        num_workers=num_workers or sum(node.num_gpus for node in nodes), num_cpus=0, num_gpus=1, share=share
+        num_workers=num_workers or max(1, sum(node.num_gpus // size for node in nodes)),
+        num_cpus=0,
+        num_gpus=size,
+        share=share,
     )
 
 
