@@ -197,8 +197,8 @@ class _Resolver:
         num_ranks = self._num_ranks
         if self._on_gpu and self._num_stages > 1:
             raise ConfigError(
-                f"pipeline_parallel_size={self._num_stages} is not supported on GPUs yet: only the CPU's runner can run "
-                f"a stage; use tensor_parallel_size={num_ranks}, or device='cpu'"
+                f"pipeline_parallel_size={self._num_stages} is not supported on GPUs yet: only the CPU's runner "
+                f"runs a stage; use tensor_parallel_size={num_ranks}, or device='cpu'"
             )
         if self._on_gpu and num_ranks > self._facts.num_gpus and num_ranks > 1 and not may_share_gpus():
             raise ConfigError(
