@@ -1,6 +1,6 @@
 """Measures tensor parallelism on the CPU: plan messages, sums over the ranks, and whole engines.
 
-Usage: python benchmarks/tensor_parallel.py [--rounds 2] [--output results.json]
+Usage: python benchmarks/tensor_parallel.py [--rounds 2] [--only PART ...] [--output results.json]
 
     messages   bytes of the plan of a decode step, and the time to encode it, send it through a socket pair and decode
                it, by the number of sequences; steady steps without and with table writes (one sequence in 16), and a
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import socket
 import sys
 import tempfile
@@ -184,6 +185,7 @@ def larger_model(rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="names of parts: messages, sums, smollm2, random")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     record: dict[str, Any] = {
@@ -192,6 +194,7 @@ def main() -> None:
         "commit": commit(),
         "cpu": cpu_name(),
         "versions": package_versions(),
+        "load_average": os.getloadavg(),  # of this machine before the run: other programs change all times
         "prompt_len": PROMPT_LEN,
         "answer_len": ANSWER_LEN,
     }
@@ -199,9 +202,11 @@ def main() -> None:
         "messages": messages,
         "sums": sums,
         "smollm2": lambda: engines("smollm2", given.rounds),
-        "random weights, 0.3B": lambda: larger_model(given.rounds),
+        "random": lambda: larger_model(given.rounds),
     }
     for name, measure in parts.items():
+        if given.only and name not in given.only:
+            continue
         record[name] = measure()
         print(json.dumps({name: record[name]}), flush=True)
         if given.output:  # after each part: a later one may take too long

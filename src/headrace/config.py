@@ -5,6 +5,7 @@ Command-line flags are generated from these fields, including their help texts.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from os import PathLike
 from types import NoneType
@@ -76,7 +77,11 @@ class EngineConfig:
         "start what fits now and preempt if need be, or ('guaranteed_no_evict') only what can finish, "
         "or ('static_batch') that only when all others have finished",
     )
-    num_threads: int | None = setting(None, "CPU threads for the model; default: all cores this process may use")
+    num_threads: int | None = setting(None, "CPU threads for the model; default: the physical cores of one socket")
+    cpu_affinity: str = setting(
+        "auto",
+        "CPUs of the engine's threads: a list such as 0-7,16; 'auto': from the machine's topology; 'none': not pinned",
+    )
     seed: int = setting(0, "seed of random weights and of requests that bring none")
 
     def __post_init__(self) -> None:
@@ -112,6 +117,10 @@ class EngineConfig:
             )
 
     def _check_names_and_flags(self) -> None:
+        if not isinstance(self.cpu_affinity, str) or not _AFFINITY.fullmatch(self.cpu_affinity):
+            raise ConfigError(
+                f"cpu_affinity must be 'auto', 'none' or a list of CPUs such as '0-7,16', got {self.cpu_affinity!r}"
+            )
         if not isinstance(self.model, (str, PathLike)):
             raise ConfigError(f"model must be text or a path, got {self.model!r}")
         if not isinstance(self.tokenizer, (str, PathLike, NoneType)):
@@ -123,6 +132,9 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"seed must be an integer between 0 and {MAX_SEED}, got {self.seed!r}")
+
+
+_AFFINITY = re.compile(r"auto|none|\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
 
 class EngineOptions(TypedDict, total=False):
@@ -151,6 +163,7 @@ class EngineOptions(TypedDict, total=False):
     scheduling_policy: QueuePolicy
     capacity_policy: CapacityPolicy
     num_threads: int | None
+    cpu_affinity: str
     seed: int
 
 

@@ -109,7 +109,7 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--enforce-eager": _ignored_switch("CUDA graphs are always used on a GPU; answers are the same"),
     "--trust-remote-code": _ignored_switch("code from a model's repository is never run; supported families need none"),
     "--distributed-executor-backend": _refused(
-        "ranks are processes of one machine, without Ray; a job runs on a Ray cluster with 'headrace run --ray'",
+        "ranks are processes of one machine, without Ray; a job has a cluster's machines with 'headrace run'",
         "mp",
         "uni",
     ),

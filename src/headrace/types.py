@@ -406,6 +406,11 @@ class Readout:
         return prompt_len - 1 if self.pooling == "last" else 0
 
 
+# Requests with this priority or a higher number are background work, such as lines of batches: they use what other
+# requests leave free (`sched/background.py`). Requests of HTTP clients have lower numbers.
+BACKGROUND_PRIORITY = 2**30
+
+
 class Request(msgspec.Struct, frozen=True, eq=False):
     """One request as the engine takes it: tokens, not text. A Struct, since a job makes millions."""
 
@@ -419,6 +424,10 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     readout: Readout | None = None  # if set, nothing is sampled and `params` is not used
     seed: int | None = None  # used if `params` has none: many requests may share `params`
     shares_blocks: bool = False  # with other such requests of its salt, even without prefix caching
+
+    @property
+    def is_background(self) -> bool:
+        return self.priority >= BACKGROUND_PRIORITY
 
     def __post_init__(self) -> None:
         # The prefix cache compares the bytes of token ids, so they have one type.

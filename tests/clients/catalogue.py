@@ -22,14 +22,22 @@ class Client:
 
     name: str
     packages: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()  # what its script installs with npm
     missing: Callable[[], str | None] = _lacks_nothing  # why it cannot run here
     python: Callable[[], str | None] = _lacks_nothing  # an interpreter that has the client already
     max_model_len: int = 512  # of its server
+    shows_tools: bool = False  # the chat template of the model has a place for tools
     timeout_s: float = 600.0
 
     @property
     def module(self) -> str:
         return self.name.replace("-", "_") + "_client"
+
+    @property
+    def version(self) -> str:
+        """The version of its first package, for the documentation."""
+        packages = self.npm or self.packages
+        return packages[0].replace("==", "@").rpartition("@")[2] if packages else "as installed"
 
     @property
     def script(self) -> Path:
@@ -38,6 +46,10 @@ class Client:
 
 def _needs_vllm() -> str | None:
     return None if os.environ.get(VLLM_PYTHON) else f"set {VLLM_PYTHON} to the interpreter of an environment with vLLM"
+
+
+def _needs_node() -> str | None:
+    return None if shutil.which("npm") else "node and npm are not installed"
 
 
 def _needs_ab() -> str | None:
@@ -55,6 +67,16 @@ CLIENTS = (
     ),
     Client(name="instructor", packages=("instructor==1.17.0",)),
     Client(name="pydantic-ai", packages=("pydantic-ai-slim[openai]==2.66.0",)),
+    Client(name="openai-agents", packages=("openai-agents==0.24.0",), max_model_len=2048, shows_tools=True),
+    Client(
+        name="ai-sdk",
+        npm=("ai@6.0.326", "@ai-sdk/openai@3.0.139", "@ai-sdk/anthropic@3.0.138", "zod@4.6.7"),
+        missing=_needs_node,
+        max_model_len=2048,
+        shows_tools=True,
+    ),
+    Client(name="codex-style", max_model_len=2048, shows_tools=True),
+    Client(name="anthropic", packages=("anthropic==2.8.0",), max_model_len=2048, shows_tools=True),
     Client(name="llm", packages=("llm==0.36",)),
     Client(name="lm-eval", packages=("lm-eval[api]==0.4.13",)),
     Client(name="ab", missing=_needs_ab),

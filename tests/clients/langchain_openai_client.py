@@ -121,6 +121,26 @@ def responses_api() -> None:
 
 
 @check
+def responses_api_with_tools() -> None:
+    # docs: responses
+    llm = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, use_responses_api=True, use_previous_response_id=True)
+    bound = llm.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
+    question = HumanMessage("Weather in Rome?")
+    answer = bound.invoke([question])
+    result = get_weather.invoke(answer.tool_calls[0])  # a ToolMessage
+    print(llm.invoke([question, answer, result]).text)
+    # docs: end
+    assert answer.tool_calls[0]["name"] == "get_weather" and answer.response_metadata["status"] == "completed"
+    assert llm.bind(max_output_tokens=16).invoke([question, answer, result]).text
+    whole = AIMessageChunk(content="")
+    for chunk in bound.stream("Weather in Oslo?"):
+        whole += chunk
+    assert whole.tool_calls[0]["args"]["city"] in ("Rome", "Oslo") and whole.usage_metadata["output_tokens"] > 0
+    found = llm.with_structured_output(Reading, method="json_schema").invoke("How warm is it?")
+    assert isinstance(found, Reading)
+
+
+@check
 def embeddings() -> None:
     # docs: embeddings
     embeddings = OpenAIEmbeddings(model=MODEL, base_url=URL, api_key=KEY, check_embedding_ctx_length=False)

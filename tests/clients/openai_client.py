@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Literal
 
 import openai
@@ -235,6 +236,79 @@ def responses_stream() -> None:
     assert kinds[-1] == "response.completed" and isinstance(final.output_parsed, Reading)
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
     assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == final.output_text
+
+
+# docs: response-tools
+function_tools = [{"type": "function", "strict": True, **tools[0]["function"]}]
+# docs: end
+
+
+@check
+def responses_with_tools_and_state() -> None:
+    # docs: response-call
+    response = client.responses.create(
+        model=MODEL,
+        input="How is the weather in Rome?",
+        tools=function_tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    call = response.output[-1]
+    print(call.name, json.loads(call.arguments))
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    after = client.responses.create(model=MODEL, previous_response_id=response.id, input=[result], max_output_tokens=16)
+    print(after.output_text)
+    # docs: end
+    assert call.type == "function_call" and call.name == "get_weather" and after.output_text
+    kinds = [item.type for item in client.responses.input_items.list(after.id, order="asc")]
+    assert kinds == ["message", "function_call", "function_call_output"]
+    again = client.responses.retrieve(after.id)
+    assert again.output_text == after.output_text and again.previous_response_id == response.id
+    client.responses.delete(response.id)
+    with raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+@check
+def responses_with_tools_in_a_stream() -> None:
+    choice = {"type": "function", "name": "get_weather"}
+    with client.responses.stream(model=MODEL, input="Rome?", tools=function_tools, tool_choice=choice) as events:
+        seen = list(events)
+        final = events.get_final_response()
+    deltas = [event.delta for event in seen if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == final.output[0].arguments and final.output[0].name == "get_weather"
+    assert json.loads(final.output[0].arguments).keys() == {"city", "unit"}
+    parsed = client.responses.parse(
+        model=MODEL,
+        input="How warm is it?",
+        tools=[openai.pydantic_function_tool(Reading)["function"] | {"type": "function"}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    assert parsed.output[0].name == "Reading"
+
+
+@check
+def responses_in_the_background() -> None:
+    # docs: background
+    response = client.responses.create(model=MODEL, input="Name a colour.", max_output_tokens=16, background=True)
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        response = client.responses.retrieve(response.id)
+    print(response.status, response.output_text)
+    # docs: end
+    assert response.output_text
+    long = client.responses.create(model=MODEL, input="Count.", background=True, extra_body={"ignore_eos": True})
+    assert client.responses.cancel(long.id).status == "cancelled"
+    assert client.responses.retrieve(long.id).status == "cancelled"
+
+
+@check
+def responses_refuse_tools_of_the_server() -> None:
+    with raises(openai.BadRequestError, "web_search"):
+        client.responses.create(model=MODEL, input="News?", tools=[{"type": "web_search"}])
+    with raises(openai.BadRequestError, "no stored response"):
+        client.responses.create(model=MODEL, input="Go on.", previous_response_id="resp_unknown")
 
 
 @check

@@ -25,12 +25,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from headrace.models.sources import locate
 from headrace.version import __version__
 from tests.clients.catalogue import CLIENTS, TORCH, Client
+from tests.clients.tools_model import write_tools_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build/clients"
 TOKENIZER = ENVIRONMENTS / "tokenizer"
+TOOLS_MODEL = ENVIRONMENTS / "tools-model.gguf"
 MODEL, KEY, ADMIN_KEY = "smollm2", "a-key-for-tests", "an-admin-key-for-tests"
 SETTINGS = ("--max-num-seqs", "8")
 START_TIMEOUT_S = 300.0
@@ -57,12 +60,13 @@ class Result:
 
 
 @contextmanager
-def server(log: Path, *, max_model_len: int) -> Iterator[str]:
+def server(log: Path, *, max_model_len: int, shows_tools: bool = False) -> Iterator[str]:
     """A server on a free port; its output goes to the log. Yields the URL that clients are given."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "headrace", "serve", MODEL, "--port", str(port), *SETTINGS]
-    command += ["--max-model-len", str(max_model_len)]
+    model = str(TOOLS_MODEL) if shows_tools else MODEL
+    command = [sys.executable, "-m", "headrace", "serve", model, "--served-model-name", MODEL, "--port", str(port)]
+    command += [*SETTINGS, "--max-model-len", str(max_model_len)]
     keys = {"HEADRACE_API_KEY": KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY}
     environment = {**os.environ, **keys, "PYTHONPATH": str(ROOT / "src")}
     with log.open("w", encoding="utf-8") as output:
@@ -212,8 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     write_tokenizer(TOKENIZER)
     results: list[Result] = []
-    for max_model_len, group in groupby(chosen, key=lambda client: client.max_model_len):
-        with server(ENVIRONMENTS / "server.log", max_model_len=max_model_len) as url:
+    if any(client.shows_tools for client in chosen):
+        write_tools_model(locate(MODEL), TOOLS_MODEL)
+    for (max_model_len, shows_tools), group in groupby(chosen, key=lambda c: (c.max_model_len, c.shows_tools)):
+        with server(ENVIRONMENTS / "server.log", max_model_len=max_model_len, shows_tools=shows_tools) as url:
             results += [run(client, url, latest=given.latest) for client in group]
     print(table(results))
     if given.record is not None:

@@ -141,7 +141,7 @@ def test_advice_that_is_no_setting_is_named_with_the_reason(tmp_path: Path) -> N
     ("what", "reason"),
     [
         (finding(Advice(text="t", certainty="certain", setting="max_num_seqs")), "names no value"),
-        (finding(Advice(text="t", certainty="certain", setting="tensor_parallel_size", value=1)), "has no setting"),
+        (finding(Advice(text="t", certainty="certain", setting="pipeline_parallel_size", value=1)), "has no setting"),
         (finding(Advice(text="t", certainty="certain", setting="max_num_seqs", value=8)), "already"),
         (finding(SLOTS, rule="queue"), "is no speed"),
         (finding(SLOTS, severity="mistake"), "do not start"),

@@ -20,6 +20,7 @@ from headrace.models.hub_config import spec_from_config
 from headrace.models.shards import Shards, check_divisible
 from headrace.models.spec import MixtureSpec
 from headrace.models.weights.random_weights import RandomWeights
+from headrace.models.weights.source import slice_of
 from tests import seeds
 from tests.dist.ranks import on_ranks
 from tests.models.test_parity import FAMILIES, MAX_LENS, SCHEDULES, SMALL, TEXT_LENS, VOCAB_SIZE, PagedRun, randomize
@@ -234,5 +235,5 @@ def test_random_weights_are_the_same_on_any_number_of_ranks(name: str) -> None:
     for rank in range(2):
         part = Shards(spec, Mesh(rank, 2)).part(name)
         parts.append(torch.empty(part.shape(whole.shape)))
-        RandomWeights(spec, seed=5).fill(name, parts[-1], part)
+        RandomWeights(spec, seed=5).fill(name, parts[-1], slice_of(part, whole.shape))
     assert torch.equal(torch.cat(parts, dim=1 if "down" in name else 0), whole)

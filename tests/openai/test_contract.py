@@ -20,7 +20,7 @@ from headrace.config import EngineConfig
 from headrace.engine.async_engine import AsyncEngine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.openai.fields import LABELS, NOT_IN_BATCH, UNSUPPORTED
+from headrace.openai.fields import LABELS, NOT_IN_BATCH, NOT_IN_RESPONSE_LINES, UNSUPPORTED
 from headrace.server.endpoints import ROUTES
 from headrace.server.http.app import App, Services
 from headrace.server.options import ServerOptions
@@ -47,6 +47,11 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 AGE = {"type": "function", "function": {"name": "age", "parameters": SCHEMA}}
 BOTH_TOOLS = {"tools": [WEATHER, AGE]}
 CALL_AGE = {"tool_choice": {"type": "function", "function": {"name": "age"}}}
+RESPONSE_TOOLS = {
+    "tools": [{"type": "function", **tool["function"], "strict": False} for tool in (WEATHER, AGE)]  # type: ignore[dict-item]
+}
+RESPONSE_CALL = {"tool_choice": {"type": "function", "name": "age"}}
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "age"}]}
 EOS = 0  # of the tests' tokenizer
 SPECIAL_TOKENS: dict[str, Any] = {"allowed_token_ids": [EOS], "ignore_eos": True, "logprobs": 0}
 
@@ -59,9 +64,14 @@ DIFFERENCES = {
     "message prefix": "errors of a batch line start with 'line N: ', as people search for them in the input file",
     "another model": "a job answers lines for any model and notes it: batch files are written for another model's name",
     "max_tokens past the context": "a job shortens the answer, as one setting is for lines of many lengths",
-    **dict.fromkeys(NOT_IN_BATCH, "read by the server only; a batch line refuses it by name"),
+    "store": "the server stores responses for requests that follow; a batch job stores none",
+    **dict.fromkeys(
+        (*NOT_IN_BATCH, *NOT_IN_RESPONSE_LINES), "read by the server only; a batch line refuses it by name"
+    ),
     "add_special_tokens": "read by the server only; a batch line refuses it by name",
 }
+
+DIFFERENT = ("id", "call_id", "created", "created_at", "store")  # fields of answers
 
 # Bodies that both answer, for both endpoints.
 ANSWERED: dict[str, dict[str, Any]] = {
@@ -177,8 +187,31 @@ ANSWERED_RESPONSES: dict[str, dict[str, Any]] = {
     "format": {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}, "max_output_tokens": 60},
     "text format": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
     "labels": {"user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "y"},
-    "hints": {"store": True, "reasoning": {"effort": "high"}},
+    "hints": {"store": True, "reasoning": {"effort": "high", "summary": "auto"}},
     "neutral": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False, "truncation": "disabled"},
+    "tools": RESPONSE_TOOLS,
+    "tools that are not used": {**RESPONSE_TOOLS, "tool_choice": "none"},
+    "a call": {**RESPONSE_TOOLS, **RESPONSE_CALL, "max_output_tokens": 200},
+    "any call": {**RESPONSE_TOOLS, "tool_choice": "required", "max_output_tokens": 200, "parallel_tool_calls": False},
+    "an allowed call": {**RESPONSE_TOOLS, "tool_choice": ALLOWED, "max_output_tokens": 200},
+    "call cut in its arguments": {**RESPONSE_TOOLS, **RESPONSE_CALL, "max_output_tokens": 46},
+    "call cut before its name": {**RESPONSE_TOOLS, **RESPONSE_CALL, "max_output_tokens": 3},
+    "as coding agents ask": {
+        **RESPONSE_TOOLS,
+        "instructions": "Be brief.",
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "a",
+        "client_metadata": {"a": "b"},
+    },
+    "reasoning": {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes?"}]},
+            {"role": "user", "content": "well"},
+        ]
+    },
     "neutral state": {"background": False, "previous_response_id": None, "stream": False, "priority": 0},
     "salt, id and model": {"cache_salt": "a", "request_id": "one", "model": MODEL},
     "whole numbers": {"max_output_tokens": 4.0, "seed": 5.0},
@@ -307,12 +340,18 @@ REFUSED_RESPONSES: dict[str, dict[str, Any]] = {
     "max_output_tokens": {"max_output_tokens": 0},
     "temperature": {"temperature": -1},
     "top_logprobs": {"top_logprobs": 21},
-    "include": {"include": ["reasoning.encrypted_content"]},
-    "tools": {"tools": [WEATHER]},
+    "include": {"include": ["file_search_call.results"]},
+    "tool of a chat": {"tools": [WEATHER]},
+    "tool of the server": {"tools": [{"type": "web_search"}]},
+    "tool with an unknown field": {"tools": [{"type": "function", "name": "f", "colour": "red"}]},
     "tool_choice": {"tool_choice": "required"},
-    "truncation": {"truncation": "auto"},
-    "state": {"previous_response_id": "resp_1"},
-    "background": {"background": True},
+    "tool_choice of the server": {**RESPONSE_TOOLS, "tool_choice": {"type": "file_search"}},
+    "tool_choice of no tool": {**RESPONSE_TOOLS, "tool_choice": {"type": "function", "name": "wind"}},
+    "no allowed tools": {**RESPONSE_TOOLS, "tool_choice": {**ALLOWED, "tools": []}},
+    "tools and a format": {**RESPONSE_TOOLS, "text": {"format": {"type": "json_object"}}},
+    "effort": {"reasoning": {"effort": 3}},
+    "reasoning of another server": {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]},
+    "conversation": {"conversation": "conv_1"},
     "text": {"text": {"tone": "warm"}},
     "format": {"text": {"format": {"type": "xml"}}},
     "schema": {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wrong"}}}},
@@ -375,6 +414,9 @@ SERVER_ONLY: dict[str, tuple[str, str, Any]] = {
     "stream": (CHAT, "stream", {"stream": True}),
     "stream of a response": (RESPONSES, "stream", {"stream": True}),
     "priority of a response": (RESPONSES, "priority", {"priority": 1}),
+    "background": (RESPONSES, "background", {"background": True}),
+    "state": (RESPONSES, "previous_response_id", {"previous_response_id": "resp_1"}),
+    "truncation": (RESPONSES, "truncation", {"truncation": "auto"}),
     "add_generation_prompt": (CHAT, "add_generation_prompt", {"add_generation_prompt": False}),
     "continue_final_message": (CHAT, "continue_final_message", {"continue_final_message": True}),
     "special tokens of a chat": (CHAT, "add_special_tokens", {"add_special_tokens": True}),
@@ -469,7 +511,7 @@ def comparable(value: Any) -> Any:
         if isinstance(value.get("embedding"), str):
             floats = np.frombuffer(base64.b64decode(value["embedding"]), "<f4")
             return {**value, "embedding": {"base64": floats.tolist()}}
-        return {name: comparable(item) for name, item in value.items() if name not in ("id", "created", "created_at")}
+        return {name: comparable(item) for name, item in value.items() if name not in DIFFERENT}
     return [comparable(item) for item in value] if isinstance(value, list) else value
 
 

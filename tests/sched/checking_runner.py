@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from zlib import crc32
 
 import numpy as np
@@ -348,10 +349,16 @@ NEVER_SAMPLED = 10**6  # as a stop token: the length of the answer is then not k
 class Driver:
     """A scheduler on a checking runner, one call a move, and all answers so far by (request id, index)."""
 
-    def __init__(self, limits: SchedulerLimits, stop_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        stop_token_ids: tuple[int, ...] = (),
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.limits = limits
         self.stop_token_ids = stop_token_ids  # of requests that bring none
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, clock=clock)
         self.runner = CheckingRunner(limits, self.live_slots)
         self.in_flight: deque[StepResult] = deque()
         self.answers: dict[tuple[str, int], Answer] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.sched import SchedulerLimits
-from headrace.types import Readout
+from headrace.types import BACKGROUND_PRIORITY, Readout
 from tests.sched.checking_runner import NEVER_SAMPLED, Driver, make_request
 
 pytestmark = pytest.mark.properties
@@ -71,7 +74,7 @@ def options(draw: st.DrawFn, limits: SchedulerLimits, prompt_len: int) -> dict[s
         "n": 1 if readout is not None else draw(st.sampled_from([1, 1, 2, 3])),
         "max_tokens": draw(st.sampled_from([1, 2, limits.block_size, limits.block_size + 1, 20, None])),
         "logprobs": draw(st.sampled_from([None, None, 2])),
-        "priority": draw(st.integers(0, 2)),
+        "priority": draw(st.sampled_from([0, 0, 1, BACKGROUND_PRIORITY, BACKGROUND_PRIORITY + 1])),
         "cache_salt": draw(st.sampled_from([None, None, "salt"])),
         "watched": draw(st.booleans()),
         "announced": draw(st.booleans()),
@@ -83,7 +86,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(limits=limits())
     def start(self, limits: SchedulerLimits) -> None:
-        self.driver = Driver(limits)
+        dice = random.Random(0)
+        times = itertools.accumulate(iter(lambda: dice.expovariate(1.0), None))  # so that limits rise and fall
+        self.driver = Driver(limits, clock=lambda: next(times))
         self.prompts: list[list[int]] = []
 
     @precondition(lambda self: len(self.prompts) < MAX_REQUESTS)

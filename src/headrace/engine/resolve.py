@@ -9,6 +9,7 @@ from typing import TypedDict
 from headrace.config import EngineConfig, Quantization
 from headrace.dist.mesh import Mesh
 from headrace.engine.settings import Choice, Settings
+from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
 from headrace.models.shards import Shards, check_divisible, check_stages
@@ -38,11 +39,10 @@ GPU_MEMORY_SHARE = 0.92
 MAX_MEMORY_SHARE = 0.95  # above it, a warning: peaks that were not measured, and other processes, need memory too
 MAX_SLOT_SHARE = 0.1  # of the memory that may be used, for logits and tables of all slots; above it, a warning
 CPU_MIN_BLOCK_SIZE = 8  # tokens in a vector of a CPU without AVX-512; keys in smaller blocks are copied before use
-MAX_THREADS_PER_CORE = 8  # more than this is refused
 GPU_RUNTIME_BYTES = 1 << 30  # CUDA graphs, library workspaces, memory that the allocator cannot reuse
 GPU_FULL_STEP_TOKENS = 2048  # GEMMs reach their full rate long before; a prompt need not be chunked to fill such a step
-# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. The GPU
-# figures are rough, of an H100 and of NCCL in a CUDA graph over NVLink; those of a CPU were measured with Gloo.
+# What a decode step takes, for the warning about small models: reading the weights, and a sum over the ranks. Rough
+# figures, not measured with this engine: of an H100 with NCCL in a CUDA graph over NVLink, and of a CPU with Gloo.
 GPU_BYTES_PER_S = 3e12
 GPU_ALL_REDUCE_S = 15e-6
 CPU_BYTES_PER_S = 1e10
@@ -105,7 +105,7 @@ class _Resolver:
         dtype = self._dtype()
         quantization = self._quantization(dtype)
         kv_dtype = self._kv_dtype(dtype)
-        num_threads = self._num_threads()
+        threads = self._threads(dtype)
         max_seqs = config.max_num_seqs or self._max_seqs(dtype, kv_dtype)
         num_blocks = self._num_blocks(dtype, kv_dtype, max_seqs)
         max_num_seqs = self._max_num_seqs(num_blocks, max_seqs)
@@ -122,7 +122,8 @@ class _Resolver:
             enable_expert_parallel=config.enable_expert_parallel,
             kv_dtype=kv_dtype,
             load_format=config.load_format,
-            num_threads=num_threads,
+            num_threads=threads.num_threads,
+            cpu_affinity=threads.cpu_affinity,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self._max_num_batched_tokens(max_num_seqs, max_model_len),
@@ -309,7 +310,7 @@ class _Resolver:
                 f"{'.'.join(map(str, gpu.capability))}"
             )
 
-    def _num_threads(self) -> int:
+    def _threads(self, dtype: str) -> Threads:
         given, num_cores = self._config.num_threads, self._facts.num_cores
         if given is not None:
             if given > MAX_THREADS_PER_CORE * num_cores:
@@ -322,12 +323,14 @@ class _Resolver:
                     f"num_threads={given} is more than the {num_cores} cores that this process may use: threads wait "
                     f"for each other in every step; set {num_cores} or less"
                 )
-            self._note("num_threads", given, "as set")
-            return given
         num_ranks = self._num_ranks
-        shared = "" if num_ranks == 1 else f", {max(1, num_cores // num_ranks)} for each of {num_ranks} ranks"
-        self._note("num_threads", num_cores, f"all cores that this process may use{shared}")
-        return num_cores
+        weight_bytes = self._weight_bytes(dtype) * (1 if self._on_gpu else num_ranks)
+        threads = choose_threads(self._config, self._facts, on_gpu=self._on_gpu, weight_bytes=weight_bytes)
+        shared = f", {max(1, threads.num_threads // num_ranks)} for each of {num_ranks} ranks" * (num_ranks > 1)
+        self._note("num_threads", threads.num_threads, threads.reason + shared)
+        if self._facts.topology is not None:
+            self._note("cpu_affinity", threads.cpu_affinity, threads.affinity_reason)
+        return threads
 
     def _max_seqs(self, dtype: str, kv_dtype: str) -> int:
         """The maximum before the size of the KV cache is considered."""

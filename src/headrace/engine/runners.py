@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.resolve import GIB
 from headrace.engine.settings import Settings
+from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError
+from headrace.hardware import pinned_to
 from headrace.models import Checkpoint, ModelSpec
 from headrace.runner.shape import RunnerShape
 from headrace.startup import OnStage, ignore_stage
@@ -31,19 +33,20 @@ def load_decoder(
     from headrace.runner.cpu_threads import use_threads
 
     on_stage("load")
-    use_threads(settings.threads_per_rank)
-    return load.load_decoder(
-        checkpoint,
-        dtype=getattr(torch, settings.dtype),
-        device=device_of(settings),
-        quantization=settings.quantization,
-        load_format=settings.load_format,
-        seed=settings.seed,
-        max_len=settings.max_model_len,
-        progress=lambda done, total: on_stage("load", done, total or 0),
-        group=None if groups is None else groups.tensor,
-        stages=None if groups is None else groups.stages,
-    )
+    with pinned_to(cpus_of(settings.cpu_affinity)):  # memory lies near the CPU that first writes to it
+        use_threads(settings.threads_per_rank)
+        return load.load_decoder(
+            checkpoint,
+            dtype=getattr(torch, settings.dtype),
+            device=device_of(settings),
+            quantization=settings.quantization,
+            load_format=settings.load_format,
+            seed=settings.seed,
+            max_len=settings.max_model_len,
+            progress=lambda done, total: on_stage("load", done, total or 0),
+            group=None if groups is None else groups.tensor,
+            stages=None if groups is None else groups.stages,
+        )
 
 
 def device_of(settings: Settings) -> torch.device:
@@ -91,11 +94,12 @@ def start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
     )
-    if settings.device == "cuda":
-        return _start_gpu_runner(decoder, shape, on_stage)
-    from headrace.runner.cpu_runner import CpuRunner
+    with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
+        if settings.device == "cuda":
+            return _start_gpu_runner(decoder, shape, on_stage)
+        from headrace.runner.cpu_runner import CpuRunner
 
-    return CpuRunner(decoder, shape, on_stage)
+        return CpuRunner(decoder, shape, on_stage)
 
 
 def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:

@@ -29,16 +29,19 @@ from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
 from headrace.engine.runners import depth_of, graph_bytes, load_decoder, measure_step, start_runner
 from headrace.engine.settings import Settings
+from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
     MachineFacts,
     num_gpus,
+    pinned_to,
     read_facts,
     read_gpu,
     release_unused,
     resident_bytes,
     return_large_buffers,
 )
+from headrace.hardware.affinity import pin
 from headrace.models import Checkpoint, ModelSpec, open_checkpoint
 from headrace.sched import Scheduler
 from headrace.startup import OnStage, Report, StartupStage, StartupStages, ignore_stage
@@ -125,8 +128,10 @@ def engine_of(
     """Start the thread of a loaded core. `started` is when its start began, by `perf_counter`."""
     model = loaded.model
     assert model is not None
+    with pinned_to(host_cpus(loaded.settings)):  # its thread inherits the mask
+        client = EngineClient(loaded.core, deliver, loaded.profiler)
     return Engine(
-        client=EngineClient(loaded.core, deliver, loaded.profiler),
+        client=client,
         settings=loaded.settings,
         spec=model.spec,
         tokenizer=model.tokenizer,
@@ -184,7 +189,14 @@ def load_core(config: EngineConfig, on_stage: OnStage) -> LoadedCore:
     return_large_buffers()
     loaded = _load(config, open_model(config, on_stage), on_stage)
     release_unused()
+    pin(host_cpus(loaded.settings))  # the loop runs on this thread
     return loaded
+
+
+def host_cpus(settings: Settings) -> frozenset[int]:
+    """CPUs of the thread that feeds a GPU; empty: it is not pinned. That of a CPU engine may use all CPUs, beside those
+    that compute."""
+    return cpus_of(settings.cpu_affinity) if settings.device == "cuda" else frozenset()
 
 
 def open_model(config: EngineConfig, on_stage: OnStage = ignore_stage) -> Checkpoint:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.hardware.facts import read_facts
+from headrace.hardware.gpu_topology import read_gpu_topology
 from headrace.version import __version__
 
 PACKAGES = ("torch", "triton", "fa3-fwd", "numba", "numpy", "tokenizers", "uvicorn", "uvloop")
@@ -18,12 +19,15 @@ PACKAGES = ("torch", "triton", "fa3-fwd", "numba", "numpy", "tokenizers", "uvico
 
 def machine_facts() -> dict[str, Any]:
     """Hardware and system, without importing torch."""
-    facts = read_facts()
+    facts, gpus = read_facts(), gpu_facts()
+    links = read_gpu_topology() if gpus else None
     return {
         "cpu": facts.cpu_model,
         "num_cores": facts.num_cores,
+        "topology": None if facts.topology is None else facts.topology.describe(),
         "memory_bytes": facts.total_memory,
-        "gpus": gpu_facts(),
+        "gpus": gpus,
+        "gpu_topology": None if links is None else links.describe(),
         "platform": platform.platform(),
         "load_average": list(os.getloadavg()),
     }

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from headrace.hardware.gpu_topology import GpuPlace, place_of, read_gpu_topology
+from headrace.hardware.system_files import ROOT, read_text
+from headrace.hardware.topology import CpuTopology, read_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +23,7 @@ class GpuFacts:
     free_memory: int  # bytes, before the engine allocates anything
     capability: tuple[int, int]  # CUDA compute capability
     step_memory: int | None = None  # bytes that the largest step was measured to need beside weights and KV cache
+    place: GpuPlace | None = None  # None: the driver does not tell its PCI address
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class MachineFacts:
     total_memory: int  # bytes; the container's limit where there is one
     free_memory: int  # bytes available now
     gpu: GpuFacts | None = None
+    topology: CpuTopology | None = None  # None: of no machine at hand, as for plans
     num_gpus: int = 1  # that this process may use, if it has a GPU
 
 
@@ -43,7 +51,20 @@ def read_gpu() -> GpuFacts | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return GpuFacts(torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability())
+    return GpuFacts(
+        torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability(), place=_place_of_gpu()
+    )
+
+
+def _place_of_gpu() -> GpuPlace | None:
+    import torch
+
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    with suppress(AttributeError):  # an older torch
+        return place_of(f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0")
+    topology, uuid = read_gpu_topology(), str(getattr(found, "uuid", ""))
+    gpus = () if topology is None or not uuid else topology.gpus
+    return next((gpu for gpu in gpus if gpu.uuid.endswith(uuid)), None)
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -58,38 +79,22 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(ids[:num_gpus] or map(str, range(num_gpus)))
 
 
-def read_facts() -> MachineFacts:
-    memory = psutil.virtual_memory()
-    limit, used = _container_memory()
-    total = min(memory.total, limit) if limit else memory.total
-    free = min(memory.available, max(0, limit - used)) if limit else memory.available
-    return MachineFacts(_cpu_model(), _num_cores(), total, free)
+def read_facts(root: Path = ROOT) -> MachineFacts:
+    memory, topology = psutil.virtual_memory(), read_topology(root)
+    limit = topology.limits.memory
+    total = memory.total if limit is None else min(memory.total, limit.limit_bytes)
+    free = memory.available if limit is None else min(memory.available, limit.free_bytes)
+    return MachineFacts(_cpu_model(root), _num_cpus(topology), total, free, topology=topology)
 
 
-def _num_cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, round(int(quota) / int(period))))
+def _num_cpus(topology: CpuTopology) -> int:
+    """Logical CPUs, or as many as the quota of CPU time feeds."""
+    quota, num_cpus = topology.limits.cpu_quota, len(topology.cpus)
+    return num_cpus if quota is None else max(1, min(num_cpus, round(quota)))
 
 
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+def _cpu_model(root: Path) -> str:
+    for line in read_text(root / "proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _container_memory() -> tuple[int, int]:
-    """Memory limit and use of the control group in bytes, or zeros if there is no limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = (group / "memory.current").read_text().strip()
-    except OSError:
-        return 0, 0
-    return (0, 0) if limit == "max" else (int(limit), int(used))

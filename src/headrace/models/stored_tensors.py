@@ -8,14 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from headrace.dist.mesh import Span
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
@@ -72,19 +67,6 @@ class StoredPart:
                 f"{self.rows_per_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
             )
         return (self.num_rows * self.num_groups, *others)
-
-    def take_from(self, tensor: Tensor, rows: Span | None = None) -> Tensor:
-        """Returns these rows of our tensor, as a view of the stored one where its rows are not interleaved."""
-        if self.member is not None:
-            tensor = tensor[self.member]
-        matrix = tensor.t() if self.is_transposed else tensor
-        groups = matrix.view(self.num_groups, self.rows_per_group, *matrix.shape[1:])
-        first, end = self.first_row, self.first_row + self.num_rows
-        if rows is not None and self.num_groups == 1:
-            first, end = first + rows.start, first + rows.end
-        elif rows is not None:  # of whole groups: a group is a head
-            groups = groups[rows.start // self.num_rows : rows.end // self.num_rows]
-        return groups[:, first:end].flatten(0, 1)
 
 
 def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, StoredPart]:

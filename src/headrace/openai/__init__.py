@@ -9,7 +9,8 @@ Nothing here knows HTTP, files or the engine's loop.
 - `sampling.py`: from a struct to `SamplingParams`; refuses values out of bounds.
 - `prompts.py`: forms of `prompt`, and messages rendered with the model's chat template.
 - `response_format.py`: `response_format` and `structured_outputs`.
-- `responses.py`, `response_items.py`: the requests and answers of /v1/responses.
+- `responses.py`, `response_items.py`, `response_tools.py`, `response_output.py`: the requests and answers of
+  /v1/responses.
 - `tool_use.py`: tools, the grammar of a forced call, and how calls are found in an answer.
 - `embeddings.py`: the requests and answers of /v1/embeddings.
 - `logprobs.py`, `usage.py`, `choices.py`, `errors.py`: the parts of an answer, as JSON.

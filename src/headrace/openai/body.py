@@ -28,9 +28,16 @@ _KINDS = {
 _decoder = msgspec.json.Decoder()
 
 
-def read(kind: type[T], body: bytes, *, unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> T:
-    """The body of an HTTP request. `unsupported`: names refused here beside those that are refused everywhere."""
-    return convert(kind, decode(body), unsupported=unsupported)
+def read(
+    kind: type[T],
+    body: bytes,
+    *,
+    unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+    hints: frozenset[str] = frozenset(),
+) -> T:
+    """The body of an HTTP request. `unsupported` and `hints`: names that are refused or ignored here, beside those
+    everywhere."""
+    return convert(kind, decode(body), unsupported=unsupported, hints=hints)
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -45,11 +52,17 @@ def decode(body: bytes) -> dict[str, Any]:
     return given
 
 
-def convert(kind: type[T], given: dict[str, Any], *, unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> T:
+def convert(
+    kind: type[T],
+    given: dict[str, Any],
+    *,
+    unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+    hints: frozenset[str] = frozenset(),
+) -> T:
     """The same for a body that is decoded: the body of a batch line."""
     names = kind.__struct_fields__
     if not given.keys() <= set(names):
-        given = _without_other_names(given, names, {**UNSUPPORTED, **(unsupported or {})})
+        given = _without_other_names(given, names, {**UNSUPPORTED, **(unsupported or {})}, HINTS | hints)
     integers = _integer_fields(kind)
     for name, value in given.items():
         if type(value) is float and name in integers and value.is_integer():
@@ -69,17 +82,20 @@ def _integer_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def _without_other_names(
-    given: dict[str, Any], names: tuple[str, ...], refused: Mapping[str, tuple[Any, ...]]
+    given: dict[str, Any],
+    names: tuple[str, ...],
+    refused: Mapping[str, tuple[Any, ...]],
+    hints: frozenset[str],
 ) -> dict[str, Any]:
     """The body without parameters that have no effect. Refuses those that would have one, and unknown ones."""
     for name, value in given.items():
         if name in names or name in LABELS or value is None:
             continue
-        if name in HINTS:
+        if name in hints:
             note_ignored(name)
             continue
         if name not in refused:
-            hint = nearest(name, [*names, *refused, *LABELS, *HINTS])
+            hint = nearest(name, [*names, *refused, *LABELS, *hints])
             raise bad_request(f"unknown parameter {name!r}{hint}", name, UNKNOWN)
         if (error := refusal(name, value, refused[name], REASONS)) is not None:
             raise error

@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 # Accepted with any value and without effect: they label a request or account for it.
 LABELS = frozenset(
     {
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -66,16 +67,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 REASONS = {
     "audio": "only text is read and written",
-    "background": "nothing is stored",
     "chat_template": "the template is the model's",
-    "conversation": "nothing is stored; send the whole conversation as input",
+    "conversation": "use previous_response_id, or send the whole conversation as input",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "guided_choice": "use structured_outputs",
     "guided_grammar": "use structured_outputs",
     "guided_json": "use structured_outputs",
     "guided_regex": "use structured_outputs",
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
     "prompt_embeds": "no tensors are read from clients",
     "suffix": "models here continue text and do not insert it",
 }
@@ -93,7 +92,15 @@ NOT_IN_BATCH: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
+# The same for the fields that only responses have: apart, as they are likely names of data in plain lines.
+NOT_IN_RESPONSE_LINES: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "previous_response_id": (),
+    "truncation": ("disabled",),
+}
 BATCH_REASONS = {
+    "background": "a batch job runs in the background as a whole",
+    "previous_response_id": "a batch job stores no responses; send the whole conversation as input",
     "priority": "a batch job chooses its own order",
     "stream": "a batch job writes whole answers",
 }
@@ -115,8 +122,8 @@ def refusal(name: str, value: Any, neutral: tuple[Any, ...], reasons: Mapping[st
 
 
 def refuse_in_batch(request: msgspec.Struct) -> None:
-    """Refuse the fields of a chat or completion request that a batch line cannot have."""
-    for name, neutral in NOT_IN_BATCH.items():
+    """Refuse the fields of a request that a batch line cannot have."""
+    for name, neutral in {**NOT_IN_BATCH, **NOT_IN_RESPONSE_LINES}.items():
         value = getattr(request, name, None)
         if value is not None and (error := refusal(name, value, neutral, BATCH_REASONS)) is not None:
             raise error

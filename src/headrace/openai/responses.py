@@ -1,4 +1,4 @@
-"""The requests and answers of /v1/responses: OpenAI's Responses API, without stored state."""
+"""The requests and answers of /v1/responses: OpenAI's Responses API, without what is stored between requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 
+from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.errors import INVALID_TYPE, UNKNOWN, bad_request, not_supported
 from headrace.openai.fields import note_ignored
 from headrace.openai.logprobs import chat_entries
+from headrace.openai.prompts import template_variables
+from headrace.openai.response_output import MakeId, Output, OutputItem, whole_deltas
+from headrace.openai.response_tools import called, chat_request
 from headrace.openai.sampling import (
     NO_DEFAULTS,
     AnswerLimit,
@@ -18,6 +22,7 @@ from headrace.openai.sampling import (
     check_logprobs,
     sampling_params,
 )
+from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.common import SamplingFields
 from headrace.openai.schema.responses import ResponsesRequest
 from headrace.openai.usage import Usage
@@ -25,8 +30,10 @@ from headrace.text import Tokenizer
 from headrace.types import SamplingParams, TokenLogprobs
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 RESPONSE_ID_PREFIX = "resp_"
-ITEM_ID_PREFIX = "msg_"
+INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
+TRUNCATIONS = (None, "disabled", "auto")
 _COPIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "ignore_eos", "priority", "cache_salt", "request_id", "stream"),
@@ -40,9 +47,14 @@ def responses_limit(request: ResponsesRequest, default: int | None = None) -> An
 
 
 def responses_params(
-    request: ResponsesRequest, limits: Limits, limit: AnswerLimit, *, defaults: Mapping[str, Any] = NO_DEFAULTS
+    request: ResponsesRequest,
+    limits: Limits,
+    limit: AnswerLimit,
+    *,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    **more: Any,
 ) -> SamplingParams:
-    """`defaults`: for fields that the request does not give."""
+    """`defaults`: for fields that the request does not give. `more`: values that replace the request's."""
     _check(request, limits)
     if limit.num_tokens is not None and limit.num_tokens < 1:
         raise bad_request(f"max_output_tokens must be at least 1, got {limit.num_tokens}", "max_output_tokens")
@@ -56,23 +68,37 @@ def responses_params(
         limit,
         defaults={name: value for name, value in defaults.items() if name not in _NOT_OF_RESPONSES},
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+        **more,
     )
 
 
 def _check(request: ResponsesRequest, limits: Limits) -> None:
     for name in request.include or ():
-        if name != LOGPROBS:
-            raise not_supported("include", f"include cannot have {name!r}, only {LOGPROBS!r}")
-    if request.truncation not in (None, "disabled"):
-        raise not_supported("truncation", "truncation must be 'disabled': shorten the input instead")
-    if request.tools or request.tool_choice not in (None, "none", "auto"):
-        raise not_supported("tools", "tools are not supported here; use /v1/chat/completions")
+        if name not in INCLUDABLE:
+            raise not_supported("include", f"include cannot have {name!r}, only {' and '.join(INCLUDABLE)}")
+    if request.truncation not in TRUNCATIONS:
+        raise bad_request(f"truncation must be 'auto' or 'disabled', got {request.truncation!r}", "truncation")
+    if request.background and request.store is False:
+        raise bad_request("a response in the background is stored; leave out store, or set it to true", "store")
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is for streams: set stream to true", "stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise not_supported("stream_options.include_obfuscation", "include_obfuscation is not supported; leave it out")
     check_label("request_id", request.request_id)
     check_logprobs("top_logprobs", request.top_logprobs, limits)
+
+
+def response_tools(request: ResponsesRequest) -> ChatRequest:
+    """The tools as a chat request has them, for `read_answer_use`."""
+    return chat_request(request, _response_format(request.text))
+
+
+def response_variables(request: ResponsesRequest) -> dict[str, Any]:
+    """The variables of the chat template that a request sets. How reasoning is summarized has no effect."""
+    effort = (request.reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise bad_request("reasoning.effort must be text", "reasoning.effort", INVALID_TYPE)
+    return template_variables(request.chat_template_kwargs, effort)
 
 
 def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -95,7 +121,7 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="response"):
-    """The fields of a request that its answer repeats."""
+    """The fields of a request that its answer repeats, and how the answer is read."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -107,9 +133,24 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
     top_logprobs: int
     top_p: float
     user: str | None
+    tools: list[dict[str, Any]]
+    reasoning: dict[str, Any] | None
+    truncation: str
+    previous_response_id: str | None
+    background: bool
+    is_stored: bool = False
+    packs_reasoning: bool = False
+    format: AnswerFormat | None = None  # None: the answer is text
 
     @classmethod
-    def of(cls, request: ResponsesRequest, params: SamplingParams) -> ResponseFields:
+    def of(
+        cls,
+        request: ResponsesRequest,
+        params: SamplingParams,
+        *,
+        format: AnswerFormat | None = None,
+        is_stored: bool = False,
+    ) -> ResponseFields:
         return cls(
             request.instructions,
             request.max_output_tokens,
@@ -121,11 +162,25 @@ class ResponseFields(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
             request.top_logprobs or 0,
             params.top_p,
             request.user,
+            request.tools or [],
+            request.reasoning,
+            request.truncation or "disabled",
+            request.previous_response_id,
+            bool(request.background),
+            is_stored,
+            ENCRYPTED_REASONING in (request.include or ()),
+            format,
         )
+
+    def output(self, text: str, make_id: MakeId) -> Output:
+        """The items of a whole answer."""
+        output = Output.of(whole_deltas(self.format, text), make_id)
+        output.close()
+        return output
 
 
 class ResponseWriter:
-    """Writes the objects of one answer. `id` and `item_id`: of the response and of its message."""
+    """Writes the objects of one answer."""
 
     def __init__(
         self,
@@ -133,28 +188,34 @@ class ResponseWriter:
         tokenizer: Tokenizer | None,
         *,
         id: str,
-        item_id: str,
+        make_id: MakeId,
         model_name: str,
         created_at: int,
     ) -> None:
+        """`make_id`: makes the ids of items."""
         self.id = id
-        self.item_id = item_id
-        self._fields = fields
+        self.fields = fields
+        self.make_id = make_id
         self._tokenizer = tokenizer
         self._model_name = model_name
         self._created_at = created_at
 
     def response(
-        self, status: str, output: list[dict[str, Any]], usage: Usage | None = None, *, error: str | None = None
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        *,
+        error: str | None = None,
     ) -> dict[str, Any]:
-        """`error`: the message of an error."""
-        fields = self._fields
+        """`usage`: from `usage`; `error`: the message of an error."""
+        fields = self.fields
         return {
             "id": self.id,
             "object": "response",
             "created_at": self._created_at,
             "status": status,
-            "background": False,
+            "background": fields.background,
             "error": None if error is None else {"code": "server_error", "message": error},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": fields.instructions,
@@ -163,45 +224,57 @@ class ResponseWriter:
             "model": self._model_name,
             "output": output,
             "parallel_tool_calls": fields.parallel_tool_calls,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": fields.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **(fields.reasoning or {})},
+            "store": fields.is_stored,
             "temperature": fields.temperature,
             "text": fields.text,
             "tool_choice": fields.tool_choice,
-            "tools": [],
+            "tools": fields.tools,
             "top_logprobs": fields.top_logprobs,
             "top_p": fields.top_p,
-            "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
+            "truncation": fields.truncation,
+            "usage": usage,
             "user": fields.user,
         }
 
-    def message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    def item(self, item: OutputItem, status: str, logprobs: Sequence[TokenLogprobs] | None = None) -> dict[str, Any]:
+        fields = self.fields
+        shown = item.to_json(status, logprobs=self.logprobs(logprobs), packs_reasoning=fields.packs_reasoning)
+        return shown | called(item.name, fields.tools) if item.kind == "function_call" else shown
 
-    def part(self, text: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(logprobs)}
+    def items(
+        self, output: Output, status: str, logprobs: Sequence[TokenLogprobs] | None = None
+    ) -> list[dict[str, Any]]:
+        """All items. `status` is that of the last one: those before it are complete. Log-probabilities are those of
+        all tokens of the answer, so only an answer that is nothing but text has them."""
+        of_text = logprobs if len(output.items) == 1 else None
+        last = len(output.items) - 1
+        return [self.item(item, status if item.index == last else "completed", of_text) for item in output.items]
 
     def logprobs(self, entries: Sequence[TokenLogprobs] | None) -> list[dict[str, Any]]:
         return [] if entries is None else chat_entries(entries, self._tokenizer)
+
+    def usage(self, usage: Usage, output: Output) -> dict[str, Any]:
+        reasoning = output.reasoning
+        num_reasoning = 0
+        if reasoning and self._tokenizer is not None:
+            num_reasoning = min(len(self._tokenizer.encode(reasoning, False)), usage.num_generated)
+        return {
+            "input_tokens": usage.num_prompt,
+            "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
+            "output_tokens": usage.num_generated,
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
+            "total_tokens": usage.num_prompt + usage.num_generated,
+        }
 
     def finished(
         self, text: str, logprobs: Sequence[TokenLogprobs] | None, finish_reason: str | None, usage: Usage
     ) -> dict[str, Any]:
         """The response to a request that has ended."""
-        status = status_of(finish_reason)
-        return self.response(status, [self.message(status, [self.part(text, logprobs)])], usage)
+        status, output = status_of(finish_reason), self.fields.output(text, self.make_id)
+        return self.response(status, self.items(output, status, logprobs), self.usage(usage, output))
 
 
 def status_of(finish_reason: str | None) -> str:
     return "completed" if finish_reason == "stop" else "incomplete"
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.num_prompt,
-        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
-        "output_tokens": usage.num_generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.num_prompt + usage.num_generated,
-    }

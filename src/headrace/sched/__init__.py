@@ -1,4 +1,5 @@
-"""Decides which tokens of which sequences a step computes. Pure: no torch, no threads; time only for statistics.
+"""Decides which tokens of which sequences a step computes. Pure: no torch, no threads; the time is given, for
+statistics and for the limit on background work.
 
     WaitingQueue ──start──▶ SlotTable (running) ──end──▶ finished
          ▲                       │
@@ -8,8 +9,9 @@
     placement    blocks for a sequence that starts: prefix hit, fork of the parent, room now and later
     capacity     the capacity policies: what fits now, what is reserved to the end
     forecast     expected peak of the KV cache, from finished answers
+    background   how much background work a step may have beside interactive requests
     slots        state of the running sequences, in columns indexed by slot
-    queue, sequence, limits, draft (a plan under construction), events, stats, token_gaps
+    queue, sequence, limits, draft (a plan under construction), readout_chunks, events, stats, token_gaps
 
 Invariants:
 - The token budget `max_num_batched_tokens` holds for every step: decode first, then prefill chunks, then new sequences.

@@ -6,6 +6,7 @@ import numpy as np
 
 from headrace.kv import BlockCopy
 from headrace.steps import IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.types import Request
 
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
@@ -17,6 +18,8 @@ class PlanDraft:
         self.step = step
         self.budget = budget  # tokens that still fit; none once it has `max_seqs` sequences
         self.max_seqs = max_seqs  # None: any number
+        self.background_budget = budget  # those of background sequences
+        self.num_background = 0  # their tokens so far
         self.has_preempted = False
         # Blocks that prefill writes in this step. Copies run before it, so none may read these.
         self.written: set[int] = set()
@@ -39,20 +42,31 @@ class PlanDraft:
         """Sequences that are prefilled to the end, so that the step also samples their first token."""
         return sum(self._samples)
 
-    def compute_decoding(self, slots: IntArray, next_tokens: IntArray | None = None) -> None:
+    def budget_of(self, request: Request) -> int:
+        return min(self.budget, self.background_budget) if request.is_background else self.budget
+
+    def compute_decoding(
+        self, slots: IntArray, next_tokens: IntArray | None = None, *, num_background: int = 0
+    ) -> None:
         self._decoding = slots
         self._next_tokens = next_tokens
         self._spend(len(slots))
+        self._count_background(num_background)
 
-    def compute(self, slot: int, num_tokens: int, *, samples: bool) -> None:
+    def compute(self, slot: int, num_tokens: int, *, samples: bool, is_background: bool = False) -> None:
         self._slots.append(slot)
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
         self._spend(num_tokens)
+        self._count_background(num_tokens if is_background else 0)
 
     def _spend(self, num_tokens: int) -> None:
         is_full = self.max_seqs is not None and len(self._decoding) + len(self._slots) >= self.max_seqs
         self.budget = 0 if is_full else self.budget - num_tokens
+
+    def _count_background(self, num_tokens: int) -> None:
+        self.num_background += num_tokens
+        self.background_budget = max(0, self.background_budget - num_tokens)
 
     def read_out(self, chunk: ReadoutChunk) -> None:
         self._readout_chunks.append(chunk)

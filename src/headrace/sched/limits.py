@@ -8,6 +8,8 @@ from headrace.config import CapacityPolicy, QueuePolicy
 from headrace.errors import RequestError
 from headrace.types import Request
 
+CONTEXT_EXCEEDED = "context_length_exceeded"  # the code of an error
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
@@ -77,5 +79,5 @@ def context_error(problem: str, max_model_len: int, *, param: str) -> RequestErr
     return RequestError(
         f"This model's maximum context length is {max_model_len} tokens. However, {problem}",
         param=param,
-        code="context_length_exceeded",
+        code=CONTEXT_EXCEEDED,
     )

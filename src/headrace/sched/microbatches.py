@@ -41,17 +41,14 @@ class Microbatches:
         size, num_larger = divmod(num_runnable, self._num_stages)
         return max(1, size + int(step % self._num_stages < num_larger))
 
-    def decoding(self) -> IntArray:
-        """The decoding slots whose last token is known here."""
-        slots = self._slots.decoding()
-        if self.is_single:
-            return slots
-        is_known = self._slots.known[slots] == self._slots.total[slots]
-        return slots if is_known.all() else slots[is_known]
-
-    def share_of(self, slots: IntArray, max_seqs: int | None) -> IntArray:
-        """As many of the slots as a plan may take: those that have waited longest. Ascending."""
-        if max_seqs is None or len(slots) <= max_seqs:
+    def share_of(self, decoding: IntArray, max_seqs: int | None) -> IntArray:
+        """Of the decoding slots, as many as a plan may take: those whose last token is known here and that have waited
+        longest. Ascending."""
+        if max_seqs is None:
+            return decoding
+        is_known = self._slots.known[decoding] == self._slots.total[decoding]
+        slots = decoding if is_known.all() else decoding[is_known]
+        if len(slots) <= max_seqs:
             return slots
         oldest = np.argsort(self._last_steps[slots], kind="stable")[:max_seqs]
         return np.sort(slots[oldest])

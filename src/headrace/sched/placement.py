@@ -55,7 +55,7 @@ class Placement:
         source = self._fork_source(sequence, draft)
         hit = self._hit_of_fork(sequence, source) if source else self._hit_of_prompt(sequence, draft)
         num_cached = min(hit.num_blocks * self._limits.block_size, len(sequence.token_ids) - 1)
-        if len(sequence.token_ids) - num_cached > draft.budget and not self._may_chunk(draft):
+        if len(sequence.token_ids) - num_cached > draft.budget_of(sequence.request) and not self._may_chunk(draft):
             return None
         writes_shared = num_cached // self._limits.block_size < hit.num_blocks
         copies_block = writes_shared and self._tables.pool.count(hit.blocks[-1]) > 0

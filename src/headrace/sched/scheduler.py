@@ -17,13 +17,15 @@ import numpy as np
 from headrace.errors import RequestError
 from headrace.histogram import Histogram
 from headrace.kv import BlockTable, BlockTables
+from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
 from headrace.sched.draft import PlanDraft
 from headrace.sched.events import EventWriter
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.microbatches import Microbatches
 from headrace.sched.placement import Placement
 from headrace.sched.queue import WaitingQueue
-from headrace.sched.sequence import Sequence, State
+from headrace.sched.readout_chunks import readout_chunk
+from headrace.sched.sequence import Sequence, State, sequences_of
 from headrace.sched.slots import SlotTable
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, SchedulerStats
 from headrace.sched.token_gaps import TokenGaps
@@ -33,13 +35,12 @@ from headrace.steps import (
     STOPPED,
     UNFINISHED,
     IntArray,
-    ReadoutChunk,
     ReadoutResult,
     SlotEntry,
     StepPlan,
     StepResult,
 )
-from headrace.types import FinishReason, Request, SequenceEvent
+from headrace.types import BACKGROUND_PRIORITY, FinishReason, Request, SequenceEvent
 
 MODEL_GAVE_NAN = (
     "no token could be sampled: the model gave no valid probabilities (NaN); check its weights, or use a dtype with a "
@@ -75,6 +76,7 @@ class Scheduler:
         self._batch_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
+        self._pace = BackgroundPace(limits.max_num_batched_tokens)
         self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
@@ -109,13 +111,17 @@ class Scheduler:
         self.limits.check(request)  # again, as a request past these bounds would corrupt the block tables
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        sequences: list[Sequence] = []
-        for index, seed in enumerate(seeds):
-            parent = sequences[0] if sequences else None
-            sequences.append(self._new_sequence(request, index, seed, stop_token_ids, parent))
+        sequences = sequences_of(
+            request,
+            seeds,
+            stop_token_ids=stop_token_ids,
+            end_len=self.limits.end_len(request),
+            first_arrival=self._num_arrived + 1,
+        )
+        self._num_arrived += len(sequences)
         parent = sequences[0]
-        parent.siblings = sequences[1:]
         self._requests[request.request_id] = list(sequences)
+        self._pace.added(len(sequences), prompt_len=len(request.prompt_token_ids), is_background=request.is_background)
         self._num_waiting += len(sequences)
         self._queue.push(parent)
 
@@ -128,27 +134,10 @@ class Scheduler:
             events.append(self._finish(sequence, "abort"))
         return events
 
-    def _new_sequence(
-        self, request: Request, index: int, seed: int, stop_token_ids: tuple[int, ...], parent: Sequence | None
-    ) -> Sequence:
-        self._num_arrived += 1
-        return Sequence(
-            request=request,
-            index=index,
-            seed=seed,
-            arrival=self._num_arrived,
-            end_len=self.limits.end_len(request),
-            stop_token_ids=stop_token_ids,
-            token_ids=request.prompt_token_ids,
-            parent=parent,
-            logprobs=[] if request.params.uses_logprobs else None,
-            prompt_logprobs=None if request.params.prompt_logprobs is None or parent is not None else [None],
-        )
-
     # ---- plan
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step; None if there is nothing to compute before a result comes."""
+        """Plan the next step; None if there is nothing to compute, or if steps in flight have to end first."""
         if self._microbatches.is_full:
             return None
         max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
@@ -156,17 +145,23 @@ class Scheduler:
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
         is_urgent = self._make_room_for_urgent()
+        priority = self._priority_of_prompts(is_urgent=is_urgent)
+        background = self._limit_background(priority)
+        if background.must_wait:
+            return None
         if self.limits.enable_chunked_prefill:
-            self._compute_decoding(draft, priority=self._priority_of_prompts(is_urgent=is_urgent))
-            less_urgent = self._compute_prefilling(draft)
-            self._start_waiting(draft, at_once=is_urgent)
+            if background.max_tokens is not None:
+                draft.background_budget = background.max_tokens
+            self._compute_decoding(draft, background, priority=priority)
+            less_urgent = self._compute_prefilling(draft, priority)
+            self._start_waiting(draft, priority, at_once=is_urgent)
             if draft.is_empty:  # what is less urgent goes on where nothing urgent could start
-                self._compute_decoding(draft)
+                self._compute_decoding(draft, background)
                 self._compute_rest(less_urgent, draft)
         else:  # whole prompts in steps of their own, before the next decode step
-            self._start_waiting(draft, at_once=is_urgent)
+            self._start_waiting(draft, priority, at_once=is_urgent)
             if draft.is_empty:
-                self._compute_decoding(draft)
+                self._compute_decoding(draft, background)
         if draft.is_empty:
             return None
         plan = draft.finish(self._last_plan)
@@ -174,7 +169,16 @@ class Scheduler:
         self._next_step += 1
         self._microbatches.num_in_flight += 1
         self._count(plan, draft.num_prompts_completed)
+        if self._queue.by_priority:
+            self._pace.planned(plan, self._clock(), background, num_background=draft.num_background)
         return plan
+
+    def _limit_background(self, priority: int | None) -> BackgroundLimit:
+        """`priority` is that of the most urgent prompt of the step."""
+        if not self._queue.by_priority or not self._pace.is_limiting(self._clock()):
+            return NO_LIMIT
+        is_paused = priority is not None and priority < BACKGROUND_PRIORITY
+        return self._pace.limit(has_interactive=self.slots.has_interactive_decoding(), is_paused=is_paused)
 
     def _priority_of_prompts(self, *, is_urgent: bool) -> int | None:
         """The smallest priority of a prompt that this step may compute, under the priority policy. Less urgent
@@ -185,20 +189,23 @@ class Scheduler:
         head = self._queue.head() if is_urgent else None
         return min(prompts if head is None else [*prompts, head.request.priority], default=None)
 
-    def _compute_decoding(self, draft: PlanDraft, *, priority: int | None = None) -> None:
+    def _compute_decoding(self, draft: PlanDraft, background: BackgroundLimit, *, priority: int | None = None) -> None:
         """With `priority`, of the sequences with this number or a lower one only."""
-        slots = self._decoding_with_blocks(draft, priority)
+        slots = self._decoding_with_blocks(draft, priority, background.max_tokens)
         if len(slots):
-            draft.compute_decoding(slots, self._microbatches.planned(slots, draft.step))
+            is_limited = background.max_tokens is not None
+            num_background = int(self.slots.is_background[slots].sum()) if is_limited else 0
+            next_tokens = self._microbatches.planned(slots, draft.step)
+            draft.compute_decoding(slots, next_tokens, num_background=num_background)
             self.slots.advance_decoding(slots)
 
-    def _decoding_with_blocks(self, draft: PlanDraft, priority: int | None) -> IntArray:
+    def _decoding_with_blocks(self, draft: PlanDraft, priority: int | None, max_background: int | None) -> IntArray:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
-        slots, growing = self._decoding_and_growing(priority, draft)
+        slots, growing = self._decoding_and_growing(draft, priority, max_background)
         while len(growing) > self.tables.pool.num_available:
             self._preempt(max(self.slots.running(), key=self._queue.order))
             draft.has_preempted = True
-            slots, growing = self._decoding_and_growing(priority, draft)
+            slots, growing = self._decoding_and_growing(draft, priority, max_background)
         if len(growing):
             blocks = self.tables.pool.take(len(growing))
             for slot, block in zip(growing.tolist(), blocks, strict=True):
@@ -209,12 +216,10 @@ class Scheduler:
             self._placement.capacity.grew(len(growing))
         return slots
 
-    def _decoding_and_growing(self, priority: int | None, draft: PlanDraft) -> tuple[IntArray, IntArray]:
-        slots = self._microbatches.decoding()
-        if priority is not None:
-            owners = (self.slots.sequences[slot] for slot in slots.tolist())
-            is_chosen = [owner is not None and owner.request.priority <= priority for owner in owners]
-            slots = slots if all(is_chosen) else slots[is_chosen]
+    def _decoding_and_growing(
+        self, draft: PlanDraft, priority: int | None, max_background: int | None
+    ) -> tuple[IntArray, IntArray]:
+        slots = self.slots.decoding_within(priority=priority, max_background=max_background)
         slots = self._microbatches.share_of(slots, draft.max_seqs)
         return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
 
@@ -223,11 +228,12 @@ class Scheduler:
         assert sequence is not None and sequence.table is not None, f"slot {slot} has no owner"
         return sequence.table
 
-    def _compute_prefilling(self, draft: PlanDraft) -> list[Sequence]:
-        """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start."""
+    def _compute_prefilling(self, draft: PlanDraft, priority: int | None) -> list[Sequence]:
+        """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start or
+        is computed."""
         if not self._prefilling:
             return []
-        later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s)]
+        later = [s for s in self._prefilling if self._is_less_urgent_than_queue(s) or _is_paused(s, priority)]
         now = [s for s in self._prefilling if s not in later] if later else self._prefilling
         self._prefilling = [*later, *(s for s in now if not self._compute_chunk(s, draft))]
         return later
@@ -240,34 +246,28 @@ class Scheduler:
     def _compute_chunk(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Compute as many of a sequence's tokens as the budget allows; returns whether all of them are computed."""
         slot, slots = sequence.slot, self.slots
-        num_tokens = min(int(slots.total[slot] - slots.computed[slot]), draft.budget)
+        budget = draft.budget_of(sequence.request) if sequence.parent is None else draft.budget
+        num_tokens = min(int(slots.total[slot] - slots.computed[slot]), budget)
         if num_tokens == 0:
             return False
         assert sequence.table is not None
         start = int(slots.computed[slot])
         draft.written.update(sequence.table.blocks[start // self.limits.block_size :])
         is_complete = slots.advance(slot, num_tokens)
-        draft.compute(slot, num_tokens, samples=is_complete and sequence.request.readout is None)
-        self._plan_readout(sequence, start, num_tokens, draft)
+        draft.compute(
+            slot,
+            num_tokens,
+            samples=is_complete and sequence.request.readout is None,
+            is_background=sequence.request.is_background,
+        )
+        if (chunk := readout_chunk(sequence, start, num_tokens)) is not None:
+            draft.read_out(chunk)
         if self.limits.shares_prefix(sequence.request):
             self.tables.publish(sequence.table, sequence.token_ids, int(slots.computed[slot]))
         if is_complete and sequence.siblings:
             self._next_forks.extend(sequence.siblings)
             sequence.siblings = []
         return is_complete
-
-    def _plan_readout(self, sequence: Sequence, start: int, num_tokens: int, draft: PlanDraft) -> None:
-        """Plan what a readout needs from the prompt tokens that this step computes."""
-        readout, prompt_len = sequence.request.readout, sequence.prompt_len
-        if readout is None:
-            return
-        first_position, end = readout.first_position(prompt_len), start + num_tokens
-        first = max(start, first_position)
-        if first < end:
-            targets = (
-                None if readout.targets is None else readout.targets[first - first_position : end - first_position]
-            )
-            draft.read_out(ReadoutChunk(sequence.slot, first - start, end - first, targets, is_last=end == prompt_len))
 
     # ---- starting
 
@@ -292,7 +292,7 @@ class Scheduler:
         head = self._queue.head()
         return head is not None and self._num_startable() > 0 and self._queue.is_less_urgent(sequence, head)
 
-    def _start_waiting(self, draft: PlanDraft, *, at_once: bool = False) -> None:
+    def _start_waiting(self, draft: PlanDraft, priority: int | None, *, at_once: bool = False) -> None:
         """`at_once`: the first of the queue is urgent and does not wait for more free slots."""
         if not at_once and self._num_startable() < min(self.limits.min_free_slots_to_start, self._num_waiting):
             return
@@ -303,6 +303,8 @@ class Scheduler:
             if waits_for_batch and not self._forks:  # siblings belong to the batch of their parent
                 return
             if sequence is None or (at_once and first is not None and self._queue.is_less_urgent(sequence, first)):
+                return
+            if not self._forks and (_is_paused(sequence, priority) or not draft.budget_of(sequence.request)):
                 return
             if not self._start(sequence, draft):
                 return
@@ -386,6 +388,7 @@ class Scheduler:
             self._num_waiting -= 1
         self._release_siblings(sequence)
         sequence.state = State.FINISHED
+        self._pace.ended(self._clock(), is_background=sequence.request.is_background)
         remaining = self._requests[sequence.request.request_id]
         remaining.remove(sequence)
         if not remaining:
@@ -417,11 +420,13 @@ class Scheduler:
     def apply(self, result: StepResult) -> list[SequenceEvent]:
         """Take in the result of a step; returns events for watched sequences and for those that ended."""
         self._microbatches.num_in_flight -= 1
+        now = self._clock()
+        self._pace.applied(result.step, now)
         is_own = self.slots.since[result.slots] <= result.step
         slots, tokens, finished = result.slots[is_own], result.tokens[is_own], result.finished[is_own]
         self.slots.record(slots, tokens)
         self._stats.num_generated_tokens += len(slots)
-        self._note_times(slots)
+        self._note_times(slots, now)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
         for chunk in result.prompt_logprobs:
@@ -443,12 +448,17 @@ class Scheduler:
                 events += self._take_readout(readout_result)
         return events
 
-    def _note_times(self, slots: IntArray) -> None:
-        now = self._clock()
+    def _note_times(self, slots: IntArray, now: float) -> None:
         for slot in self._token_gaps.take(slots, now).tolist():
             sequence = self.slots.sequences[slot]
             assert sequence is not None
             sequence.first_token_at = now
+            self._note_prompt(sequence, now)
+
+    def _note_prompt(self, sequence: Sequence, now: float) -> None:
+        """A prompt is computed. Siblings share that of their parent."""
+        if self._queue.by_priority and sequence.parent is None and not sequence.request.is_background:
+            self._pace.computed_prompt(int(self.slots.since[sequence.slot]), now)
 
     def _take_readout(self, readout_result: ReadoutResult) -> list[SequenceEvent]:
         sequence = self.slots.sequences[readout_result.slot]
@@ -457,7 +467,10 @@ class Scheduler:
             self._stats.num_finished += 1
             return [self._finish(sequence, "abort", "the model gave no valid numbers (NaN) for the prompt")]
         sequence.readout_results.append(readout_result)
-        return [self._end(sequence, FULL)] if readout_result.is_last else []
+        if not readout_result.is_last:
+            return []
+        self._note_prompt(sequence, self._clock())
+        return [self._end(sequence, FULL)]
 
     def _end(self, sequence: Sequence, finished: int) -> SequenceEvent:
         self._stats.num_finished += 1
@@ -494,3 +507,8 @@ class Scheduler:
             stats.num_prompt_tokens += sequence.prompt_len
             stats.num_prefix_queried_tokens += sequence.prompt_len
             stats.num_prefix_hit_tokens += num_cached
+
+
+def _is_paused(sequence: Sequence, priority: int | None) -> bool:
+    """Whether it is background work, and the step computes an interactive prompt."""
+    return priority is not None and priority < BACKGROUND_PRIORITY and sequence.request.is_background

@@ -71,6 +71,31 @@ class Sequence:
         return len(self.token_ids) > self.prompt_len
 
 
+def sequences_of(
+    request: Request, seeds: tuple[int, ...], *, stop_token_ids: tuple[int, ...], end_len: int, first_arrival: int
+) -> list[Sequence]:
+    """The sequences of a request, one for each seed; the first is the parent of the others."""
+    sequences: list[Sequence] = []
+    for index, seed in enumerate(seeds):
+        parent = sequences[0] if sequences else None
+        sequences.append(
+            Sequence(
+                request=request,
+                index=index,
+                seed=seed,
+                arrival=first_arrival + index,
+                end_len=end_len,
+                stop_token_ids=stop_token_ids,
+                token_ids=request.prompt_token_ids,
+                parent=parent,
+                logprobs=[] if request.params.uses_logprobs else None,
+                prompt_logprobs=None if request.params.prompt_logprobs is None or parent is not None else [None],
+            )
+        )
+    sequences[0].siblings = sequences[1:]
+    return sequences
+
+
 def sequence_seed(seed: int, index: int) -> int:
     """The seed of a request's `index`-th sequence: the request's own for the first, scattered for the others."""
     if index == 0:

@@ -13,6 +13,7 @@ it is decoding, and total - computed is 1.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +22,15 @@ from headrace.steps import IntArray
 from headrace.types import TokenIds
 
 NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The last answer of `decoding_within`."""
+
+    among: IntArray
+    limits: tuple[int | None, int | None]
+    slots: IntArray
 
 
 class SlotTable:
@@ -40,8 +50,11 @@ class SlotTable:
         # First step of the slot's owner: results of earlier steps belong to a former owner and are dropped.
         self.since = np.full(num_slots, NEVER, np.int64)
         self.is_watched = np.zeros(num_slots, np.bool_)  # its next token is delivered at once
+        self.priority = np.zeros(num_slots, np.int64)
+        self.is_background = np.zeros(num_slots, np.bool_)  # see Request
         self._is_decoding = np.zeros(num_slots, np.bool_)
         self._decoding: IntArray | None = None
+        self._chosen: _Chosen | None = None
         self._free = list(range(num_slots))
 
     @property
@@ -61,6 +74,26 @@ class SlotTable:
             self._decoding = np.flatnonzero(self._is_decoding)
         return self._decoding
 
+    def decoding_within(self, *, priority: int | None, max_background: int | None) -> IntArray:
+        """The decoding slots with this priority number or a lower one, and of those at most `max_background` background
+        ones; the same array object as long as nothing changed."""
+        slots = self.decoding()
+        if priority is None and max_background is None:
+            return slots
+        last = self._chosen
+        if last is None or last.among is not slots or last.limits != (priority, max_background):
+            is_chosen = np.ones(len(slots), np.bool_) if priority is None else self.priority[slots] <= priority
+            if max_background is not None:
+                is_background = self.is_background[slots] & is_chosen
+                is_chosen &= ~is_background | (np.cumsum(is_background) <= max_background)
+            last = self._chosen = _Chosen(
+                slots, (priority, max_background), slots if is_chosen.all() else slots[is_chosen]
+            )
+        return last.slots
+
+    def has_interactive_decoding(self) -> bool:
+        return not self.is_background[self.decoding()].all()
+
     def occupy(self, sequence: Sequence, *, step: int, num_computed: int, capacity: int) -> int:
         slot = heapq.heappop(self._free)
         num_tokens = len(sequence.token_ids)
@@ -75,6 +108,8 @@ class SlotTable:
         self.has_exact_length[slot] = sequence.has_exact_length
         self.since[slot] = step
         self.is_watched[slot] = sequence.delivers_next_token
+        self.priority[slot] = sequence.request.priority
+        self.is_background[slot] = sequence.request.is_background
         return slot
 
     def vacate(self, slot: int) -> None:

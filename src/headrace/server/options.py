@@ -64,6 +64,11 @@ class ServerOptions:
     max_n: int = setting(MAX_N, "maximum n of a request")
     max_logprobs: int = setting(20, "maximum number of log-probabilities per token")
 
+    max_stored_responses: int = setting(
+        10_000, "maximum number of responses kept in memory for previous_response_id; 0: none are stored"
+    )
+    max_stored_response_bytes: int = setting(256 * 2**20, "maximum size of all stored responses")
+
     # Triton-style dynamic batching
     max_queue_delay_us: int = setting(0, "batching delay: maximum wait for more requests to form a batch; 0: none")
     preferred_batch_size: str = setting("", "batch sizes that start at once, separated by commas; default: none")
@@ -202,12 +207,13 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
             "max_files_per_key",
             "max_file_bytes_per_key",
             "max_batches_per_key",
+            "max_stored_response_bytes",
         ),
         _integer(1),
         "an integer of at least 1",
     ),
     (
-        ("max_queue_delay_us", "queue_timeout_us", "max_engine_restarts", "max_logprobs"),
+        ("max_queue_delay_us", "queue_timeout_us", "max_engine_restarts", "max_logprobs", "max_stored_responses"),
         _integer(0),
         "an integer of at least 0",
     ),

@@ -204,6 +204,7 @@ class Server:
             has_given_up=lambda: engine.phase == "dead",
             on_refused=self.metrics.refused,
             on_lag=self._on_lag,
+            background=self.services.background,
             print_line=print_line,
         )
         self.services.control = self.lifecycle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from headrace.monitor.history import History
 from headrace.monitor.times import RequestTimes
 from headrace.server.batch.service import BatchService
 from headrace.server.options import ServerOptions
+from headrace.server.response_store import ResponseStore
 from headrace.types import Request
 
 
@@ -124,7 +126,15 @@ class Services:
     traces: Traces | None = None  # None: requests are not traced
     gpus: GpuMonitor | None = None
     batches: BatchService | None = None  # None: the Batch API is off
+    responses: ResponseStore = field(init=False)  # those of /v1/responses
+    background: set[asyncio.Task[None]] = field(default_factory=set)  # responses that are generated without a client
     instance_id: str = field(default_factory=lambda: token_hex(8))  # differs after a restart of the server
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.responses = ResponseStore(
+            max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
+        )
 
     def observe_engine(self) -> EngineStats | None:
         """Bring the metrics up to date: the engine's counters and restarts, and the state of the queue.

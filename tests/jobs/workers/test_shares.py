@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.config import EngineConfig
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Choice
 from headrace.errors import ConfigError
+from headrace.hardware.topology import read_topology
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.workers import shares as worker_shares
 from headrace.jobs.workers.shares import shares_here, shares_of
+from tests.hardware.machines import container_with_a_quota, two_sockets_with_smt
 
 
 def test_one_worker_gets_the_whole_machine() -> None:
@@ -82,3 +86,31 @@ def test_a_worker_gets_as_many_gpus_as_its_model_is_divided_over(monkeypatch: py
     monkeypatch.setattr(worker_shares, "visible_gpus", lambda: ("0", "1", "2", "3", "4"))
     shares = shares_here(EngineConfig(tensor_parallel_size=2), None)
     assert [share.environment for share in shares] == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+
+
+def test_workers_on_a_cpu_get_their_own_cores_of_one_numa_node(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets_with_smt(tmp_path))
+    shares = shares_of(EngineConfig(), 4, num_cores=32, gpus=(), topology=topology)
+    assert [share.config.cpu_affinity for share in shares] == ["0-3", "8-11", "4-7", "12-15"]
+    assert [share.config.num_threads for share in shares] == [4] * 4
+    assert shares[1].reasons["cpu_affinity"] == "its own physical cores, on NUMA node 1"
+    uneven = shares_of(EngineConfig(), 3, num_cores=32, gpus=(), topology=topology)
+    assert [share.config.cpu_affinity for share in uneven] == ["0-3", "8-15", "4-7"]
+
+
+@pytest.mark.parametrize(
+    "config, num_workers",
+    [(EngineConfig(cpu_affinity="none"), 2), (EngineConfig(num_threads=2), 2), (EngineConfig(), 17)],
+)
+def test_cores_are_not_divided_if_the_user_says_so_or_there_are_too_few(
+    tmp_path: Path, config: EngineConfig, num_workers: int
+) -> None:
+    topology = read_topology(two_sockets_with_smt(tmp_path))
+    shares = shares_of(config, num_workers, num_cores=32, gpus=(), topology=topology)
+    assert {share.config.cpu_affinity for share in shares} == {config.cpu_affinity}
+
+
+def test_workers_in_a_container_with_a_quota_are_not_pinned(tmp_path: Path) -> None:
+    topology = read_topology(container_with_a_quota(tmp_path, "600000 100000"))
+    shares = shares_of(EngineConfig(), 2, num_cores=6, gpus=(), topology=topology)
+    assert [(share.config.num_threads, share.config.cpu_affinity) for share in shares] == [(3, "auto")] * 2

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs
+from headrace.types import BACKGROUND_PRIORITY
 from tests.engine.tiny import FAMILIES, MIXTURES, SHAPE, save_model
 
 pytestmark = pytest.mark.gpu
@@ -114,6 +115,27 @@ def test_a_mixture_in_eight_bits_chooses_among_the_best_on_a_gpu(family: str, tm
     # A random token lies about 3 below the best. With the inputs of their GEMMs rounded to eight bits, the
     # choices of transformers lie 0.70 below on average for Mixtral's tiny weights, 0.17 for Qwen3's, 0.29 for Llama's.
     assert torch.cat(found).mean() < (1.0 if family == "mixtral" else 0.5)
+
+
+def test_background_work_beside_other_requests_chooses_among_the_best(tmp_path: Path) -> None:
+    """Its sequences pause, and only some of them take part in a step."""
+    reference = rounded(save_model(tmp_path), torch.float32)
+    prompts = prompts_with_shared_prefixes()
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 400}
+    with LLM(str(tmp_path), dtype="bfloat16", scheduling_policy="priority", **settings) as llm:
+        plain = llm.generate(prompts, GREEDY, use_tqdm=False)
+        priority = [BACKGROUND_PRIORITY if number % 4 else 0 for number in range(len(prompts))]
+        mixed = llm.generate(prompts, GREEDY, use_tqdm=False, priority=priority)
+    means = [
+        torch.cat(
+            [
+                shortfalls(reference, prompt, list(output.outputs[0].token_ids))
+                for prompt, output in zip(prompts, outputs, strict=True)
+            ]
+        ).mean()
+        for outputs in (plain, mixed)
+    ]
+    assert means[1] < 1.5 * means[0] + 0.005
 
 
 def test_two_engines_share_a_gpu(tmp_path: Path) -> None:

@@ -114,8 +114,12 @@ def upload(client: openai.OpenAI, lines: Sequence[dict[str, Any] | str], name: s
     return client.files.create(file=(name, as_jsonl(lines)), purpose="batch").id
 
 
-def create(client: openai.OpenAI, lines: Sequence[dict[str, Any] | str], endpoint: Any = COMPLETIONS) -> Any:
-    return client.batches.create(input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h")
+def create(
+    client: openai.OpenAI, lines: Sequence[dict[str, Any] | str], endpoint: Any = COMPLETIONS, **given: Any
+) -> Any:
+    return client.batches.create(
+        input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h", **given
+    )
 
 
 def wait_for(client: openai.OpenAI, batch_id: str, *statuses: str) -> Any:

@@ -11,17 +11,22 @@ import openai
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.jobs.store import journal as journal_module
 from headrace.server.batch import runner as runner_module
+from headrace.server.batch.store import BatchStore
 from tests.engine.process.process_tools import wait_until
 from tests.server.batch.batch_server import (
     BatchServer,
     LimitedEngine,
+    as_jsonl,
     create,
     line,
     results,
     serving_batches,
+    upload,
     wait_for,
 )
+from tests.server.batch.test_store import add_batch, add_file
 
 LINES = [line(str(number)) for number in range(8)]
 IDS = {each["custom_id"] for each in LINES}
@@ -111,6 +116,68 @@ def test_a_clock_that_jumps_expires_nothing(
         assert wait_for(client, batch.id, "completed", "expired").status == "completed"
 
 
+def test_a_clock_that_goes_back_does_not_lengthen_the_window(
+    engine: LimitedEngine, config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.client.limit_running(0)
+    with serving_batches(engine, config, tmp_path, window_s=2) as server, server.client() as client:
+        batch = create(client, LINES)
+        wait_until_submitted(engine)
+        now = runner_module.time.time
+        monkeypatch.setattr("time.time", lambda: now() - 10 * 24 * 3600)
+        assert wait_for(client, batch.id, "expired", "completed").status == "expired"
+    engine.client.limit_running(None)
+
+
+def test_a_clock_that_went_back_before_a_restart_does_not_lengthen_the_window(
+    engine: LimitedEngine, config: EngineConfig, tmp_path: Path
+) -> None:
+    store, in_ten_days = BatchStore(tmp_path), int(runner_module.time.time()) + 10 * 24 * 3600
+    file = add_file(store, content=as_jsonl(LINES), max_bytes=10**6)
+    batch = add_batch(store, file, created_at=in_ten_days, window_s=2)
+    store.close()
+    engine.client.limit_running(0)
+    with serving_batches(engine, config, tmp_path) as server, server.client() as client:
+        ended = wait_for(client, batch.id, "expired", "completed")
+        assert ended.status == "expired" and results(client, ended.error_file_id).keys() == IDS
+    engine.client.limit_running(None)
+
+
+def test_a_clock_that_jumps_deletes_no_files(server: BatchServer, client: openai.OpenAI) -> None:
+    file_id = upload(client, LINES)
+    runner = server.service.runner
+    now, in_a_year = runner._clock(), runner._clock() + 365 * 24 * 3600
+    for clock, is_kept in ((in_a_year, True), (now, True)):
+        runner._clock, runner._swept_at = (lambda clock=clock: clock), float("-inf")
+        runner._sweep()
+        assert bool(list(client.files.list())) == is_kept
+    runner._started_at, runner._swept_at = in_a_year, float("-inf")  # the server has run for a year
+    runner._clock = lambda: in_a_year
+    runner._sweep()
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file_id)
+
+
+def test_a_more_urgent_batch_overtakes_the_one_that_runs(
+    client: openai.OpenAI, engine: LimitedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headrace.batch")
+    engine.client.limit_running(0)
+    lines = [line(str(number)) for number in range(40)]
+    first = create(client, lines)
+    wait_until_submitted(engine)
+    second, urgent = create(client, LINES), create(client, LINES, extra_body={"priority": -1})
+    assert (first.priority, urgent.priority) == (0, -1)
+    while "which is more urgent" not in caplog.text:
+        pass
+    engine.client.limit_running(None)
+    for batch, num_lines in ((first, 40), (second, 8), (urgent, 8)):
+        ended = wait_for(client, batch.id, "completed", "failed", "expired")
+        assert (ended.status, len(results(client, ended.output_file_id))) == ("completed", num_lines)
+    ends = [record.args[0] for record in caplog.records if record.msg.startswith("batch %s is %s")]
+    assert ends == [urgent.id, first.id, second.id]
+
+
 def test_a_batch_goes_on_after_a_restart_of_the_server(
     engine: LimitedEngine, config: EngineConfig, tmp_path: Path
 ) -> None:
@@ -135,6 +202,21 @@ def test_other_requests_go_before_the_lines_of_a_batch(client: openai.OpenAI, en
     assert engine.stats.scheduler.num_preemptions > num_before
     assert client.batches.cancel(batch.id).status == "cancelling"  # it was not finished
     wait_for(client, batch.id, "cancelled")
+
+
+def test_a_batch_pauses_while_the_disk_is_full(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, num_left = journal_module.Journal._write, [5]
+
+    def full(journal: Any, data: Any) -> None:
+        if num_left[0]:
+            num_left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(journal, data)
+
+    monkeypatch.setattr(journal_module.Journal, "_write", full)
+    monkeypatch.setattr("headrace.jobs.recovery.disk_full.TRY_SECONDS", 0.0)
+    batch = wait_for(client, create(client, LINES).id, "completed", "failed")
+    assert num_left == [0] and results(client, batch.output_file_id).keys() == IDS
 
 
 def test_a_full_disk_at_the_end_delays_the_files(

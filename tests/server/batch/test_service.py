@@ -102,6 +102,8 @@ def test_a_batch_without_answers_is_completed_without_an_output_file(client: ope
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after"),
+        ({"extra_body": {"priority": 1001}}, "priority"),
+        ({"extra_body": {"priority": "high"}}, "priority"),
     ],
 )
 def test_a_wrong_request_for_a_batch_is_a_400(client: openai.OpenAI, changed: dict[str, Any], param: str) -> None:
@@ -152,6 +154,36 @@ def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
     page = client.batches.list(limit=2)
     assert [each.id for each in page.data] == ids[:2:-1] and page.has_more
     assert [each.id for each in client.batches.list(limit=2)] == ids[::-1]
+
+
+def test_a_batch_of_50_001_lines_fails_and_one_of_50_000_does_not(client: openai.OpenAI, engine: LimitedEngine) -> None:
+    lines = [line(str(number)) for number in range(50_001)]
+    engine.client.limit_running(0)
+    batch = wait_for(client, create(client, lines).id, "failed", "in_progress")
+    assert batch.status == "failed" and [error.code for error in batch.errors.data] == ["too_many_tasks"]
+    batch = wait_for(client, create(client, lines[1:]).id, "failed", "in_progress")
+    assert batch.status == "in_progress" and batch.request_counts.total == 50_000
+    client.batches.cancel(batch.id)
+    engine.client.limit_running(None)
+    wait_for(client, batch.id, "cancelled")
+
+
+def test_a_batch_that_finds_no_room_on_the_disk_is_a_507(client: openai.OpenAI, server: BatchServer) -> None:
+    store = server.service.store
+    (num_pages,) = store._database.execute("PRAGMA max_page_count").fetchone()
+    file_id = upload(client, ["bad"])
+
+    def start(number: int = 1) -> Any:
+        """The last of so many batches."""
+        asked = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+        return [client.batches.create(**asked) for _ in range(number)][-1]
+
+    store._database.execute("PRAGMA max_page_count=1")  # no page more than there are
+    with pytest.raises(openai.InternalServerError) as raised:
+        start(99)
+    assert raised.value.status_code == 507 and raised.value.code == "insufficient_storage"
+    store._database.execute(f"PRAGMA max_page_count={num_pages}")
+    assert wait_for(client, start().id, "failed").errors.data[0].code == "invalid_json_line"
 
 
 def test_batches_and_their_lines_are_counted(client: openai.OpenAI, server: BatchServer) -> None:

@@ -26,14 +26,16 @@ def add_file(store: BatchStore, owner: str = "", *, content: bytes = b"x", max_f
     return file
 
 
-def add_batch(store: BatchStore, file: StoredFile, *, created_at: int = 1, max_unfinished: int = 9) -> Batch:
+def add_batch(
+    store: BatchStore, file: StoredFile, *, created_at: int = 1, window_s: int = 10, max_unfinished: int = 9
+) -> Batch:
     batch = Batch(
         id=new_id(BATCH_ID),
         owner=file.owner,
         endpoint="/v1/completions",
         input_file_id=file.id,
         created_at=created_at,
-        expires_at=created_at + 10,
+        expires_at=created_at + window_s,
     )
     store.add_batch(batch, max_unfinished=max_unfinished)
     return batch

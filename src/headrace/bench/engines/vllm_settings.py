@@ -18,7 +18,12 @@ from headrace.errors import nearest
 ENVIRONMENT_PREFIXES = ("VLLM_", "OMP_", "CUDA_", "NCCL_", "HF_", "TORCH", "TRITON_", "FLASHINFER_")
 LOAD_FORMATS = {"random": "dummy"}
 # What vLLM does anyway: these values of settings that it does not have are left out.
-NEUTRAL = {"capacity_policy": ("max_utilization",), "device": ("auto",), "num_threads": (None,)}
+NEUTRAL = {
+    "capacity_policy": ("max_utilization",),
+    "device": ("auto",),
+    "num_threads": (None,),
+    "cpu_affinity": ("auto",),
+}
 # Sections of vLLM's config in which a setting is looked for, the likeliest first.
 SECTIONS = ("cache_config", "scheduler_config", "model_config", "parallel_config", "load_config", "device_config")
 RENAMED = {"kv_cache_dtype": "cache_dtype", "scheduling_policy": "policy"}

@@ -27,7 +27,7 @@ from headrace.openai.sampling import (
 )
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
-from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
+from headrace.openai.schema.responses import UNSUPPORTED_IN_RESPONSES, ResponsesRequest
 from headrace.types import MAX_SEED, MIN_SEED, SamplingParams
 
 UNTIL_CONTEXT_ENDS = None
@@ -121,7 +121,7 @@ def read_response(given: dict[str, Any], defaults: Mapping[str, Any]) -> Samplin
 
 
 def as_response(given: dict[str, Any]) -> ResponsesRequest:
-    return convert(ResponsesRequest, given, unsupported=STATEFUL)
+    return convert(ResponsesRequest, given, unsupported=UNSUPPORTED_IN_RESPONSES)
 
 
 def read_plain(given: dict[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:

@@ -47,7 +47,7 @@ from headrace.jobs.input.reply import UnknownReply, encode
 from headrace.jobs.input.template import LineTemplate
 from headrace.openai.prompts import template_variables
 from headrace.openai.response_items import as_messages
-from headrace.openai.responses import ResponseFields
+from headrace.openai.responses import ResponseFields, response_tools, response_variables
 from headrace.openai.sampling import DEFAULT_COMPLETION_TOKENS, check_label, check_num_sequences
 from headrace.openai.schema.chat import ChatRequest
 from headrace.sched.sequence import sequence_seed
@@ -71,7 +71,7 @@ class LineRequest(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[str, ...] = ()  # warnings for the summary
     prompts: list[str | list[int]] | None = None  # instead of `prompt`, if the line has several
     is_embedding: bool = False  # the prompts are embedded; `params` is not used
-    tool_request: ChatRequest | None = None  # of a chat with tools, which `LinePreparer` reads: they need the tokenizer
+    tool_request: ChatRequest | None = None  # if it has tools, which `LinePreparer` reads: they need the tokenizer
 
     @property
     def question(self) -> str:
@@ -252,15 +252,17 @@ class LineParser:
         request = as_response(body)
         check_label("cache_salt", request.cache_salt)
         check_label("request_id", request.request_id)
+        tools = response_tools(request)
         return LineRequest(
             msgspec.structs.replace(reply, shape=ResponseFields.of(request, params)),
             params,
             None,
             as_messages(request),
-            template_variables(request.chat_template_kwargs, None),
+            response_variables(request),
             request.cache_salt,
             self._seed_of(line, params),
             self._notes_on_model(request.model),
+            tool_request=tools if tools.tools else None,
         )
 
     def _params(

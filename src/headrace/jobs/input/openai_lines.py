@@ -6,6 +6,7 @@ Bodies and completion objects are those of the server (`headrace.openai`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -14,6 +15,7 @@ from headrace.engine.prompts import Messages
 from headrace.errors import RequestError, nearest
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, encode, message_of, usage
+from headrace.openai.answer_format import AnswerFormat
 from headrace.openai.body import convert
 from headrace.openai.choices import (
     CHAT_ID_PREFIX,
@@ -28,7 +30,7 @@ from headrace.openai.embeddings import EmbeddingFormat, embedding_format, embedd
 from headrace.openai.errors import INVALID_REQUEST_ERROR, SERVER_ERROR, UNKNOWN, error_object
 from headrace.openai.logprobs import TextOffsets, chat_logprobs, completion_lists
 from headrace.openai.prompts import as_prompts, template_variables
-from headrace.openai.responses import ITEM_ID_PREFIX, RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
+from headrace.openai.responses import RESPONSE_ID_PREFIX, ResponseFields, ResponseWriter
 from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
@@ -56,7 +58,9 @@ _LABELS = ("cache_salt", "request_id")
 CHECKED_APART = {
     CHAT: frozenset({"messages", "model", "chat_template_kwargs", "tools", "tool_choice", *_LABELS}),
     COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
-    RESPONSES: frozenset({"input", "instructions", "model", "chat_template_kwargs", *_LABELS}),
+    RESPONSES: frozenset(
+        {"input", "instructions", "model", "chat_template_kwargs", "reasoning", "tools", "tool_choice", *_LABELS}
+    ),
 }
 
 
@@ -170,6 +174,12 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     shape: Shape | None = None  # None: a completion object with plain text
     shows_special: bool = False  # a completion whose text has special tokens: they count in `text_offset`
 
+    def with_calls(self, calls: ToolCalls | None) -> OpenAIReply:
+        """The same with how calls are found in the answer."""
+        if isinstance(self.shape, ResponseFields):
+            return msgspec.structs.replace(self, shape=msgspec.structs.replace(self.shape, format=AnswerFormat(calls)))
+        return msgspec.structs.replace(self, shape=calls)
+
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         own_id = b"%b-%d" % (facts.job_id_text, self.index)
         if self.shape is None:
@@ -243,11 +253,12 @@ def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) ->
 
 
 def _response(fields: ResponseFields, output: LineOutput, facts: JobFacts, own_id: str) -> bytes:
+    numbers = count()
     writer = ResponseWriter(
         fields,
         facts.tokenizer,
         id=RESPONSE_ID_PREFIX + own_id,
-        item_id=ITEM_ID_PREFIX + own_id,
+        make_id=lambda prefix: f"{prefix}{own_id}-{next(numbers)}",
         model_name=facts.model_name,
         created_at=facts.now(),
     )

@@ -121,9 +121,9 @@ class LinePreparer:
 
     def _render_with_tools(self, place: int, request: LineRequest, asked: ChatRequest) -> _Rendered:
         use = self._tools.use_of(asked)
-        text = render_chat(self._prompts, asked.messages, request.template_options, tools=use.tools)
-        assert isinstance(request.reply, OpenAIReply)
-        reply = msgspec.structs.replace(request.reply, shape=use.calls)
+        assert request.messages is not None and isinstance(request.reply, OpenAIReply)
+        text = render_chat(self._prompts, request.messages, request.template_options, tools=use.tools)
+        reply = request.reply.with_calls(use.calls)
         params = self._tools.params_of(request.params, use)
         return place, msgspec.structs.replace(request, reply=reply, params=params), text
 

@@ -1,4 +1,4 @@
-"""Tools of chat lines. Most lines of a file have the same tools: those are read, and their grammar is built, once."""
+"""Tools of lines. Most lines of a file have the same tools: those are read, and their grammar is built, once."""
 
 from __future__ import annotations
 

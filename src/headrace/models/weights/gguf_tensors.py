@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.dist.mesh import Span
 from headrace.errors import ModelError
 from headrace.models.gguf_file import GgufFile, GgufTensor
-from headrace.models.shards import WHOLE, Part
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import StoredPart
 from headrace.models.weights.dequantize import Bytes, dequantize, is_block_type
-from headrace.models.weights.source import StoredRows
+from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +84,7 @@ class GgufTensors:
     def num_bytes_read(self) -> int:
         return self._bytes_read
 
-    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Rows are read as they are stored: of a part of their columns too, a rank reads whole rows."""
         stored = self._parts[name]
         tensor = self._file.tensors[stored.name]
@@ -94,24 +92,32 @@ class GgufTensors:
         rows_at_once = max(1, _ELEMENTS_AT_ONCE // (row_len * self._head_dim)) * self._head_dim  # whole heads
         starts = range(0, len(out), rows_at_once)
         pieces = (out[start : start + rows_at_once] for start in starts)
-        first_row = _first_row(stored) + (0 if part.rows is None else part.rows.start)
+        first_row = _first_row(stored) + (0 if part is None else part.rows.start)
         stored_starts = (first_row + start for start in starts)
         # numpy releases the GIL, so threads with a piece each run in parallel.
         with ThreadPoolExecutor(max_workers=_num_cores()) as pool:  # raises what a thread raised
-            list(pool.map(self._fill_rows, repeat(tensor), stored_starts, pieces, repeat(part.columns)))
+            list(
+                pool.map(
+                    self._fill_rows,
+                    repeat(tensor),
+                    stored_starts,
+                    pieces,
+                    repeat(None if part is None else part.columns),
+                )
+            )
         self._bytes_read += len(out) * _row_bytes(tensor)
 
-    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         stored = self._parts[name]
         tensor = self._file.tensors[stored.name]
         if not is_block_type(tensor.type_name):
             return None
-        rows = part.rows or Span(0, stored.num_rows)
-        raw = self._read_rows(tensor, _first_row(stored) + rows.start, rows.size)
+        rows = range(stored.num_rows) if part is None else part.rows
+        raw = self._read_rows(tensor, _first_row(stored) + rows.start, len(rows))
         self._bytes_read += raw.nbytes
         return StoredRows(raw, tensor.type_name)
 
-    def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor, columns: Span | None) -> None:
+    def _fill_rows(self, tensor: GgufTensor, start: int, out: Tensor, columns: range | None) -> None:
         import torch
 
         raw = self._read_rows(tensor, start, len(out))
@@ -122,7 +128,7 @@ class GgufTensors:
         else:
             exact = np.empty((len(out), *tensor.shape[-1:]) if columns else out.shape, dtype=np.float32)
             dequantize(raw, tensor.type_name, exact)
-            out.copy_(torch.from_numpy(exact[:, columns.start : columns.end] if columns else exact))
+            out.copy_(torch.from_numpy(exact[:, columns.start : columns.stop] if columns else exact))
 
     def _read_rows(self, tensor: GgufTensor, start: int, num_rows: int) -> Bytes:
         row_bytes = _row_bytes(tensor)

@@ -9,9 +9,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from headrace.models.shards import WHOLE, Part
 from headrace.models.spec import ModelSpec, Shape
-from headrace.models.weights.source import StoredRows
+from headrace.models.weights.source import Slice, StoredRows
 
 _STANDARD_DEVIATION = 0.02
 _POOL_LEN = 4_194_301  # a prime, so that rows of any length start at different offsets in the pool
@@ -40,7 +39,7 @@ class RandomWeights:
     def num_bytes_read(self) -> int:
         return 0
 
-    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """A part has the numbers that it has in the whole tensor."""
         if name.endswith("norm.weight"):
             out.fill_(self._norm_weight)
@@ -48,25 +47,25 @@ class RandomWeights:
             self._fill_part_from_pool(name, out, part)
         else:
             generator = torch.Generator(device=out.device).manual_seed(self._seed + zlib.crc32(name.encode()))
-            whole = out if part.is_whole else torch.empty(self._shapes[name], dtype=out.dtype, device=out.device)
+            whole = out if part is None else torch.empty(self._shapes[name], dtype=out.dtype, device=out.device)
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
-            if not part.is_whole:
+            if part is not None:
                 out.copy_(part.of(whole))
 
-    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
 
-    def _fill_part_from_pool(self, name: str, out: Tensor, part: Part) -> None:
+    def _fill_part_from_pool(self, name: str, out: Tensor, part: Slice | None) -> None:
         start, width = zlib.crc32(name.encode()), math.prod(self._shapes[name][1:])
-        first_row = 0 if part.rows is None else part.rows.start
-        if part.columns is None:
+        first_row = 0 if part is None else part.rows.start
+        if part is None or part.columns is None:
             self._fill_from_pool((start + first_row * width) % _POOL_LEN, out.view(-1))
             return
         at_once = max(1, _POOL_LEN // width)
         for row in range(0, len(out), at_once):
             rows = torch.empty(len(out[row : row + at_once]), width)
             self._fill_from_pool((start + (first_row + row) * width) % _POOL_LEN, rows.view(-1))
-            out[row : row + at_once] = Part(columns=part.columns).of(rows)
+            out[row : row + at_once] = rows[:, part.columns.start : part.columns.stop]
 
     def _fill_from_pool(self, start: int, out: Tensor) -> None:
         if self._pool is None:

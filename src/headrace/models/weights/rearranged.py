@@ -7,11 +7,10 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from headrace.models.shards import WHOLE, Part
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import Stored, StoredPart, find_parts
-from headrace.models.weights.safetensors_files import SafetensorsFiles
-from headrace.models.weights.source import StoredRows
+from headrace.models.weights.safetensors_files import Region, SafetensorsFiles
+from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,12 +29,16 @@ class Rearranged:
         part = self._parts.get(name)
         return self._files.shape(name) if part is None else part.shape(self._files.shape(part.name))
 
-    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         stored = self._parts[name]
-        columns = Part(columns=part.columns)
-        self._files.fill_with(stored.name, out, lambda tensor: columns.of(stored.take_from(tensor, part.rows)))
+        num_rows, *_ = self.shape(name)
+        rows = range(num_rows) if part is None else part.rows
+        columns = None if part is None else part.columns
+        self._files.fill_regions(stored.name, out, regions_of(stored, rows, columns, self._files.shape(stored.name)))
+        if part is None:
+            self._files.read_ahead(stored.name)
 
-    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
 
     @property
@@ -53,3 +56,31 @@ class Rearranged:
         used = {part.name for part in self._parts.values()}
         is_leftover = re.compile(self._stored.leftovers).fullmatch
         return [name for name in self._files.names() if name not in used and not is_leftover(name)]
+
+
+def regions_of(part: StoredPart, rows: range, columns: range | None, stored: Shape) -> list[Region]:
+    """Where rows and columns of our tensor are in the stored one, whose shape is `stored`."""
+    if len(stored) == 1:
+        return [Region(run, range(1), first) for first, run in _runs(part, rows, 0)]
+    height, width = stored[-2:]
+    first_row = (part.member or 0) * height  # of the member in a stack
+    if not part.is_transposed:
+        columns = range(width) if columns is None else columns
+        return [Region(run, columns, first) for first, run in _runs(part, rows, first_row)]
+    columns = range(height) if columns is None else columns
+    stored_rows = range(first_row + columns.start, first_row + columns.stop)
+    return [Region(stored_rows, run, first, is_transposed=True) for first, run in _runs(part, rows, 0)]
+
+
+def _runs(part: StoredPart, rows: range, offset: int) -> list[tuple[int, range]]:
+    """Our rows as contiguous ranges of stored ones: those of a fused tensor may be interleaved by head. Each range with
+    the number of its first row, counted from `rows.start`."""
+    runs = []
+    at = rows.start
+    while at < rows.stop:
+        group, within = divmod(at, part.num_rows)
+        count = min(part.num_rows - within, rows.stop - at)
+        start = offset + group * part.rows_per_group + part.first_row + within
+        runs.append((at - rows.start, range(start, start + count)))
+        at += count
+    return runs

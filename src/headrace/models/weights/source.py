@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ModelError
-from headrace.models.shards import WHOLE, Part, Shards
+from headrace.models.shards import Part, Shards
 from headrace.models.spec import ModelSpec, Shape
 
 if TYPE_CHECKING:
@@ -27,6 +27,18 @@ class StoredRows:
     type_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some rows of a tensor, and some columns of them. A rank of several reads only its own."""
+
+    rows: range
+    columns: range | None = None  # None: all
+
+    def of(self, tensor: Tensor) -> Tensor:
+        part = tensor[self.rows.start : self.rows.stop]
+        return part if self.columns is None else part[:, self.columns.start : self.columns.stop]
+
+
 class WeightSource(Protocol):
     """Tensors under their canonical names (those of Hugging Face), each read straight into its final tensor."""
 
@@ -34,10 +46,10 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> Shape: ...
 
-    def fill(self, name: str, out: Tensor, part: Part = WHOLE) -> None:
-        """Writes a part of the tensor into `out`, in the type and on the device of `out`."""
+    def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        """Writes the tensor, or a part of it, into `out`, in the type and on the device of `out`."""
 
-    def stored_rows(self, name: str, part: Part = WHOLE) -> StoredRows | None:
+    def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         """Returns rows of the matrix in their quantized form, or None if it is not quantized."""
 
     @property
@@ -59,10 +71,31 @@ class ShardedSource:
         return self.shards.part(name).shape(self.source.shape(name))
 
     def fill(self, name: str, out: Tensor) -> None:
-        self.source.fill(name, out, self.shards.part(name))
+        self.source.fill(name, out, self._slice(name))
 
     def stored_rows(self, name: str) -> StoredRows | None:
-        return self.source.stored_rows(name, self.shards.part(name))
+        return self.source.stored_rows(name, self._slice(name))
+
+    def _slice(self, name: str) -> Slice | None:
+        return slice_of(self.shards.part(name), self.source.shape(name))
+
+
+def slice_of(part: Part, shape: Shape) -> Slice | None:
+    """The rows and columns of a part of a tensor of this shape; None: all of it."""
+    if part.is_whole:
+        return None
+    rows, columns = part.rows, part.columns
+    return Slice(
+        range(shape[0]) if rows is None else range(rows.start, rows.end),
+        None if columns is None else range(columns.start, columns.end),
+    )
+
+
+def fill_from_whole(source: WeightSource, name: str, out: Tensor, part: Slice) -> None:
+    """Fills a part by way of the whole tensor, for sources that cannot read a part alone."""
+    whole = out.new_empty(source.shape(name))
+    source.fill(name, whole)
+    out.copy_(part.of(whole))
 
 
 def check_tensors(source: WeightSource, spec: ModelSpec, *, where: object) -> None:

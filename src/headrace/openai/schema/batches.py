@@ -16,3 +16,4 @@ class BatchRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
+    priority: int = 0  # Headrace's own: lower numbers run first

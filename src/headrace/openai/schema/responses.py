@@ -1,4 +1,4 @@
-"""POST /v1/responses, without what needs state between requests."""
+"""POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     truncation: str | None = None
@@ -40,13 +44,11 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-# These need state that is kept between requests, or a tool that the server would have to run. Refused unless the
-# value is null or one of these.
-STATEFUL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
+# Refused unless the value is null or one of these: they need conversations or prompts that are stored apart, or tools
+# that the server would have to run.
+UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "conversation": (),
     "max_tool_calls": (),
-    "previous_response_id": (),
     "prompt": (),
 }

@@ -26,6 +26,7 @@ NEXT: dict[Status, tuple[Status, ...]] = {
     "cancelling": ("cancelled",),
 }
 WINDOW = "24h"
+PRIORITIES = (-1000, 1000)  # the most and the least urgent that a client may ask for
 FILE_ID = "file-"
 BATCH_ID = "batch_"
 
@@ -97,6 +98,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     metadata: dict[str, str] | None = None
     output_expires_after_s: int | None = None
+    priority: int = 0  # lower numbers run first
     errors: list[LineError] = []
     counts: Counts = Counts()
     usage: BatchUsage = BatchUsage()
@@ -131,6 +133,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
             "request_counts": msgspec.to_builtins(counts or self.counts),
             "usage": self.usage.as_object(),
             "metadata": self.metadata,
+            "priority": self.priority,  # Headrace's own
         }
 
 

@@ -1,8 +1,10 @@
 """Carries batches from state to state, on two threads:
 
-    clerk     validates; ends batches that are cancelled, or whose time is over, while they wait
-    worker    runs one batch after the other, oldest first, then writes its files
+    clerk     validates; ends batches that are cancelled, or whose time is over, while they wait; stops the one that
+              runs if a more urgent one is ready
+    worker    runs one batch after the other, by priority, then oldest first, and writes its files
 
+A batch that is stopped for a more urgent one starts no more lines, those in flight may finish, and it goes on later.
 Every step can be repeated: after a crash, `start` goes on from the stored states and the journals of the jobs.
 """
 
@@ -44,7 +46,7 @@ SWEEP_S = 3600.0  # between two removals of expired files
 
 log = logging.getLogger("headrace.batch")
 
-StartFor = Callable[[str], Start]  # how a job of this owner gets its engine
+StartFor = Callable[[Batch], Start]  # how the job of a batch gets its engine
 
 
 class BatchRunner:
@@ -73,12 +75,14 @@ class BatchRunner:
         self._num_wakes = 0
         self._claimed: set[str] = set()  # batches that one of the threads works on
         self._stop_run: Callable[[], None] | None = None  # of the job that runs
+        self._overtakable: Batch | None = None  # the batch whose job runs, until it is stopped
         self.num_by_status: dict[str, int] = dict.fromkeys(STATUSES, 0)  # of all batches, at most POLL_S old
         self.num_answered = 0  # lines of batches that have ended since the start
         self.num_failed = 0
         self._deadlines: dict[str, Deadline] = {}
         self._retry_at: dict[str, float] = {}  # batches that wait after a failure
-        self._swept_at = float("-inf")
+        self._started_at, self._started_monotonic = clock(), time.monotonic()
+        self._swept_at = self._started_monotonic
         self._threads = [
             threading.Thread(target=self._loop, args=(step,), name=f"headrace-batch-{name}", daemon=True)
             for name, step in (("clerk", self._clerk), ("worker", self._work))
@@ -152,17 +156,32 @@ class BatchRunner:
             with self._claim(batch.id) as is_ours:
                 if is_ours:
                     has_done |= self._attend(batch)
+        self._let_urgent_overtake()
         self.num_by_status = {**dict.fromkeys(STATUSES, 0), **self._store.count_by_status()}
         return has_done
 
+    def _let_urgent_overtake(self) -> None:
+        running, stop = self._overtakable, self._stop_run
+        if running is None or stop is None:
+            return
+        waiting = [batch for batch in self._store.unfinished() if batch.status == "in_progress" and self._is_due(batch)]
+        if waiting and waiting[0].priority < running.priority:
+            log.info("batch %s waits for %s, which is more urgent", running.id, waiting[0].id)
+            self._overtakable = None
+            stop()
+
+    def _is_due(self, batch: Batch) -> bool:
+        return time.monotonic() >= self._retry_at.get(batch.id, 0.0)
+
     def _attend(self, batch: Batch) -> bool:
+        deadline = self._deadline(batch)
         if batch.status == "validating":
             self._validate(batch)
-        elif time.monotonic() < self._retry_at.get(batch.id, 0.0):
+        elif not self._is_due(batch):
             return False
         elif batch.status == "cancelling":
             self._finish(batch, "cancelled")
-        elif batch.status == "in_progress" and self._deadline(batch).is_over:
+        elif batch.status == "in_progress" and deadline.is_over:
             self._run(batch)  # needs no engine: all lines that are left become error lines
         else:
             return False
@@ -170,8 +189,7 @@ class BatchRunner:
 
     def _work(self) -> bool:
         for batch in self._store.unfinished():
-            is_due = time.monotonic() >= self._retry_at.get(batch.id, 0.0)
-            if batch.status in ("in_progress", "finalizing") and is_due:
+            if batch.status in ("in_progress", "finalizing") and self._is_due(batch):
                 with self._claim(batch.id) as is_ours:
                     if is_ours:
                         self._run(batch)
@@ -193,9 +211,12 @@ class BatchRunner:
                     self._claimed.discard(batch_id)
 
     def _sweep(self) -> None:
+        """Delete expired files, the first time some time after the start: the clock may be wrong then. It may also jump
+        later, so that a file has to be expired by the clock of the start too."""
         if time.monotonic() - self._swept_at >= SWEEP_S:
             self._swept_at = time.monotonic()
-            self._store.delete_expired_files(int(self._clock()))
+            by_start = self._started_at + time.monotonic() - self._started_monotonic
+            self._store.delete_expired_files(int(min(self._clock(), by_start)))
 
     # ---- states
 
@@ -235,10 +256,10 @@ class BatchRunner:
         try:
             run_job(
                 self._spec(batch),
-                start=self._start_for(batch.owner),
+                start=self._start_for(batch),
                 has_own_process=True,
                 quiet=True,
-                on_begin=partial(self._begun, batch.id),
+                on_begin=partial(self._begun, batch),
             )
         except (ResumableJobError, EngineDeadError) as error:
             log.warning("batch %s waits: %s", batch.id, error)
@@ -251,19 +272,20 @@ class BatchRunner:
             self._finish(batch, "failed", errors=[LineError("job_failed", str(error))])
             return None
         finally:
-            self._stop_run = None
+            self._stop_run = self._overtakable = None
         manifest = read_manifest(self._job(batch.id))
         if manifest is None or not manifest.is_done:
             return None  # stopped, or cancelled
         return "expired" if manifest.state == "expired" else "completed"
 
-    def _begun(self, batch_id: str, stop: Callable[[], None]) -> None:
+    def _begun(self, batch: Batch, stop: Callable[[], None]) -> None:
         """The job's directory exists now. A stop or a cancel that came before could not reach the job."""
-        self._stop_run = stop
+        self._stop_run, self._overtakable = stop, batch
         if self._closing.is_set():
             stop()
-        if self._status_of(batch_id) == "cancelling":
-            self.cancel(batch_id)
+        if self._status_of(batch.id) == "cancelling":
+            self.cancel(batch.id)
+        self.wake()  # a more urgent batch may have become ready meanwhile
 
     def _retry_later(self, batch_id: str) -> None:
         self._retry_at[batch_id] = time.monotonic() + RETRY_S
@@ -283,7 +305,11 @@ class BatchRunner:
         )
 
     def _deadline(self, batch: Batch) -> Deadline:
-        return self._deadlines.setdefault(batch.id, Deadline(batch.expires_at))
+        """Never later than the window from now, whatever the clock says after a restart."""
+        if batch.id not in self._deadlines:
+            window_s = batch.expires_at - batch.created_at
+            self._deadlines[batch.id] = Deadline(min(batch.expires_at, time.time() + window_s))
+        return self._deadlines[batch.id]
 
     def _finish(self, batch: Batch, final: Status, *, errors: list[LineError] | None = None) -> None:
         """Write the files of what is done, then add them and change the state in one transaction."""

@@ -12,11 +12,12 @@ from time import time
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.jobs.files import is_no_room
 from headrace.jobs.input.openai_lines import ENDPOINTS
 from headrace.openai.errors import bad_request
 from headrace.openai.schema.batches import BatchRequest
 from headrace.server.batch.multipart import boundary_of
-from headrace.server.batch.records import BATCH_ID, FILE_ID, WINDOW, Batch, StoredFile, new_id
+from headrace.server.batch.records import BATCH_ID, FILE_ID, PRIORITIES, WINDOW, Batch, StoredFile, new_id
 from headrace.server.batch.runner import BatchRunner
 from headrace.server.batch.store import BatchStore, QuotaError, StoreFullError, check_quota
 from headrace.server.batch.upload import Upload
@@ -148,6 +149,7 @@ class BatchService:
             expires_at=now + self._window_s,
             metadata=request.metadata,
             output_expires_after_s=None if expiry is None else expiry.seconds,
+            priority=request.priority,
         )
         with _errors_as_answers():
             try:
@@ -195,6 +197,9 @@ def _check_request(request: BatchRequest) -> None:
         raise bad_request(
             f"metadata may have {max_pairs} pairs, keys of {max_key} and values of {max_value} characters", "metadata"
         )
+    first, last = PRIORITIES
+    if not first <= request.priority <= last:
+        raise bad_request(f"priority must be between {first} and {last:,}, got {request.priority}", "priority")
     expiry = request.output_expires_after
     if expiry is not None:
         _check_life(expiry.anchor, expiry.seconds, "output_expires_after")
@@ -220,7 +225,7 @@ def _errors_as_answers() -> Iterator[None]:
     try:
         yield
     except StoreFullError as error:
-        raise ApiError(507, str(error), type="server_error", code="insufficient_storage") from error
+        raise _full(str(error)) from error
     except QuotaError as error:
         raise ApiError(
             429, str(error), type="insufficient_quota", code="quota_exceeded", headers={"x-should-retry": "false"}
@@ -228,4 +233,10 @@ def _errors_as_answers() -> Iterator[None]:
     except HeadraceError:
         raise
     except OSError as error:
+        if is_no_room(error):
+            raise _full("there is no room on the disk of the batch directory") from error
         raise ApiError(500, "the batch directory cannot be used; the server's log says more", code="storage") from error
+
+
+def _full(message: str) -> ApiError:
+    return ApiError(507, message, type="server_error", code="insufficient_storage")

@@ -12,12 +12,15 @@ from headrace.engine.client import Deliver
 from headrace.engine.start import Engine
 from headrace.errors import ResumableJobError
 from headrace.jobs.recovery.job_engine import Start
+from headrace.server.batch.records import PRIORITIES, Batch
 from headrace.server.batch.runner import BatchRunner
 from headrace.server.batch.service import WINDOW_S, BatchService
 from headrace.server.batch.store import BatchStore
 from headrace.server.options import ServerOptions
+from headrace.types import BACKGROUND_PRIORITY
 
-PRIORITY = 2**31 - 1  # after every other request: clients can choose smaller numbers only
+# After every other request, for which clients can choose smaller numbers only. The priority of a batch is added.
+PRIORITY = BACKGROUND_PRIORITY - PRIORITIES[0]
 READY_S = 0.2  # between two checks whether the engine is back
 
 
@@ -60,16 +63,19 @@ class _SharedEngine:
         self._model_name = model_name
         self.closing = threading.Event()
 
-    def start_for(self, owner: str) -> Start:
-        """The engine for jobs of one key."""
-        salt = f"batch-{owner}" if owner and self._is_salted else None
+    def start_for(self, batch: Batch) -> Start:
+        """The engine for the job of a batch."""
+        salt = f"batch-{batch.owner}" if batch.owner and self._is_salted else None
 
         def start(config: EngineConfig, deliver: Deliver) -> Engine:
             while self._engine.phase in ("starting", "restarting"):
                 if self.closing.wait(READY_S):
                     raise ResumableJobError("the server stops")
             engine = self._engine.share(
-                deliver, priority=PRIORITY, cache_salt=salt, max_sequences=self._engine.settings.max_num_seqs
+                deliver,
+                priority=PRIORITY + batch.priority,
+                cache_salt=salt,
+                max_sequences=self._engine.settings.max_num_seqs,
             )
             return replace(engine, model_name=self._model_name)
 

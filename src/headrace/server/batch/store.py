@@ -195,10 +195,11 @@ class BatchStore:
         return [_as_batch(row[0]) for row in self._rows(f"{query} ORDER BY number DESC LIMIT {int(limit)}", values)]
 
     def unfinished(self) -> list[Batch]:
-        """Of all owners, oldest first."""
+        """Of all owners, in the order in which they run: by priority, then oldest first."""
         marks = ", ".join("?" * len(UNFINISHED))
         query = f"SELECT record FROM batches WHERE status IN ({marks}) ORDER BY number"
-        return [_as_batch(row[0]) for row in self._rows(query, UNFINISHED)]
+        found = [_as_batch(row[0]) for row in self._rows(query, UNFINISHED)]
+        return sorted(found, key=lambda batch: batch.priority)
 
     def count_by_status(self) -> dict[str, int]:
         return dict(self._rows("SELECT status, COUNT(*) FROM batches GROUP BY status", ()))

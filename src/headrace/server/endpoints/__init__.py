@@ -1,12 +1,15 @@
 """The endpoints: one module each, and the list of their routes.
 
-- `chat`, `completions`, `responses`, `embeddings`: the endpoints that run the model. They share `generation` (from the
-  queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline` (time limits).
+- `chat`, `completions`, `responses`, `messages`, `embeddings`: the endpoints that run the model. They share
+  `generation` (from the queue to the stream of answers), `prompting` (tokenizing), `beams` (beam search), `deadline`
+  (time limits).
+- `response_events`, `background`, `stored_responses`: streamed responses, those without a client, and stored ones.
 - `files`, `batches`: the Batch API; see `headrace.server.batch`.
 - `tokenize`, `models`, `status`, `server_info`, `alerts`, `dashboard`, `admin`, `profile`, `openapi`: the
   others.
 
-Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too.
+Request bodies, checks and the shapes of answers are in `headrace.openai`, which batch jobs use too, and in
+`headrace.anthropic`.
 
 To add an endpoint: write `async def handler(services, exchange)` in a module here, declare its body as a struct in
 `openai/schema/`, and add a `Route` to `ROUTES`. The application, the paths that need no key, the OpenAPI document and
@@ -15,6 +18,7 @@ the test of docs/server.md are derived from the list.
 
 from __future__ import annotations
 
+from headrace.anthropic.schema import CountTokensRequest, MessagesRequest
 from headrace.openai.schema.batches import BatchRequest
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
@@ -31,12 +35,14 @@ from headrace.server.endpoints import (
     dashboard,
     embeddings,
     files,
+    messages,
     models,
     openapi,
     profile,
     responses,
     server_info,
     status,
+    stored_responses,
     tokenize,
 )
 from headrace.server.http.exchange import Exchange
@@ -72,6 +78,45 @@ ROUTES: tuple[Route, ...] = (
         summary="The assistant's next message, in the form of OpenAI's Responses API",
         body=ResponsesRequest,
         generates=True,
+    ),
+    Route(
+        path="/v1/responses/{response_id}",
+        method="GET",
+        handler=stored_responses.show_response,
+        summary="A stored response",
+    ),
+    Route(
+        path="/v1/responses/{response_id}",
+        method="DELETE",
+        handler=stored_responses.delete_response,
+        summary="Delete a stored response; one that is still generated is cancelled",
+    ),
+    Route(
+        path="/v1/responses/{response_id}/input_items",
+        method="GET",
+        handler=stored_responses.list_input_items,
+        summary="The items that a stored response is the answer to",
+    ),
+    Route(
+        path="/v1/responses/{response_id}/cancel",
+        method="POST",
+        handler=stored_responses.cancel_response,
+        summary="Cancel a response that is generated in the background",
+    ),
+    Route(
+        path="/v1/messages",
+        method="POST",
+        handler=messages.create_message,
+        summary="The assistant's next message, in the form of Anthropic's Messages API",
+        body=MessagesRequest,
+        generates=True,
+    ),
+    Route(
+        path="/v1/messages/count_tokens",
+        method="POST",
+        handler=messages.count_tokens,
+        summary="The number of tokens of a message's prompt",
+        body=CountTokensRequest,
     ),
     Route(
         path="/v1/embeddings",

@@ -16,12 +16,13 @@ from headrace.openai.logprobs import chat_logprobs, prompt_entries
 from headrace.openai.prompts import template_variables
 from headrace.openai.sampling import AnswerLimit, chat_limit, chat_params, check_context
 from headrace.openai.schema.chat import ChatRequest
-from headrace.openai.tool_use import NO_TOOLS, ToolCalls, ToolUse, delta_object, read_tool_use
+from headrace.openai.tool_use import ToolCalls, ToolUse, delta_object
 from headrace.openai.usage import Usage
 from headrace.server.endpoints.beams import beam_params, search_beams
 from headrace.server.endpoints.completions import truncated
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
@@ -45,7 +46,7 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
     request = read(ChatRequest, body)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    use = _tool_use(request, services)
+    use = answer_use_of(services, request).tool_use
     limit = chat_limit(request)
     params = chat_params(request, limits_of(services), limit, **use.params)
     max_model_len = services.engine.settings.max_model_len
@@ -65,17 +66,6 @@ async def create_chat_completion(services: Services, exchange: Exchange) -> None
         )
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
-
-
-def _tool_use(request: ChatRequest, services: Services) -> ToolUse:
-    if not request.tools:
-        return NO_TOOLS  # `chat_params` refuses a tool_choice without tools
-    return read_tool_use(
-        request,
-        services.engine.get_tokenizer(),
-        parser_name=services.options.tool_call_parser,
-        allows_auto=services.options.enable_auto_tool_choice,
-    )
 
 
 async def _tokenize(request: ChatRequest, services: Services, use: ToolUse, *, num_characters: int) -> TokenizedPrompt:

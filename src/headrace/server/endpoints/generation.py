@@ -16,14 +16,16 @@ from headrace.engine.answers import Answers
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.prompts import TokenizedPrompt
 from headrace.monitor.times import RequestMeter
+from headrace.openai.answer_format import NO_PARSERS, AnswerUse, read_answer_use
 from headrace.openai.errors import bad_request, not_supported
 from headrace.openai.sampling import Limits
+from headrace.openai.schema.chat import ChatRequest
 from headrace.server.endpoints.deadline import QUEUE_TIMEOUT, seconds_in
 from headrace.server.http.errors import ApiError, ClientGoneError
 from headrace.server.http.exchange import Exchange, too_late
 from headrace.server.request_queue import Overloaded
 from headrace.server.services import Reservation, Services
-from headrace.types import Request, SamplingParams, SequenceEvent
+from headrace.types import BACKGROUND_PRIORITY, Request, SamplingParams, SequenceEvent
 
 
 def limits_of(services: Services) -> Limits:
@@ -40,14 +42,27 @@ def check_model(services: Services, name: str | None) -> None:
         )
 
 
+def answer_use_of(services: Services, request: ChatRequest) -> AnswerUse:
+    """How the answer to a request is parsed; `request` is the form of it that a chat has."""
+    tokenizer = services.engine.tokenizer
+    if tokenizer is None:
+        return NO_PARSERS  # the prompt is refused
+    return read_answer_use(
+        request,
+        tokenizer,
+        parser_name=services.options.tool_call_parser,
+        allows_auto=services.options.enable_auto_tool_choice,
+    )
+
+
 def priority_of(services: Services, given: int | None) -> int:
     """Returns the priority. Refuses one if the policy is the order of arrival, which would ignore it."""
     if not given:
         return 0
     if services.engine.settings.queue_policy != "priority":
         raise not_supported("priority", "priority needs a server with --scheduling-policy priority; leave it out")
-    if abs(given) >= 2**31:
-        raise bad_request("priority must fit in 32 bits", "priority")
+    if not -(2**31) <= given < BACKGROUND_PRIORITY:
+        raise bad_request(f"priority must be between -2,147,483,648 and {BACKGROUND_PRIORITY - 1:,}", "priority")
     return given
 
 

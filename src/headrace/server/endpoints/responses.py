@@ -1,31 +1,41 @@
-"""POST /v1/responses: OpenAI's Responses API, without stored state."""
+"""POST /v1/responses: OpenAI's Responses API. What is stored is read by `stored_responses`."""
 
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
 import msgspec
 
 from headrace.engine.answer_stream import AnswerStream
-from headrace.engine.answers import AnswerDelta
+from headrace.engine.answers import Answers
+from headrace.engine.prompts import TokenizedPrompt
+from headrace.errors import RequestError
+from headrace.openai.answer_format import AnswerFormat, AnswerUse
 from headrace.openai.body import read
-from headrace.openai.response_items import as_messages
+from headrace.openai.errors import bad_request
+from headrace.openai.response_items import Item, as_messages, input_items
 from headrace.openai.responses import (
-    ITEM_ID_PREFIX,
     RESPONSE_ID_PREFIX,
     ResponseFields,
     ResponseWriter,
+    response_tools,
+    response_variables,
     responses_limit,
     responses_params,
-    status_of,
 )
-from headrace.openai.sampling import check_context
-from headrace.openai.schema.responses import STATEFUL, ResponsesRequest
+from headrace.openai.sampling import AnswerLimit, check_context
+from headrace.openai.schema.responses import UNSUPPORTED_IN_RESPONSES, ResponsesRequest
 from headrace.openai.usage import Usage
+from headrace.sched.limits import CONTEXT_EXCEEDED
+from headrace.server.endpoints.background import BackgroundRun
+from headrace.server.endpoints.files import owner_of
 from headrace.server.endpoints.generation import (
     answer_id,
+    answer_use_of,
     check_model,
     engine_id,
     limits_of,
@@ -34,139 +44,195 @@ from headrace.server.endpoints.generation import (
     running,
 )
 from headrace.server.endpoints.prompting import estimated_tokens, tokenize_chat
-from headrace.server.http.chunks import encode
+from headrace.server.endpoints.response_events import ResponseEvents
 from headrace.server.http.errors import ApiError
 from headrace.server.http.exchange import Exchange
 from headrace.server.http.sse import EventStream
-from headrace.server.services import Services
-from headrace.types import CompletionOutput
+from headrace.server.response_store import UNFINISHED, StoredResponse
+from headrace.server.services import Reservation, Services
+from headrace.types import SamplingParams
 
 
 async def create_response(services: Services, exchange: Exchange) -> None:
     arrived = monotonic()
     body = await exchange.read_body(services.options.max_body_bytes)
-    request = read(ResponsesRequest, body, unsupported=STATEFUL)
+    request = read(ResponsesRequest, body, unsupported=UNSUPPORTED_IN_RESPONSES)
     check_model(services, request.model)
     priority = priority_of(services, request.priority)
-    limit = responses_limit(request)
-    params = responses_params(request, limits_of(services), limit)
-    messages = as_messages(request)
+    asked = AskedResponse.of(services, request, owner=owner_of(exchange), num_bytes=len(body))
     max_model_len = services.engine.settings.max_model_len
-    with services.queue.reserve(1, num_tokens=estimated_tokens([messages], max_model_len)) as reservation:
-        params = await services.engine.compiled(params)
-        prompt = await tokenize_chat(
-            services.engine.reader,
-            messages,
-            num_characters=len(body),
-            limited_param="input",
-            variables=request.chat_template_kwargs,
-        )
-        check_context(len(prompt.token_ids), limit, max_model_len, prompt_param="input")
+    num_tokens = estimated_tokens([[asked.messages, asked.use.tool_use.tools]], max_model_len)
+    with ExitStack() as held:
+        reservation = held.enter_context(services.queue.reserve(1, num_tokens=num_tokens))
+        params = await services.engine.compiled(asked.params)
+        prompt = await asked.tokenized(services)
         reservation.count_tokens(len(prompt.token_ids))
-        id = answer_id(RESPONSE_ID_PREFIX, request.request_id, exchange)
-        reply = ResponseReply(ResponseFields.of(request, params), services, id)
-        answers = prepared(
-            services, exchange, request, prompt, params, engine_id(reply.id, request.request_id), priority=priority
-        )
+        is_inside = asked.use.is_inside(prompt.text)
+        params = asked.use.constrained(params, is_inside, services.engine.get_tokenizer())
+        reply = ResponseReply(services, asked, asked.use.format(is_inside), _new_id(services, exchange, asked))
+        id = engine_id(reply.writer.id, request.request_id)
+        answers = prepared(services, exchange, request, prompt, params, id, priority=priority)
+        if request.background:
+            await reply.in_background(exchange, answers, reservation, held.pop_all(), arrived=arrived)
+            return
         async with running(services, exchange, [answers], reservation, arrived=arrived) as stream:
             await (reply.stream(exchange, stream) if request.stream else reply.whole(exchange, stream))
 
 
-class ResponseReply(ResponseWriter):
-    """Sends the answer to one request, whole or as events."""
+@dataclass(frozen=True, slots=True)
+class AskedResponse:
+    """A request that was read and checked, with the conversation that it continues."""
 
-    def __init__(self, fields: ResponseFields, services: Services, id: str) -> None:
-        super().__init__(
-            fields,
+    request: ResponsesRequest
+    owner: str
+    use: AnswerUse
+    limit: AnswerLimit
+    params: SamplingParams
+    items: list[Item]  # of the whole conversation
+    messages: list[dict[str, Any]]
+    is_stored: bool
+    num_bytes: int  # of the conversation, as JSON
+
+    @classmethod
+    def of(cls, services: Services, request: ResponsesRequest, *, owner: str, num_bytes: int) -> AskedResponse:
+        store = services.responses
+        use = answer_use_of(services, response_tools(request))
+        limit = responses_limit(request)
+        params = responses_params(request, limits_of(services), limit, **use.params)
+        if request.background and not store.is_on:
+            raise bad_request("this server stores no responses (--max-stored-responses 0)", "background")
+        previous = _previous(services, request, owner)
+        items = input_items(request, lambda id: store.find_item(owner, id))
+        if previous is not None:
+            items = [*previous.conversation, *items]
+            num_bytes += previous.num_bytes
+        is_text = previous is None and isinstance(request.input, str)
+        messages = as_messages(request, None if is_text else items)
+        is_stored = store.is_on and request.store is not False
+        return cls(request, owner, use, limit, params, items, messages, is_stored, num_bytes)
+
+    async def tokenized(self, services: Services) -> TokenizedPrompt:
+        try:
+            return await self._tokenized(services, self.messages)
+        except RequestError as error:
+            if self.request.truncation != "auto" or error.code != CONTEXT_EXCEEDED:
+                raise
+        return await self._truncated(services)
+
+    async def _truncated(self, services: Services) -> TokenizedPrompt:
+        """The prompt without as many of the first turns as do not fit. Each turn starts with a message of the user."""
+        rules = [message for message in self.messages if message["role"] == "system"]
+        others = [message for message in self.messages if message["role"] != "system"]
+        starts = [place for place, message in enumerate(others) if message["role"] == "user"][1:]
+        if not starts:
+            return await self._tokenized(services, self.messages)  # which raises
+        low, high = 0, len(starts) - 1  # the first start that fits is searched for
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                await self._tokenized(services, [*rules, *others[starts[middle] :]])
+                high = middle
+            except RequestError as error:
+                if error.code != CONTEXT_EXCEEDED:
+                    raise
+                low = middle + 1
+        return await self._tokenized(services, [*rules, *others[starts[low] :]])
+
+    async def _tokenized(self, services: Services, messages: list[dict[str, Any]]) -> TokenizedPrompt:
+        prompt = await tokenize_chat(
+            services.engine.reader,
+            messages,
+            num_characters=self.num_bytes,
+            limited_param="input",
+            tools=self.use.tool_use.tools,
+            variables=response_variables(self.request),
+        )
+        max_model_len = services.engine.settings.max_model_len
+        check_context(len(prompt.token_ids), self.limit, max_model_len, prompt_param="input")
+        return prompt
+
+
+def _previous(services: Services, request: ResponsesRequest, owner: str) -> StoredResponse | None:
+    id = request.previous_response_id
+    if id is None:
+        return None
+    found = services.responses.find(owner, id)
+    if found is None:
+        raise bad_request(
+            f"there is no stored response {id[:80]!r}; it was not stored, was dropped for newer ones, or belongs to "
+            "another key. Send the whole conversation as input",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    if found.status in UNFINISHED:
+        raise bad_request(f"the response {id[:80]!r} is {found.status}; wait for its end", "previous_response_id")
+    return found
+
+
+def _new_id(services: Services, exchange: Exchange, asked: AskedResponse) -> str:
+    """A proxy may send the same X-Request-Id for several requests: a response that is stored is not replaced."""
+    given = asked.request.request_id
+    id = answer_id(RESPONSE_ID_PREFIX, given, exchange)
+    if not asked.is_stored or services.responses.find(asked.owner, id) is None:
+        return id
+    if given is not None:
+        raise bad_request(f"there is a stored response {id!r} already; choose another request_id", "request_id")
+    return f"{id}-{uuid.uuid4().hex[:16]}"
+
+
+class ResponseReply:
+    """Sends the answer to one request, whole, as events or in the background, and stores it."""
+
+    def __init__(self, services: Services, asked: AskedResponse, format: AnswerFormat | None, id: str) -> None:
+        self._services = services
+        self._asked = asked
+        self.writer = ResponseWriter(
+            ResponseFields.of(asked.request, asked.params, format=format, is_stored=asked.is_stored),
             services.engine.tokenizer,
             id=id,
-            item_id=f"{ITEM_ID_PREFIX}{uuid.uuid4().hex}",
+            make_id=lambda prefix: f"{prefix}{uuid.uuid4().hex}",
             model_name=services.model_name,
             created_at=int(time()),
         )
-        self._services = services
-
-    def ended(self, answer: CompletionOutput, usage: Usage) -> dict[str, Any]:
-        return self.finished(answer.text, answer.logprobs, answer.finish_reason, usage)
 
     async def whole(self, exchange: Exchange, stream: AnswerStream) -> None:
         (output,) = await stream.outputs()
-        body = self.ended(output.outputs[0], Usage.of([output]))
-        await exchange.reply(200, msgspec.json.encode(body))
+        answer = output.outputs[0]
+        response = self.writer.finished(answer.text, answer.logprobs, answer.finish_reason, Usage.of([output]))
+        body = msgspec.json.encode(response)
+        self._store(response, len(body))
+        await exchange.reply(200, body)
 
     async def stream(self, exchange: Exchange, stream: AnswerStream) -> None:
-        writer = ResponseEvents(self)
+        writer = ResponseEvents(self.writer)
         with EventStream(exchange, stream.event_queue, self._services.options.sse_keep_alive_interval_s) as events:
 
             async def fail(error: ApiError) -> None:
-                await events.end(writer.failed(error), done=b"")
+                await events.end(writer.failed(error)[0], done=b"")
 
             exchange.fail_stream = fail
             await events.follow(stream, writer.delta)
             output = stream.requests[0].output()
-            await events.end(writer.end(output.outputs[0], Usage.of([output])), done=b"")
+            last, response = writer.end(output.outputs[0], Usage.of([output]))
+            self._store(response, len(last))
+            await events.end(last, done=b"")
 
+    async def in_background(
+        self, exchange: Exchange, answers: Answers, reservation: Reservation, held: ExitStack, *, arrived: float
+    ) -> None:
+        """`held` holds the place in the queue, which the run takes over."""
+        stored = self._store(self.writer.response("queued", []), 0)
+        run = BackgroundRun(self._services, self.writer, stored, answers, held)
+        stored.run = run
+        run.start(exchange, reservation=reservation, arrived=arrived)
+        if self._asked.request.stream:
+            await run.follow(exchange)
+        else:
+            await exchange.reply(200, msgspec.json.encode(stored.response))
 
-class ResponseEvents:
-    """Writes the events of one stream and numbers them."""
-
-    def __init__(self, reply: ResponseReply) -> None:
-        self._reply = reply
-        self._number = 0
-        self._is_begun = False
-        self._place = {"item_id": reply.item_id, "output_index": 0, "content_index": 0}
-        self._delta_head = _event_head("response.output_text.delta") + encode(self._place)[1:-1] + b',"delta":'
-
-    def delta(self, delta: AnswerDelta) -> bytes:
-        begin = b"" if self._is_begun else self._begin()
-        if not (delta.text or delta.logprobs):
-            return begin
-        logprobs = encode(self._reply.logprobs(delta.logprobs)) if delta.logprobs else b"[]"
-        tail = b',"logprobs":%b,"sequence_number":%d}\n\n' % (logprobs, self._next())
-        return begin + self._delta_head + encode(delta.text) + tail
-
-    def _begin(self) -> bytes:
-        self._is_begun = True
-        reply = self._reply
-        started = reply.response("in_progress", [])
-        return b"".join(
-            (
-                self._event("response.created", {"response": started}),
-                self._event("response.in_progress", {"response": started}),
-                self._event(
-                    "response.output_item.added", {"output_index": 0, "item": reply.message("in_progress", [])}
-                ),
-                self._event("response.content_part.added", {**self._place, "part": reply.part("", None)}),
-            )
-        )
-
-    def end(self, answer: CompletionOutput, usage: Usage) -> bytes:
-        begin = b"" if self._is_begun else self._begin()
-        reply, status = self._reply, status_of(answer.finish_reason)
-        part = reply.part(answer.text, answer.logprobs)
-        done = {**self._place, "text": answer.text, "logprobs": part["logprobs"]}
-        item = reply.message(status, [part])
-        return begin + b"".join(
-            (
-                self._event("response.output_text.done", done),
-                self._event("response.content_part.done", {**self._place, "part": part}),
-                self._event("response.output_item.done", {"output_index": 0, "item": item}),
-                self._event(f"response.{status}", {"response": reply.ended(answer, usage)}),
-            )
-        )
-
-    def failed(self, error: ApiError) -> bytes:
-        begin = b"" if self._is_begun else self._begin()
-        response = self._reply.response("failed", [], error=error.message)
-        return begin + self._event("response.failed", {"response": response})
-
-    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
-        return _event_head(name) + encode({**fields, "sequence_number": self._next()})[1:] + b"\n\n"
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number - 1
-
-
-def _event_head(name: str) -> bytes:
-    return b'event: %b\ndata: {"type":"%b",' % (name.encode(), name.encode())
+    def _store(self, response: dict[str, Any], num_bytes: int) -> StoredResponse:
+        asked = self._asked
+        stored = StoredResponse(asked.owner, response, asked.items, asked.num_bytes + num_bytes)
+        if asked.is_stored:
+            self._services.responses.add(stored)
+        return stored

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from headrace.errors import EngineDeadError, HeadraceError
-from headrace.server.http.errors import ApiError, ClientGoneError, from_headrace, internal_error
+from headrace.server.http.errors import ApiError, ClientGoneError, from_headrace, internal_error, without_message
 from headrace.server.http.exchange import Exchange, Receive, Scope, Send
 from headrace.server.http.routes import ADMIN_PREFIX, Route, Router
 from headrace.server.services import Services
@@ -34,7 +34,7 @@ class App:
             await self._fail(exchange, error)
         except Exception as error:  # the server's edge: an error in one request must not affect others
             # The traceback without the message, which may hold what the client sent.
-            log.error("%s in %s", type(error).__name__, self._handler_name(exchange), exc_info=_without_message(error))
+            log.error("%s in %s", type(error).__name__, self._handler_name(exchange), exc_info=without_message(error))
             await exchange.fail(internal_error())
         finally:
             if exchange.status is not None:
@@ -77,8 +77,3 @@ def _reason(error: ApiError) -> str:
     if error.status in (429, 503, 504) and error.code is not None:
         return error.code
     return "validation" if error.status < 500 else "error"
-
-
-def _without_message(error: BaseException) -> BaseException:
-    """The same traceback under an error of the same name that says nothing."""
-    return Exception(type(error).__name__).with_traceback(error.__traceback__)

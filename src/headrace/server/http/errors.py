@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: a status and headers around OpenAI's error object (`openai/errors.py`)."""
+"""Errors as HTTP answers: a status and headers around the error object of OpenAI or, on its routes, Anthropic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.anthropic import errors as anthropic
 from headrace.errors import (
     ConfigError,
     EngineDeadError,
@@ -43,7 +44,10 @@ class ClientGoneError(HeadraceError):
     """The client has disconnected."""
 
 
-def error_body(error: ApiError) -> bytes:
+def error_body(error: ApiError, *, path: str = "", request_id: str | None = None) -> bytes:
+    """In the form of the API that has this path."""
+    if path.startswith(anthropic.PATH_PREFIX):
+        return msgspec.json.encode(anthropic.error_object(error.message, error.status, request_id))
     return msgspec.json.encode(error_object(error.message, type=error.type, param=error.param, code=error.code))
 
 
@@ -78,6 +82,12 @@ def from_headrace(error: HeadraceError) -> ApiError:
 def internal_error() -> ApiError:
     """Says nothing about the cause, which only the log has."""
     return ApiError(500, "an error inside the server; its log says more", type=SERVER_ERROR, code="internal_error")
+
+
+def without_message(error: BaseException) -> BaseException:
+    """The same traceback under an error of the same name that says nothing, for the log: a message may hold what the
+    client sent."""
+    return Exception(type(error).__name__).with_traceback(error.__traceback__)
 
 
 def _overload(error: HeadraceError) -> ApiError | None:

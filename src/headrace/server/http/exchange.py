@@ -40,6 +40,17 @@ class Exchange:
         self.fail_stream: Callable[[ApiError], Awaitable[None]] | None = None  # set once a stream has started
         self._receive = receive
 
+    def detached(self) -> Exchange:
+        """The same request without its client: it never disconnects, and what is sent is dropped."""
+
+        async def receive() -> Message:
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+        async def send(message: Message) -> None:
+            pass
+
+        return Exchange(self.scope, receive, send)
+
     @property
     def has_begun(self) -> bool:
         return self.status is not None
@@ -115,7 +126,9 @@ class Exchange:
     async def fail(self, error: ApiError) -> None:
         """Report an error: as a response, or as an event if a stream has started."""
         if not self.has_begun:
-            await self.reply(error.status, error_body(error), headers=error.headers)
+            request_id = self.scope.get("headrace", {}).get("request_id")
+            body = error_body(error, path=self.path, request_id=request_id)
+            await self.reply(error.status, body, headers=error.headers)
         elif self.fail_stream is not None:
             await self.fail_stream(error)
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from uuid import uuid4
 
+from headrace.anthropic.errors import PATH_PREFIX
 from headrace.server.http.errors import ApiError, error_body
 from headrace.server.http.keys import Key, Keys
 from headrace.server.http.origins import is_own_page
@@ -173,6 +174,8 @@ class Gate:
         headers: list[Header] = []
         if self._options.enable_request_id_headers:
             headers.append((b"x-request-id", str(request_id).encode()))
+            if scope["path"].startswith(PATH_PREFIX):  # the name that Anthropic's clients read
+                headers.append((b"request-id", str(request_id).encode()))
         origin = _header(scope, b"origin")
         if origin is not None and self._origins:
             if "*" in self._origins:
@@ -246,7 +249,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, answer: _Answ
     the response."""
     if answer.status is not None:  # the response has already started
         raise error
-    body = error_body(error)
+    body = error_body(error, path=scope["path"], request_id=scope["headrace"]["request_id"])
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     is_read = answer.is_body_read or not _has_body(scope)

@@ -13,7 +13,7 @@ import contextlib
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 
 import uvicorn
@@ -57,14 +57,17 @@ class Lifecycle:
         has_given_up: Callable[[], bool] = lambda: False,
         on_refused: Callable[[str], None] = lambda reason: None,
         on_lag: Callable[[float], None] = lambda seconds: None,
+        background: Collection[asyncio.Task[None]] = frozenset(),
         print_line: PrintLine,
     ) -> None:
+        """`background`: requests that are answered without a client, now; the collection changes."""
         self._options = options
         self._state = state
         self._abort_all = abort_all
         self._reload_keys = reload_keys
         self._has_given_up = has_given_up
         self._on_lag = on_lag
+        self._background = background
         self._print_line = print_line
         self._uvicorn = _Uvicorn(uvicorn_config(app, options, on_refused))
         self._stopping: asyncio.Task[None] | None = None
@@ -84,7 +87,7 @@ class Lifecycle:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._uvicorn.server_state.tasks)
+        return len(self._running())
 
     @property
     def num_connections(self) -> int:
@@ -129,16 +132,20 @@ class Lifecycle:
             await self._abort_all()
             self._skips_drain = False  # also after a second signal there is time for the last chunks
             if not await self._finish_within(ABORT_S):
-                for task in self._uvicorn.server_state.tasks:
+                for task in self._running():
                     task.cancel()
         self._uvicorn.should_exit = True
+
+    def _running(self) -> set[asyncio.Task[None]]:
+        """What a stop waits for: requests of clients, and those in the background."""
+        return {*self._uvicorn.server_state.tasks, *self._background}
 
     async def _finish_within(self, seconds: float) -> bool:
         """Whether all requests in flight ended within that time, before a second signal."""
         try:
             async with asyncio.timeout(0 if self._skips_drain else seconds) as self._drain_timeout:
-                while tasks := self._uvicorn.server_state.tasks:
-                    await asyncio.wait(set(tasks))
+                while tasks := self._running():
+                    await asyncio.wait(tasks)
         except TimeoutError:
             return False
         finally:

@@ -88,8 +88,13 @@ class EventStream:
             if events := _written(stream, write):
                 await self.send(events)
             elif self._is_silent:
-                self._is_silent = False
-                await self.send(KEEP_ALIVE)
+                await self.keep_alive()
+
+    async def keep_alive(self) -> None:
+        """Send a comment if nothing was sent for a while."""
+        if self._is_silent:
+            self._is_silent = False
+            await self.send(KEEP_ALIVE)
 
     def _write_now(self, stream: AnswerStream, write: Callable[[AnswerDelta], bytes]) -> bool:
         """Write new events without waking the task, if the client reads fast enough. Returns whether all is written."""

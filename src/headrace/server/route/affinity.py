@@ -28,6 +28,7 @@ class _Prompt(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -54,7 +55,9 @@ def read_prompt(body: bytes, *, owner: bytes = b"") -> Prompt:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Prompt([], False)
     # In the order of a chat template.
-    text = b"".join(map(bytes, (found.tools, found.instructions, found.messages, found.prompt, found.input)))
+    text = b"".join(
+        map(bytes, (found.tools, found.system, found.instructions, found.messages, found.prompt, found.input))
+    )
     # Python's own hash of bytes has 64 bits and a key of this process: nobody outside can find two equal ones.
     state = hash((owner, bytes(found.model), bytes(found.cache_salt)))
     hashes = []

@@ -34,7 +34,12 @@ from headrace.server.state import ServerState
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
 FORWARDED = re.compile(r"/v[12]/[A-Za-z0-9/_-]+|/(tokenize|detokenize|score|rerank|pooling|classify)")
-KEPT_BY_ONE = ("/v1/files", "/v1/batches", "/v1/uploads")  # what is kept on one replica is unknown to the others
+KEPT_BY_ONE = (
+    "/v1/files",
+    "/v1/batches",
+    "/v1/uploads",
+    "/v1/responses/",
+)  # what is kept on one replica is unknown to the others
 MAX_LOST = 2  # replicas that one request may lose
 MAX_HELD = 2**20  # bytes of an answer that is no stream, kept until it is complete so that it can be asked for again
 MAX_EVENT = 2**20  # bytes; an event that is longer is passed on in pieces
@@ -116,7 +121,9 @@ class RouteApp:
             await handler(exchange)
             return
         if path.startswith(KEPT_BY_ONE):
-            raise ApiError(404, "the router does not share files and batches; ask one server", code="not_found")
+            raise ApiError(
+                404, "the router does not share files, batches and stored responses; ask one server", code="not_found"
+            )
         if FORWARDED.fullmatch(path) is None:
             raise ApiError(404, "the router has no such route; ask one of its replicas", code="not_found")
         if method != "POST":
