@@ -111,8 +111,14 @@ def test_two_ranks_with_whole_experts_compute_the_logits_of_transformers(name: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        (name, size)
+        for name, size in itertools.product(MIXTURES, (2, 3, 4))
+        if (name, size) != ("mixtral, sliding window, all experts", 4)  # it has three experts, which is refused
+    ],
+)
 def test_every_mixture_computes_the_logits_of_transformers_with_whole_experts(
     name: str, size: int, tmp_path: Path
 ) -> None:
