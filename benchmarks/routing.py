@@ -51,9 +51,9 @@ from typing import Any
 
 import psutil
 
+from headrace.balance import choice
 from headrace.bench.load.null_server import Behaviour, null_server
 from headrace.server.http.lifecycle import BACKLOG, open_listener
-from headrace.server.route import choice
 from headrace.server.route.options import RouteOptions
 from headrace.server.route.serve import RouteServer
 from headrace.server.route.sources import Sources

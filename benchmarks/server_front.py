@@ -197,10 +197,27 @@ def fake_engine(client: FakeClient, num_streams: int) -> Any:
     return SimpleNamespace(
         client=client,
         settings=settings,
-        spec=SimpleNamespace(vocab_size=tokenizer.vocab_size),
+        spec=fake_spec(tokenizer.vocab_size),
         tokenizer=tokenizer,
         eos_token_ids=(0,),
         grammars=None,
+    )
+
+
+def fake_spec(vocab_size: int) -> Any:
+    """What the server tells of its model."""
+    return SimpleNamespace(
+        family="llama",
+        num_params=1_000_000,
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        vocab_size=vocab_size,
+        mixture=None,
+        max_model_len=1 << 20,
     )
 
 

@@ -141,6 +141,7 @@ def test_a_setting_given_under_two_names_is_refused() -> None:
         ("swap_space", "EngineConfig has no argument 'swap_space': preempted sequences are recomputed"),
         ("batch_scheduler_policy", "use capacity_policy, which has the same values"),
         ("max_tokens_in_paged_kv_cache", "use num_gpu_blocks_override"),
+        ("data_parallel_size", "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several"),
         ("enable_kv_cache_reuse", "enable_prefix_caching=False turns it off"),
     ],
 )

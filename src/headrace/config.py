@@ -20,6 +20,7 @@ EMBEDDED_MODEL = "smollm2"
 # Kernels find a token's block with shifts. Half of a sequence's last block is empty on average, and prefixes are shared
 # in whole blocks, so large ones waste more.
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MAX_ENGINES = 256  # of one job or server on one machine
 MAX_NUM_SEQS = 16_384  # sequences in a step: each has a row of logits and a row of token ids, used or not
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]

@@ -50,6 +50,7 @@ def _refused_switch(answer: str) -> OtherFlag:
 
 
 ALIASES = {  # vLLM's names for settings that Headrace has
+    "data_parallel_size": ("-dp",),
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "shutdown_timeout_s": ("--shutdown-timeout",),
     "sse_keep_alive_interval_s": ("--sse-keep-alive-interval",),
@@ -58,9 +59,10 @@ ALIASES = {  # vLLM's names for settings that Headrace has
 }
 
 _ONE_LAYOUT = (
-    "a model is divided over the processes of one machine, by --tensor-parallel-size and --pipeline-parallel-size; for "
-    "more, start several servers behind 'headrace route', or a job with several workers"
+    "a model is divided over the processes of one machine, by --tensor-parallel-size and --pipeline-parallel-size; "
+    "--data-parallel-size starts several engines behind one address, and a job several workers"
 )
+_SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
 _NO_DRAFTS = "there is no speculative decoding yet"
 _NO_LORA = "there are no LoRA adapters yet; merge the adapter into the model"
 
@@ -136,8 +138,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
     "--max-log-len": _ignored("prompts and answers are never logged"),
     # of current versions, not supported
-    "--data-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-dp": _refused(_ONE_LAYOUT, "1"),
     "--data-parallel-size-local": _refused(_ONE_LAYOUT, "1"),
     "--data-parallel-backend": _ignored(_ONE_LAYOUT, "mp"),
     "--data-parallel-rank": _refused(_ONE_LAYOUT, "0"),
@@ -168,7 +168,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--override-generation-config": _refused("sampling parameters come from each request"),
     "--hf-overrides": _refused("edit the model's config.json"),
     "--download-dir": _refused("set HF_HUB_CACHE for hub models and HEADRACE_CACHE for the default model"),
-    "--reasoning-parser": _refused("reasoning text is part of the answer"),
     "--stream-interval": _refused("each token is sent when it is sampled", "1"),
     "--max-num-active-seqs": _refused("--max-num-seqs is the limit"),
     "--enable-force-include-usage": _refused_switch("clients request it with stream_options"),
@@ -222,6 +221,12 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--gpus-per-node": _ignored("the engine takes the first visible GPU; a job takes one worker per GPU", "1"),
 }
 
+# Settings of vLLM that only the server has.
+OF_THE_SERVER: dict[str, OtherFlag] = {
+    "--data-parallel-size": _refused(_SEVERAL_ENGINES, "1"),
+    "-dp": _refused(_SEVERAL_ENGINES, "1"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
@@ -242,8 +247,9 @@ def find_other(name: str, value: object = "") -> OtherSetting | None:
     negated = "--no-" + flag.removeprefix("--")
     if str(value).lower() == OFF and negated in OTHER_FLAGS:
         return OtherSetting(OTHER_FLAGS[negated], True)
-    if flag in OTHER_FLAGS:
-        return OtherSetting(OTHER_FLAGS[flag], value)
+    other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
+    if other is not None:
+        return OtherSetting(other, value)
     switch = OTHER_FLAGS.get("--" + flag.removeprefix("--no-"))
     return None if switch is None or switch.takes_value else OtherSetting(switch, OFF)
 
@@ -296,7 +302,8 @@ def accepted(other: OtherFlag) -> str:
 
 def explanation(name: str) -> str | None:
     """Why there is no keyword argument of this name in Python; None if the name is not known."""
-    other = OTHER_FLAGS.get("--" + name.replace("_", "-"))
+    flag = "--" + name.replace("_", "-")
+    other = OTHER_FLAGS.get(flag) or OF_THE_SERVER.get(flag)
     return None if other is None else as_arguments(other.answer)
 
 

@@ -64,6 +64,15 @@ def _refuse(param: str, value: object, rule: str) -> RequestError:
     return RequestError(f"{param} must be {rule}, got {value!r}", param=param)
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningSpan:
+    """A model's reasoning at the start of its answer, where no grammar applies. The answer proper starts after the
+    first of `end_texts`, special tokens included."""
+
+    end_texts: tuple[str, ...]
+    start_token_id: int | None = None  # the reasoning starts with this token, if there is any; None: it has started
+
+
 @refuses_unknown(RequestError)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
@@ -77,6 +86,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None  # the answer is one of these
     grammar: str | None = None  # in Lark or GBNF notation
     json_object: bool = False  # any JSON object
+    reasoning: ReasoningSpan | None = None  # what may come before; set by the front, which knows the model's format
     asked_as: str = field(default="structured_outputs", compare=False)  # the parameter name in error messages
 
     def __post_init__(self) -> None:
@@ -84,6 +94,8 @@ class StructuredOutputs:
         given = [name for name, value in named.items() if value is not None]
         if not isinstance(self.json_object, bool):
             raise self.refused(f"json_object must be true or false, got {self.json_object!r}")
+        if not isinstance(self.reasoning, ReasoningSpan | None):
+            raise self.refused("reasoning cannot be set; it is known from the model")
         if len(given) + self.json_object != 1:
             got = ", ".join([*given, *(["json_object"] if self.json_object else [])]) or "none"
             raise self.refused(f"give exactly one of json, regex, choice, grammar and json_object, got {got}")
@@ -121,6 +133,9 @@ class StructuredOutputs:
         outputs = object.__new__(cls)
         for name, value in fields.items():
             object.__setattr__(outputs, name, tuple(value) if isinstance(value, list) else value)
+        if (span := fields["reasoning"]) is not None:
+            restored = ReasoningSpan(tuple(span["end_texts"]), span["start_token_id"])
+            object.__setattr__(outputs, "reasoning", restored)
         return outputs
 
     @property

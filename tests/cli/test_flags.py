@@ -17,7 +17,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 EXAMPLES: dict[str, Any] = {"load_format": "gguf", "dtype": "float32", "device": "cpu", "scheduling_policy": "priority"}
 EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization": 0.5, "enable_chunked_prefill": False}
 EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
-EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32}
+EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 
 
 def parser() -> CommandParser:

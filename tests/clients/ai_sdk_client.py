@@ -37,6 +37,7 @@ const weather = tool({
 const result = await generateText({
   model,
   prompt: "How is the weather in Rome?",
+  maxOutputTokens: 200,
   tools: { weather },
   stopWhen: stepCountIs(2),
   prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" }),
@@ -125,7 +126,7 @@ def objects() -> None:
 @check
 def anthropic_tools_in_two_steps() -> None:
     """`anthropic()` of the same SDK, over /v1/messages."""
-    code = TOOLS.replace("  model,\n", "  model: claude,\n  maxOutputTokens: 200,\n")
+    code = TOOLS.replace("  model,\n", "  model: claude,\n")
     found = run(code + "console.log(JSON.stringify({ steps: result.steps.length, text: result.text }));")
     assert found["steps"] == 2 and found["text"]
 

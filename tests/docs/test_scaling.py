@@ -8,10 +8,12 @@ from pathlib import Path
 
 from benchmarks import routing
 
+from headrace.balance import choice
 from headrace.cli.route import build_parser
-from headrace.monitor.engine_counts import TARGET_USE
-from headrace.monitor.table import REPLICAS_NEEDED
-from headrace.server.route import affinity, choice, desired, health, metrics, upstream
+from headrace.jobs.status.metrics import SERIES as JOB_SERIES
+from headrace.monitor.metrics import TARGET_USE
+from headrace.monitor.table import SERIES
+from headrace.server.route import affinity, desired, health, metrics, upstream
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -40,7 +42,8 @@ def test_the_record_was_made_with_the_constants_of_the_code() -> None:
 
 
 def test_the_page_has_every_series_of_the_router() -> None:
-    documented = set(re.findall(r"`(headrace:[a-z_]+)`", PAGE)) - {REPLICAS_NEEDED.name}
+    others = {series.name for series in SERIES} | {series.shown_name for series in JOB_SERIES}
+    documented = set(re.findall(r"`(headrace:[a-z_]+)`", PAGE)) - others
     assert documented == {f"{name}{'_total' if kind == 'counter' else ''}" for name, kind, *_ in metrics.SERIES}
 
 

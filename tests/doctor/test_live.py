@@ -74,6 +74,20 @@ def test_the_model_is_known_by_its_name_on_the_page() -> None:
     assert model is not None and model.num_params == pytest.approx(8.2e9, rel=0.01)
 
 
+def test_several_engines_are_judged_as_the_mean_of_them() -> None:
+    def page(tokens: int, *running: int) -> str:
+        each = [
+            vllm_page({"generation_tokens": tokens, "prompt_tokens": 10}, {"num_requests_running": number})
+            for number in running
+        ]
+        return "".join(text.replace('engine="0"', f'engine="{place}"') for place, text in enumerate(each))
+
+    seen = evidence_of_pages(page(0, 4, 8), page(500, 4, 8), seconds=1.0, origin="x")
+    assert (seen.output_tokens, seen.num_running) == (500, 6)
+    assert seen.remarks[0].startswith("the server has 2 engines")
+    assert not evidence_of_pages(page(0, 4), page(500, 4), seconds=1.0, origin="x").remarks
+
+
 def test_the_aliases_on_our_page_are_not_counted_twice() -> None:
     server = HeadraceServer()
     before = server.scrape()

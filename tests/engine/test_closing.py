@@ -136,7 +136,7 @@ def test_closing_an_engine_in_its_own_process_ends_streams_in_flight(
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(last_text(engine, LONG))
-        while not engine._readers:
+        while not engine._events.readers:
             await asyncio.sleep(0)
         await engine.close()
         with pytest.raises(EngineDeadError, match=CLOSED):

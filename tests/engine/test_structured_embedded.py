@@ -10,7 +10,7 @@ import pytest
 
 from headrace import LLM, SamplingParams, StructuredOutputs
 from headrace.text.tool_calls import parse
-from headrace.text.tool_grammar import tools_grammar
+from headrace.text.tools.grammar import tools_grammar
 from tests.engine.json_schemas import SCHEMAS, fits, record
 
 pytestmark = pytest.mark.embedded

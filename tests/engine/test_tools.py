@@ -12,7 +12,8 @@ from headrace import LLM, SamplingParams
 from headrace.engine.grammars import Grammars
 from headrace.errors import RequestError
 from headrace.text.tool_calls import PARSERS, parse, parser_for
-from headrace.text.tool_grammar import MAX_CALLS, tools_grammar
+from headrace.text.tools.calls import parameter_types
+from headrace.text.tools.grammar import MAX_CALLS, tools_grammar
 from tests.engine.json_schemas import fits, record
 from tests.text.builders import byte_tokenizer
 
@@ -34,7 +35,11 @@ REQUIRED = "required"
 NAMED = {"type": "function", "function": {"name": "set-level.2"}}
 
 
-@pytest.mark.parametrize("name", sorted(PARSERS))
+TYPES = {name: parameter_types(schema) for name, schema in SCHEMAS.items()}
+ON_A_MODEL = ["hermes", "llama3_json", "mistral"]
+
+
+@pytest.mark.parametrize("name", ON_A_MODEL)
 @pytest.mark.parametrize("tool_choice", [REQUIRED, NAMED], ids=["required", "named"])
 def test_a_forced_answer_parses_as_calls_with_valid_arguments(llm: LLM, name: str, tool_choice: Any) -> None:
     outputs = tools_grammar(TOOLS, tool_choice, name, parallel_tool_calls=False)
@@ -42,14 +47,14 @@ def test_a_forced_answer_parses_as_calls_with_valid_arguments(llm: LLM, name: st
     (output,) = llm.generate("a", params, use_tqdm=False)
     for answer in output.outputs:
         assert answer.finish_reason == "stop"
-        found = parse(answer.text, name, SCHEMAS)
+        found = parse(answer.text, name, TYPES)
         assert found.content == "" and len(found.tool_calls) == 1
         (call,) = found.tool_calls
         assert fits(json.loads(call.arguments), SCHEMAS[call.name])
         assert tool_choice == REQUIRED or call.name == "set-level.2"
 
 
-@pytest.mark.parametrize("name", sorted(PARSERS))
+@pytest.mark.parametrize("name", ON_A_MODEL)
 def test_required_allows_several_calls(llm: LLM, name: str) -> None:
     outputs = tools_grammar([tool("ping")], REQUIRED, name)
     params = SamplingParams(max_tokens=250, seed=2, n=6, min_tokens=60, structured_outputs=outputs)
@@ -63,6 +68,51 @@ def test_required_allows_several_calls(llm: LLM, name: str) -> None:
             } == {("ping", True)}
             numbers.add(len(found.tool_calls))
     assert max(numbers) > 1 and max(numbers) <= MAX_CALLS
+
+
+def walks(name: str, tools: Any, choice: Any, *, num: int, is_parallel: bool = True) -> list[str]:
+    """Texts that a format's grammar allows, by a random choice among the bytes that it allows next."""
+    grammars = Grammars(byte_tokenizer(), vocab_size=258, eos_token_ids=(256,))
+    grammar = grammars.compile(tools_grammar(tools, choice, name, parallel_tool_calls=is_parallel))
+    rng = np.random.default_rng(7)
+    found = [_walk(grammar.matcher(), rng, grammars.end_id) for _ in range(num)]
+    return [text for text in found if text is not None and "analysis" not in text]  # which has no end here
+
+
+def _walk(matcher: Any, rng: np.random.Generator, end_id: int) -> str | None:
+    text = b""
+    while len(text) < 1_500:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits)
+        if allowed[-1] == end_id and (len(allowed) == 1 or rng.random() < 0.3):
+            return text.decode()
+        token = int(rng.choice(allowed[allowed < 256]))
+        assert matcher.consume_token(token)
+        text += bytes([token])
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_every_grammar_allows_what_its_parser_reads_and_nothing_else(name: str) -> None:
+    for choice in (REQUIRED, NAMED):
+        texts = walks(name, TOOLS, choice, num=8, is_parallel=False)
+        assert texts
+        for text in texts:
+            found = parse(text, name, TYPES)
+            assert (found.content, len(found.tool_calls)) == ("", 1), text
+            (call,) = found.tool_calls
+            assert fits(json.loads(call.arguments), SCHEMAS[call.name]), text
+            assert choice == REQUIRED or call.name == "set-level.2"
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_every_grammar_allows_several_calls_except_that_of_gpt_oss(name: str) -> None:
+    numbers = []
+    for text in walks(name, [tool("ping")], REQUIRED, num=12):
+        found = parse(text, name)
+        assert found.content == "" and {call.name for call in found.tool_calls} == {"ping"}, text
+        numbers.append(len(found.tool_calls))
+    assert (max(numbers) > 1) == (name != "openai") and max(numbers) <= MAX_CALLS
 
 
 def test_a_marker_that_is_a_special_token_is_forced_as_that_token() -> None:

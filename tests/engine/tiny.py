@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,14 @@ LLAMA4 = {
     "rope_parameters": LLAMA3_ROPE,
 }
 QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
-FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+
+
+def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig:
+    assert head_dim * values["num_attention_heads"] == values["hidden_size"]  # it cannot be set
+    return transformers.FalconConfig(**values)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama3": (
         transformers.LlamaConfig,
@@ -135,6 +143,53 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {}),
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, GEMMA2),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
+    "ministral3": (
+        transformers.Ministral3Config,
+        transformers.Ministral3ForCausalLM,
+        {"rope_parameters": LLAMA3_ROPE | {"llama_4_scaling_beta": 0.2}},
+    ),
+    "nemotron": (transformers.NemotronConfig, transformers.NemotronForCausalLM, {}),
+    "arcee": (transformers.ArceeConfig, transformers.ArceeForCausalLM, {}),
+    "falcon": (
+        _falcon_config,
+        transformers.FalconForCausalLM,
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96},
+    ),
+    "olmo": (transformers.OlmoConfig, transformers.OlmoForCausalLM, {"clip_qkv": 1.5}),
+    "opt": (
+        transformers.OPTConfig,
+        transformers.OPTForCausalLM,
+        {"ffn_dim": 96, "word_embed_proj_dim": 96, "num_key_value_heads": None},
+    ),
+    "gptj": (transformers.GPTJConfig, transformers.GPTJForCausalLM, {"rotary_dim": 8, "num_key_value_heads": None}),
+    "gpt_bigcode": (transformers.GPTBigCodeConfig, transformers.GPTBigCodeForCausalLM, {"num_key_value_heads": None}),
+    "qwen2_moe": (
+        transformers.Qwen2MoeConfig,
+        transformers.Qwen2MoeForCausalLM,
+        QWEN3_MOE | {"shared_expert_intermediate_size": 64},
+    ),
+    "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2}),
+    "phimoe": (transformers.PhimoeConfig, transformers.PhimoeForCausalLM, {"num_local_experts": 6}),
+    "ernie4_5_moe": (
+        transformers.Ernie4_5_MoeConfig,
+        transformers.Ernie4_5_MoeForCausalLM,
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48},
+    ),
+    "granitemoe": (
+        transformers.GraniteMoeConfig,
+        transformers.GraniteMoeForCausalLM,
+        GRANITE | {"num_local_experts": 6},
+    ),
+    "glm4_moe": (
+        transformers.Glm4MoeConfig,
+        transformers.Glm4MoeForCausalLM,
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "use_qk_norm": True},
+    ),
+    "minimax_m2": (
+        transformers.MiniMaxM2Config,
+        transformers.MiniMaxM2ForCausalLM,
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
 }
 # Put together of what the others have, one by one: left to the slow tests of the whole engine. The logits of all
 # families are compared with those of transformers by default.
@@ -142,8 +197,34 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "cohere2",
     "gemma",
     "mixtral",
+    "ministral3",
+    "nemotron",
+    "arcee",
+    "falcon",
+    "olmo",
+    "opt",
+    "gptj",
+    "gpt_bigcode",
+    "qwen2_moe",
+    "olmoe",
+    "phimoe",
+    "ernie4_5_moe",
+    "granitemoe",
+    "glm4_moe",
+    "minimax_m2",
 }
-MIXTURES = ("llama4", "mixtral", "qwen3_moe")
+MIXTURES = (
+    "llama4",
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "phimoe",
+    "ernie4_5_moe",
+    "granitemoe",
+    "glm4_moe",
+    "minimax_m2",
+)
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}<tool {{ tool.function.name }}>\n{% endfor %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

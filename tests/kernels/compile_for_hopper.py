@@ -113,6 +113,9 @@ def experts() -> None:
     for num_tokens in (8, 64, 256, 1024):
         for num_experts, num_chosen, rule in ((8, 1, "sigmoid"), (8, 2, "softmax"), (8, 2, "softmax_of_chosen")):
             routes = gpu.route(x[:num_tokens, :num_experts], num_chosen, rule)
+        for rule in ("sigmoid_of_chosen", "softmax_of_chosen"):
+            gpu.route(x[:num_tokens, :8], 2, rule, correction=torch.zeros(8), scale=2.5)
+        gpu.route(x[:num_tokens, :8], 2, "sparsemixer", jitter=0.01)
         for as_fp8 in (False, True):
             weight = torch.zeros(8, 200, 256, dtype=BF16)
             gpu.pack_experts(weight, as_fp8=as_fp8)(x[:num_tokens], routes, weighs=True)

@@ -10,7 +10,7 @@ from headrace.kernels import ops, reference
 from headrace.kernels.layout import Routes
 from tests.kernels.places import Place, cases, relative_error
 
-RULES = ["sigmoid", "softmax", "softmax_of_chosen"]
+RULES = ["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen"]
 
 
 def route_one_by_one(logits: Tensor, num_chosen: int, rule: str) -> list[list[tuple[int, float]]]:
@@ -20,6 +20,7 @@ def route_one_by_one(logits: Tensor, num_chosen: int, rule: str) -> list[list[tu
         chosen = line.argsort(descending=True)[:num_chosen]
         weights = {
             "sigmoid": line.sigmoid()[chosen],
+            "sigmoid_of_chosen": line.sigmoid()[chosen] / line.sigmoid()[chosen].sum(),
             "softmax": line.softmax(0)[chosen],
             "softmax_of_chosen": line[chosen].softmax(0),
         }[rule]
@@ -77,7 +78,7 @@ def test_no_tokens_have_no_routes() -> None:
     gpu=[(1, 16, 1), (300, 16, 1), (5000, 128, 8), (77, 7, 3), (0, 8, 2)],
     interpreted=[(1, 16, 1), (30, 7, 3), (600, 4, 2), (0, 8, 2)],
 )
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["sigmoid", "softmax", "softmax_of_chosen"])  # others: with a correction
 def test_routes_match_their_reference(
     place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str
 ) -> None:
@@ -90,6 +91,40 @@ def test_routes_match_their_reference(
     assert torch.equal(found.order, expected.order)
     assert torch.equal(found.ends, expected.ends)
     torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+
+
+@cases("num_tokens num_experts num_chosen", gpu=[(300, 128, 8), (77, 7, 3)], interpreted=[(30, 7, 3)])
+@pytest.mark.parametrize("rule", ["sigmoid", "sigmoid_of_chosen", "softmax_of_chosen"])
+def test_corrected_routes_match_their_reference(
+    place: Place, num_tokens: int, num_experts: int, num_chosen: int, rule: str
+) -> None:
+    from headrace.kernels import gpu
+
+    logits, correction = place.randn(num_tokens, num_experts), torch.randn(num_experts, device=place.device)
+    found = gpu.route(logits, num_chosen, rule, correction=correction, scale=2.5)
+    expected = reference.route(logits, num_chosen, rule, correction=correction, scale=2.5)
+    assert torch.equal(found.ends, expected.ends)
+    assert torch.equal(found.order, expected.order)
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+
+
+@cases("num_tokens num_experts", gpu=[(300, 16)], interpreted=[(40, 6)])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning:triton")
+def test_sparsemixer_routes_match_their_reference(place: Place, num_tokens: int, num_experts: int) -> None:
+    from headrace.kernels import gpu
+
+    logits = place.randn(num_tokens, num_experts)
+    found, expected = (kernels.route(logits, 2, "sparsemixer", jitter=0.2) for kernels in (gpu, reference))
+    assert torch.equal(found.order, expected.order)
+    assert 0 < (found.weights < 1).sum() < num_tokens  # some experts are near the chosen one
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+
+
+def test_a_correction_changes_the_choice_but_not_the_weights() -> None:
+    logits, correction = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0.0, -9.0, 0.0])
+    routes = ops.route(logits, 2, "sigmoid", correction=correction, scale=2.0)
+    assert experts_of(routes).tolist() == [0, 2]
+    torch.testing.assert_close(routes.weights, 2 * torch.tensor([2.0, 0.0]).sigmoid())
 
 
 @cases("", gpu=[()], interpreted=[()])

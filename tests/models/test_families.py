@@ -422,6 +422,7 @@ def test_impossible_numbers_of_llama_4_are_refused(change: dict[str, Any]) -> No
     ("base", "change"),
     [
         (FIRST_GPT_2, {"scale_attn_by_inverse_layer_idx": True}),
+        (PYTHIA_410M, {"architectures": ["FalconForCausalLM"], "alibi": True}),
         (FIRST_GPT_2, {"add_cross_attention": True}),
         (FIRST_GPT_2, {"activation_function": "relu"}),
         (PYTHIA_410M, {"hidden_act": "silu"}),
@@ -442,7 +443,7 @@ def test_what_these_families_would_compute_wrongly_is_refused(base: dict[str, An
     "config",
     [
         {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
-        {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": {"num_experts": 128}},
+        {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": {"num_experts": 128}},
         {"model_type": "gpt_oss", "num_local_experts": 32},
     ],
 )
@@ -553,9 +554,46 @@ def test_impossible_numbers_of_gemma_are_refused(change: dict[str, Any]) -> None
         spec(GEMMA_2_2B, **change)
 
 
-def test_a_gemma_with_images_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="'Gemma3ForConditionalGeneration' is not supported"):
-        spec({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA_3_1B})
+def test_the_text_model_of_a_gemma_with_images_reads_as_its_authors_mean_it() -> None:
+    """The published config of Gemma 3 4B leaves out most of its numbers."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    read = spec_from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    )
+    assert read.num_params == 3_880_263_168
+    assert (read.num_heads, read.num_kv_heads, read.head_dim, read.vocab_size) == (8, 4, 256, 262208)
+    assert read.windows[:6] == (1024,) * 5 + (None,)
+    assert read.eos_token_ids == (1, 106)
+
+
+def test_ministral_3_scales_queries_of_layers_that_rotate() -> None:
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "rope_theta": 1e6}
+    text = QWEN2 | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    text |= {"sliding_window": None, "max_window_layers": None}
+    read = spec_from_config({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text})
+    assert read.query_growth == QueryGrowth(step=16384, strength=0.1, offset=0, rotated_layers=True)
+    assert read.rope.attention_factor == 1.0 and read.grows_queries(0)
+
+
+def test_a_yarn_rope_may_state_a_factor_of_its_own_factor() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B undoes the factor that yarn implies."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    read = spec(QWEN2, rope_scaling=rope | {"attn_factor": 0.8782488562869419})
+    assert read.rope.attention_factor == pytest.approx(1.0)
+
+
+def test_a_key_that_repeats_another_is_accepted_only_with_its_value() -> None:
+    assert spec(GEMMA_2_2B, sliding_window_size=4096) == spec(GEMMA_2_2B)
+    with pytest.raises(UnsupportedModelError, match="sliding_window_size=1024"):
+        spec(GEMMA_2_2B, sliding_window_size=1024)
+
+
+def test_what_is_always_the_case_may_be_stated() -> None:
+    coder = {"use_qk_norm": True, "shared_expert_intermediate_size": 0}
+    assert spec(QWEN3_30B_A3B, **coder) == spec(QWEN3_30B_A3B)
+    with pytest.raises(UnsupportedModelError, match="shared_expert_intermediate_size=512"):
+        spec(QWEN3_30B_A3B, shared_expert_intermediate_size=512)
 
 
 def test_generation_config_adds_end_ids_without_repeating_them() -> None:
@@ -594,8 +632,10 @@ def test_without_architectures_the_model_type_decides() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'Qwen2MoeForCausalLM'.*did you mean 'Qwen3Moe.*supported: Llama"):
-        spec(QWEN2, architectures=["Qwen2MoeForCausalLM"])
+    with pytest.raises(
+        UnsupportedModelError, match=r"'Qwen9MoeForCausalLM'.*did you mean 'Qwen[23]Moe.*supported: Llama"
+    ):
+        spec(QWEN2, architectures=["Qwen9MoeForCausalLM"])
 
 
 @pytest.mark.parametrize(

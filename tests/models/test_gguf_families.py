@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -26,19 +28,31 @@ from transformers import (
     GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -71,6 +85,10 @@ def interleaved_rows(name: str, weight: Array, model: PreTrainedModel) -> Array:
     return interleave(weight, heads[part]) if part in heads else weight
 
 
+def grown_norms(name: str, weight: Array, model: PreTrainedModel) -> Array:
+    return weight + 1 if is_gain(name) else weight
+
+
 def unturned(name: str, weight: Array, model: PreTrainedModel) -> Array:
     """Transposes the matrices of GPT-2's layers, which are [in, out]."""
     return np.ascontiguousarray(weight.T) if ".c_" in name and weight.ndim == 2 else weight
@@ -95,6 +113,46 @@ class Case:
 
 
 CASES = {
+    "nemotron": Case(
+        "nemotron",
+        lambda: NemotronForCausalLM(NemotronConfig(**SMALL, pad_token_id=None)),
+        grown_norms,
+        numbers={"layer_norm_eps": 1e-5},
+        extra={"rope.dimension_count": 8},
+    ),
+    "arcee": Case(
+        "arcee",
+        lambda: ArceeForCausalLM(ArceeConfig(**SMALL, rms_norm_eps=EPS, pad_token_id=None)),
+        interleaved_rows,
+    ),
+    "olmo 1": Case(
+        "olmo",
+        lambda: OlmoForCausalLM(OlmoConfig(**SMALL, clip_qkv=0.5, pad_token_id=None)),
+        interleaved_rows,
+        numbers={"layer_norm_eps": 1e-5},
+        extra={"attention.clamp_kqv": 0.5},
+    ),
+    "starcoder": Case(
+        "starcoder",
+        lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=128)),
+        numbers={"layer_norm_eps": 1e-5, "num_key_value_heads": 1, "intermediate_size": 256},
+    ),
+    "internlm 2": Case(
+        "internlm2",
+        lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rms_norm_eps=EPS, pad_token_id=None)),
+        interleaved_rows,
+    ),
+    "qwen2.5-vl": Case(
+        "qwen2vl",
+        lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, rms_norm_eps=EPS)),
+        extra={"rope.dimension_sections": [2, 3, 3, 0]},
+    ),
+    "qwen3-vl": Case(
+        "qwen3vl",
+        lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, rms_norm_eps=EPS, head_dim=32)),
+        numbers={"head_dim": 32},
+        extra={"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 3},
+    ),
     "phi 3": Case(
         "phi3",
         lambda: Phi3ForCausalLM(Phi3Config(**SMALL, rms_norm_eps=EPS, sliding_window=8, pad_token_id=None)),

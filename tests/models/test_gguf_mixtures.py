@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -80,6 +84,26 @@ CASES = {
         {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
         {"head_dim": 32},
     ),
+    "qwen3-vl moe": Case(
+        "qwen3vlmoe",
+        lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **QWEN3, head_dim=32)),
+        {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
+        | {"rope.dimension_sections": [6, 5, 5, 0]},
+        {"head_dim": 32},
+    ),
+    "olmoe": Case(
+        "olmoe",
+        lambda: OlmoeForCausalLM(OlmoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-6)),
+        {"expert_count": 4, "expert_used_count": 2},
+    ),
+    "granite moe": Case(
+        "granitemoe",
+        lambda: GraniteMoeForCausalLM(
+            GraniteMoeConfig(**SMALL, num_local_experts=4, residual_multiplier=0.5, attention_multiplier=0.2)
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "residual_scale": 0.5, "attention.scale": 0.2}
+        | {"embedding_scale": 1.0, "logit_scale": 1.0},
+    ),
 }
 
 
@@ -94,6 +118,7 @@ def make(case: Case) -> PreTrainedModel:
 
 def parts(name: str, tensor: torch.Tensor, case: Case) -> Iterator[tuple[str, torch.Tensor]]:
     """Stacks of experts have a row per output, with a separate gate; Llama 4's checkpoints transpose them."""
+    name = name.replace("block_sparse_moe.experts.", "mlp.experts.").replace("moe.router.w", "moe.router.layer.w")
     if ".experts." in name and case.architecture == "llama4":
         tensor = tensor.transpose(1, 2)
     if name.endswith("experts.gate_up_proj"):
@@ -112,7 +137,7 @@ def tensors_of(case: Case, model: PreTrainedModel) -> Tensors:
         for name, tensor in parts(stored_name, stored, case):
             stem, weight = name.removesuffix(".weight"), np.ascontiguousarray(tensor.numpy())
             part = stem.rpartition(".")[2]
-            if case.architecture == "llama" and part in heads:
+            if case.architecture in ("llama", "granitemoe") and part in heads:
                 weight = interleave(weight, heads[part])
             tensors[f"{names.get_name(stem)}.weight"] = weight
     return tensors

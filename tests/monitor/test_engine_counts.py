@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS, EngineStats
+from headrace.engine.fake_settings import fake_settings
 from headrace.histogram import Histogram
-from headrace.monitor import ServerMetrics, table
-from headrace.monitor.engine_counts import EngineCounts
-from headrace.monitor.store import Store
+from headrace.monitor import ServerMetrics
 from headrace.sched import SchedulerStats
 from tests.monitor.pages import page_of
 
@@ -136,12 +135,11 @@ def test_rates_are_since_the_last_scrape_when_scrapes_are_rare() -> None:
 
 
 def test_a_load_of_four_fifths_of_the_slots_needs_one_server() -> None:
-    store = Store(table.SERIES, {"model_name": "m", "engine": "0"}, 1_024)
-    counts = EngineCounts(store, Clock(), max_num_seqs=10)
+    metrics = ServerMetrics("m", fake_settings(max_num_seqs=6), others=[fake_settings(max_num_seqs=4)])
     shown = []
     for num_waiting in (0, 2, 14):
-        counts.take(stats_of(1.0, 1, num_running=6, num_waiting=num_waiting))
-        shown.append(store.read(table.REPLICAS_NEEDED))
+        metrics.observe(stats_of(1.0, 1, num_running=5), stats_of(1.0, 1, num_running=1, num_waiting=num_waiting))
+        shown.append(page_of(metrics).value("headrace:replicas_needed"))
     assert shown == [0.75, 1.0, 2.5]
-    counts.take(None)
-    assert store.read(table.REPLICAS_NEEDED) is None, "no engine responds"
+    metrics.observe(None, None)
+    assert "\nheadrace:replicas_needed{" not in page_of(metrics).text, "no engine responds"

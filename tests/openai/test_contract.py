@@ -112,6 +112,7 @@ ANSWERED_CHAT: dict[str, dict[str, Any]] = {
     "no logprobs": {"logprobs": False, "top_logprobs": 0},
     "max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 4},
     "both maxima": {"max_completion_tokens": 6},
+    "without reasoning": {"include_reasoning": False, "logprobs": True},
     "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     "tools": BOTH_TOOLS,
     "tools of several answers": {**BOTH_TOOLS, "n": 2, "temperature": 1, "seed": 4, "logprobs": True},

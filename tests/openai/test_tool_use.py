@@ -14,7 +14,16 @@ WHOLE = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
     "llama3_json": '{"name": "weather", "parameters": {"city": "Rome"}}',
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome"}}]',
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "weather", "parameters": {"city": "Rome"}}]<|END_ACTION|>',
+    "deepseek_v31": '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>',
+    "kimi_k2": '<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>',
+    "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    "pythonic": '[weather(city="Rome")]',
 }
+TYPES = {"weather": {"city": ("string",)}}
 
 
 def calls_of(message: Any) -> list[tuple[str, str]]:
@@ -26,7 +35,7 @@ def calls_of(message: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("parser", WHOLE)
 def test_a_forced_call_is_a_call_wherever_it_is_cut(parser: str) -> None:
-    calls = ToolCalls(parser, ("weather",), is_forced=True)
+    calls = ToolCalls(parser, ("weather",), is_forced=True, types=TYPES)
     whole = '{"city": "Rome"}'
     for length in range(len(WHOLE[parser]) + 1):
         message = calls.message(WHOLE[parser][:length], "length")
@@ -37,7 +46,7 @@ def test_a_forced_call_is_a_call_wherever_it_is_cut(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", WHOLE)
 def test_a_forced_call_is_the_same_in_chunks(parser: str) -> None:
-    calls = ToolCalls(parser, ("weather", "age"), is_forced=True)
+    calls = ToolCalls(parser, ("weather", "age"), is_forced=True, types=TYPES)
     for length in range(len(WHOLE[parser]) + 1):
         text = WHOLE[parser][:length]
         stream = calls.parser()

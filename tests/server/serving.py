@@ -102,7 +102,7 @@ class FakeMetrics:
         self.reasons.append(reason)
         self.times.append(times)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, *, engine: int = 0) -> None:
         pass
 
     def answered(self, handler: str, method: str, status: int) -> None:
@@ -114,10 +114,10 @@ class FakeMetrics:
     def queue_usage(self, share: float | None) -> None:
         pass
 
-    def restarted(self) -> None:
+    def restarted(self, *, engine: int = 0) -> None:
         self.num_restarts += 1
 
-    def observe(self, stats: EngineStats | None) -> None:
+    def observe(self, *each: EngineStats | None) -> None:
         pass
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:

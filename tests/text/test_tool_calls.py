@@ -199,10 +199,10 @@ def test_a_call_that_breaks_off_stays_as_far_as_it_arrived_in_a_stream_and_is_te
 
 def test_a_call_of_an_unknown_tool_is_text() -> None:
     text = '{"name": "g", "parameters": {}}'
-    assert calls_of("llama3_json", text, tool_names=["g"]) == [("g", "{}")]
-    assert whole("llama3_json", text, tool_names=["f"]) == ParsedAnswer(text, ())
+    assert calls_of("llama3_json", text, tools=["g"]) == [("g", "{}")]
+    assert whole("llama3_json", text, tools=["f"]) == ParsedAnswer(text, ())
     other = '<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>'
-    assert whole("hermes", other, tool_names=["f"]) == ParsedAnswer(other, ())
+    assert whole("hermes", other, tools=["f"]) == ParsedAnswer(other, ())
 
 
 def test_an_id_that_the_model_gave_before_the_arguments_is_kept() -> None:
@@ -236,5 +236,5 @@ def test_a_parser_is_chosen_by_name_or_template(given_name: str | None, expected
 
 
 def test_an_unknown_parser_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match=r"'hermez', did you mean 'hermes'\?; known are hermes"):
+    with pytest.raises(RequestError, match=r"'hermez', did you mean 'hermes'\?; known are .*hermes"):
         parser_for("hermez")

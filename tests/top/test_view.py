@@ -6,8 +6,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from headrace.engine.core import EngineStats
+from headrace.engine.fake_settings import fake_settings
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.monitor import ServerMetrics
+from headrace.sched import SchedulerStats
 from headrace.top.view import plain_text, rich_view
 from headrace.top.watch import Reading, Watch
 from tests.doctor.pages import HeadraceServer, vllm_page
@@ -113,6 +116,14 @@ def test_an_engine_that_is_down_and_restarts_are_shown() -> None:
     metrics.observe(None)
     reading, watch = watched(FakeServer(metrics.render()[0].decode()))
     assert "ENGINE DOWN, restarts 1" in drawn(reading, watch)[0]
+
+
+def test_one_engine_of_several_that_is_down_is_named() -> None:
+    metrics = ServerMetrics("m", fake_settings(), others=[fake_settings()])
+    metrics.observe(EngineStats(SchedulerStats(num_running=3), 0.0, 0.0), None)
+    reading, watch = watched(FakeServer(metrics.render()[0].decode()))
+    assert reading.figures is not None and reading.figures.is_up and reading.figures.running == 3
+    assert "ENGINE 1 DOWN" in drawn(reading, watch)[0]
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "a\x1b[31mb", "two\nlines", "模型" * 40, 'q"\\'])

@@ -79,6 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.jobs.run.run_job import run_job
     from headrace.jobs.spec import JobSpec
     from headrace.jobs.store.redo import Where, read_overrides
+    from headrace.openai.parser_names import ParserNames
 
     template = LineTemplate.of(
         prompt=given.prompt, system=given.system, messages_column=given.messages_column, is_chat=given.chat
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         redo=redo,
         overrides=read_overrides(given.set),
         grace_s=given.grace,
+        parser_names=ParserNames(given.tool_call_parser, given.reasoning_parser),
         metrics_port=given.metrics_port,
         deadline=given.deadline,
         disk_wait_s=given.disk_wait,
@@ -247,6 +249,18 @@ def build_parser() -> CommandParser:
         type=int,
         metavar="N",
         help="serve the job's counters for Prometheus at http://127.0.0.1:N/metrics while it runs; 0: any free port",
+    )
+    parser.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="format of tool calls in answers to OpenAI's chat lines (default: by the chat template)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="format of reasoning in them, or none to leave it in the text (default: by the chat template)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     parser.add_argument("--json-summary", type=_in_a_directory, metavar="PATH", help="write the summary as JSON too")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from typing import Any, Unpack
@@ -17,9 +17,10 @@ from headrace.engine.answers import Answers
 from headrace.engine.beam_search import BeamSearchOutput, BeamSearchParams, search_steps
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
+from headrace.engine.event_dispatch import EventDispatch
 from headrace.engine.event_queue import EventQueue
-from headrace.engine.process.engine_process import EngineProcess
-from headrace.engine.process.supervisor import EngineSupervisor, Phase, supervision
+from headrace.engine.group import EngineGroup, EngineState, OnLost, check_data_parallel_size
+from headrace.engine.process.supervisor import Phase, phase_of, supervision
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.prompts import (
     Messages,
@@ -33,10 +34,10 @@ from headrace.engine.readout_stream import ReadoutStream
 from headrace.engine.readouts import PendingEmbedding, PendingReadout, embedding_request, score_request
 from headrace.engine.settings import Settings
 from headrace.engine.settings_file import config_from
-from headrace.engine.shared_client import SHARED, SharedClient
-from headrace.engine.start import Engine, start_engine, start_engine_process
+from headrace.engine.shared_client import SharedClient
+from headrace.engine.start import Engine, start_engine, start_engine_group, start_engine_process
 from headrace.engine.startup_display import log_stage, log_warnings
-from headrace.errors import ConfigError, EngineDeadError, FailedRequestError, RequestError
+from headrace.errors import ConfigError, FailedRequestError, RequestError
 from headrace.models.spec import ModelSpec
 from headrace.startup import Report, StartupStage
 from headrace.text import Tokenizer
@@ -47,7 +48,6 @@ from headrace.types import (
     RequestOutput,
     SamplingParams,
     ScoreRequestOutput,
-    SequenceEvent,
 )
 
 
@@ -67,18 +67,26 @@ class AsyncEngine:
         supervised: bool = False,
         step_timeout_s: float | None = None,
         max_engine_restarts: int | None = None,
+        data_parallel_size: int = 1,
         report: Report = log_stage,
         **settings: Unpack[EngineOptions],
     ) -> None:
         """Load the model and start the engine. `config` is a TOML file of settings; arguments win over it.
 
         With `own_process` the engine runs in its own process. With `supervised` that process is restarted when it dies
-        or finishes no step for `step_timeout_s`. `report` is called with the stages of each start, on
-        any thread; by default they are logged at level INFO.
+        or finishes no step for `step_timeout_s`. `data_parallel_size`: so many engines, in processes of their own,
+        which divide the machine and the requests. `report` is called with the stages of each start, on any thread; by
+        default they are logged at level INFO.
         """
         engine_config = config_from(model, config, settings)
         rules = supervision(supervised, step_timeout_s=step_timeout_s, max_restarts=max_engine_restarts)
-        if own_process:
+        check_data_parallel_size(data_parallel_size, own_process=own_process)
+        if data_parallel_size > 1:
+            start = partial(
+                start_engine_group, engine_config, size=data_parallel_size, supervision=rules, report=report
+            )
+            self._set_up(lambda deliver: start(deliver, self._events.lose))
+        elif own_process:
             self._set_up(lambda deliver: start_engine_process(engine_config, deliver, supervision=rules, report=report))
         elif rules is not None:
             raise ConfigError("only an engine in its own process can be supervised; add own_process=True")
@@ -93,13 +101,17 @@ class AsyncEngine:
         engine._set_up(start)
         return engine
 
+    @classmethod
+    def over_group(cls, start: Callable[[Deliver, OnLost], Engine]) -> AsyncEngine:
+        """The same for several engines: `start` also receives the callback for those that die."""
+        engine = cls.__new__(cls)
+        engine._set_up(lambda deliver: start(deliver, engine._events.lose))
+        return engine
+
     def _set_up(self, start: Callable[[Deliver], Engine]) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers: dict[str, EventQueue] = {}  # of running requests
-        self._delivered: deque[tuple[list[SequenceEvent], BaseException | None]] = deque()
-        self._is_scheduled = False  # whether `_dispatch` is scheduled on the loop
-        self._shared: dict[str, SharedClient] = {}  # by prefix; replaced, never changed: other threads read it
-        self._engine = start(self._deliver)
+        self._events = EventDispatch(failure=lambda: self.failure, requests_at=self._requests_at)
+        self._engine = start(self._events.deliver)
+        self._group = self._engine.client if isinstance(self._engine.client, EngineGroup) else None
         self._reader = PromptReader(
             self._engine.tokenizer,
             self._engine.spec.vocab_size,
@@ -119,6 +131,7 @@ class AsyncEngine:
         supervised: bool = False,
         step_timeout_s: float | None = None,
         max_engine_restarts: int | None = None,
+        data_parallel_size: int = 1,
         report: Report = log_stage,
         **settings: Unpack[EngineOptions],
     ) -> AsyncEngine:
@@ -131,6 +144,7 @@ class AsyncEngine:
                 supervised=supervised,
                 step_timeout_s=step_timeout_s,
                 max_engine_restarts=max_engine_restarts,
+                data_parallel_size=data_parallel_size,
                 report=report,
                 **settings,
             )
@@ -161,22 +175,47 @@ class AsyncEngine:
 
     @property
     def phase(self) -> Phase:
-        """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not)."""
-        client = self._engine.client
-        if isinstance(client, EngineSupervisor):
-            return client.phase
-        return "ready" if client.failure is None else "dead"
+        """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not). Of several engines,
+        the best one counts."""
+        return phase_of(self._engine.client) if self._group is None else self._group.phase
 
     @property
     def num_restarts(self) -> int:
-        client = self._engine.client
-        return client.num_restarts if isinstance(client, EngineSupervisor) else 0
+        return sum(state.num_restarts for state in self.states)
 
     @property
     def pid(self) -> int | None:
-        """The id of the engine's process; None if the engine runs on a thread."""
-        client = self._engine.client
-        return client.pid if isinstance(client, (EngineProcess, EngineSupervisor)) else None
+        """The id of the engine's process, or of the first of several; None if the engine runs on a thread."""
+        return self.states[0].pid
+
+    @property
+    def num_engines(self) -> int:
+        return 1 if self._group is None else len(self._group.members)
+
+    @property
+    def total_settings(self) -> Settings:
+        """The settings with the slots and blocks of all engines."""
+        each = [state.settings for state in self.states]
+        return (
+            self.settings
+            if len(each) == 1
+            else replace(
+                self.settings,
+                max_num_seqs=sum(settings.max_num_seqs for settings in each),
+                num_blocks=sum(settings.num_blocks for settings in each),
+            )
+        )
+
+    @property
+    def states(self) -> list[EngineState]:
+        """Each engine at this moment."""
+        if self._group is not None:
+            return self._group.states
+        return [EngineState.of(self._engine.client, self._engine.settings)]
+
+    def engine_of(self, request_id: str) -> int:
+        """The number of the engine that runs the request; 0 if none does."""
+        return 0 if self._group is None else self._group.place_of(request_id) or 0
 
     @property
     def failure(self) -> BaseException | None:
@@ -364,16 +403,18 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish reason `abort`. Unknown ids are ignored."""
-        if request_id in self._readers:
+        if request_id in self._events.readers:
             self._engine.client.abort(request_id)
 
     def abort_all(self) -> None:
         """End all requests; each stream closes with finish reason `abort`."""
-        for request_id in list(self._readers):
+        for request_id in list(self._events.readers):
             self._engine.client.abort(request_id)
 
-    async def start_profile(self, options: ProfileOptions) -> dict[str, Any]:
-        """Record the engine's steps from now on; see `engine/profiler.py`."""
+    async def start_profile(self, options: ProfileOptions, engine: int = 0) -> dict[str, Any]:
+        """Record the steps of an engine from now on; see `engine/profiler.py`."""
+        if self._group is not None:
+            self._group.profile_next(engine)
         return await asyncio.wrap_future(self._engine.client.start_profile(options))
 
     async def stop_profile(self) -> dict[str, Any]:
@@ -385,29 +426,27 @@ class AsyncEngine:
         self._engine.client.forget_prefixes()
 
     def share(
-        self, deliver: Deliver, *, priority: int = 0, cache_salt: str | None = None, max_sequences: int
+        self, deliver: Deliver, *, priority: int = 0, cache_salt: str | None = None, max_sequences: int, engine: int = 0
     ) -> Engine:
-        """The same engine for another front, such as a batch job, with a client of its own (`SharedClient`). Events of
-        its requests go to `deliver`, on the engine's thread. May be called from any thread, by one at a time."""
+        """One engine for another front, such as a batch job, with a client of its own (`SharedClient`). Events of its
+        requests go to `deliver`, on the engine's thread. May be called from any thread, by one at a time."""
         client = SharedClient(
-            self._engine.client,
+            self._engine.client if self._group is None else self._group.members[engine].client,
             deliver,
+            engine=engine,
             number=next(self._share_numbers),
             priority=priority,
             cache_salt=cache_salt,
             max_sequences=max_sequences,
-            on_close=self._unshare,
+            on_close=self._events.unshare,
         )
-        self._shared = {**self._shared, client.prefix: client}
+        self._events.share(client)
         return replace(self._engine, client=client)
-
-    def _unshare(self, client: SharedClient) -> None:
-        self._shared = {prefix: other for prefix, other in self._shared.items() if other is not client}
 
     async def close(self) -> None:
         """Stop the engine. Requests in flight, and all later ones, raise `EngineDeadError`."""
         await asyncio.to_thread(self._engine.close)
-        self._deliver([])
+        self._events.deliver([])
 
     async def _stream(
         self,
@@ -438,6 +477,9 @@ class AsyncEngine:
             except FailedRequestError as error:
                 raise RequestError(str(error)) from None
 
+    def _requests_at(self, engine: int) -> list[str]:
+        return [] if self._group is None else self._group.requests_at(engine)
+
     def _new_id(self, request_id: str | None) -> str:
         return request_id or f"request-{next(self._ids)}"
 
@@ -445,81 +487,20 @@ class AsyncEngine:
 
     def subscribe(self, request: Request, event_queue: EventQueue) -> None:
         """Submit a request. Its events go to `event_queue`."""
-        if request.request_id in self._readers:
+        if request.request_id in self._events.readers:
             raise RequestError(f"request id {request.request_id!r} is already running", param="request_id")
-        self._use_loop(asyncio.get_running_loop())
+        self._events.use_loop(asyncio.get_running_loop())
         self._engine.client.submit(request)
-        self._readers[request.request_id] = event_queue
-
-    def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver events to this loop from now on. Events for an earlier loop are dropped, its readers are gone."""
-        if loop is not self._loop:
-            self._loop = loop
-            self._delivered.clear()
-            self._is_scheduled = False
+        self._events.readers[request.request_id] = event_queue
 
     def unsubscribe(self, request_id: str, *, abort: bool) -> None:
         """Stop delivering the events of this request. `abort` ends it in the engine too."""
-        del self._readers[request_id]
+        del self._events.readers[request_id]
         if abort and self._engine.client.failure is None:
             self._engine.client.abort(request_id)
+        if self._group is not None:
+            self._group.release(request_id)
 
     def abort_one(self, request_id: str, index: int) -> None:
         """End one sequence of a request whose text a stop string has ended."""
         self._engine.client.abort(request_id, index)
-
-    def _deliver(self, events: list[SequenceEvent]) -> None:
-        """Pass the events of a step to the event loop. Runs on the engine's thread.
-
-        Steps that the loop has not processed yet share one callback.
-        """
-        if self._shared:
-            own = self._without_shared(events)
-            if events and not own:
-                return
-            events = own
-        if self._loop is None or self._loop.is_closed():
-            return
-        # The failure is read now: the engine may be back before the loop runs.
-        failure = None if events else self._engine.client.failure
-        self._delivered.append((events, failure))
-        if self._is_scheduled:
-            return
-        self._is_scheduled = True
-        try:
-            self._loop.call_soon_threadsafe(self._dispatch)
-        except RuntimeError:
-            pass  # the loop was closed meanwhile, and its readers are gone
-
-    def _without_shared(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """Deliver the events of other fronts to them, and return the rest. No events: the engine has failed."""
-        shared = self._shared
-        if not events:
-            for client in shared.values():
-                client.fail(self._engine.client.failure)
-            return events
-        own, others = [], defaultdict[str, list[SequenceEvent]](list)
-        for event in events:
-            if event.request_id.startswith(SHARED):
-                others[event.request_id[: event.request_id.index("/") + 1]].append(event)
-            else:
-                own.append(event)
-        for prefix, theirs in others.items():
-            if prefix in shared:
-                shared[prefix].take(theirs)
-        return own
-
-    def _dispatch(self) -> None:
-        self._is_scheduled = False  # first: what is delivered from here on schedules another call
-        to_notify: list[EventQueue] = []
-        while self._delivered:
-            events, failure = self._delivered.popleft()
-            for event in events:
-                event_queue = self._readers.get(event.request_id)
-                if event_queue is not None and event_queue.put(event):
-                    to_notify.append(event_queue)
-            if failure is not None:
-                for event_queue in set(self._readers.values()):
-                    event_queue.end(EngineDeadError(f"the engine has stopped: {failure}"))
-        for event_queue in to_notify:
-            event_queue.notify()

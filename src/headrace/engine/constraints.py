@@ -6,7 +6,8 @@
 Only then does the host wait for the tokens of step k-1; a GPU runs model k meanwhile. Steps without masks never wait.
 
 A constraint lives as long as its sequence holds its slot. After a preemption the sequence gets a new one, which reads
-the answer so far; tokens that were sampled and discarded are not part of it.
+the answer so far; tokens that were sampled and discarded are not part of it. Inside a model's reasoning every token is
+allowed; the grammar starts after it (`reasoning_gate.py`).
 
 Matchers are used by one thread, the one that calls `bits`: the device's on a CPU, the engine's on a GPU.
 """
@@ -21,7 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.engine.grammars import Grammar, Grammars, explain
+from headrace.engine.reasoning_gate import ReasoningGate
 from headrace.steps import UNFINISHED, Bitmask, IntArray, SlotEntry, StepPlan, StepResult
+from headrace.types import StructuredOutputs
 
 if TYPE_CHECKING:
     import llguidance
@@ -40,6 +43,7 @@ class Constraint:
     unread: list[int]  # tokens of the answer that the matcher has not read
     stop_token_ids: tuple[int, ...]  # tokens that end the sequence
     min_tokens: int
+    gate: ReasoningGate | None = None  # until the reasoning has ended
     num_read: int = 0
     is_over: bool = False  # its sequence has ended on the device
     error: str | None = None
@@ -50,10 +54,18 @@ class Constraint:
         if self._matcher is None:
             self._matcher = self.grammar.matcher()
         if self.unread:
-            self._matcher.consume_tokens(self.unread)
-            self.num_read += len(self.unread)
-            self.unread = []
+            tokens, self.unread = self.unread, []
+            self.num_read += len(tokens)
+            if self.gate is not None:
+                tokens = self.gate.read(tokens)
+            if tokens:
+                self._matcher.consume_tokens(tokens)
         return self._matcher
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the sequence is inside its reasoning, as far as its tokens were read."""
+        return self.gate is not None and self.gate.is_inside
 
 
 @dataclass(slots=True, eq=False)
@@ -120,8 +132,16 @@ class Constraints:
             unread=entry.token_ids[entry.prompt_len :].tolist(),
             stop_token_ids=tuple(t for t in entry.stop_token_ids if t < self._grammars.vocab_size),
             min_tokens=entry.params.min_tokens,
+            gate=self._gate(entry),
         )
         self._slot_of[key] = entry.slot
+
+    def _gate(self, entry: SlotEntry) -> ReasoningGate | None:
+        outputs = entry.params.structured_outputs
+        assert self._grammars is not None and isinstance(outputs, StructuredOutputs)
+        if outputs.reasoning is None:
+            return None
+        return ReasoningGate(outputs.reasoning, self._grammars.token_bytes, self._grammars.tokens_of)
 
     def end(self, key: SequenceKey) -> Constraint | None:
         """A sequence has ended or changes its slot; returns the constraint that it had."""
@@ -148,13 +168,16 @@ class Constraints:
     def _fill(self, constraints: list[Constraint]) -> Bitmask:
         assert self._grammars is not None
         bits = np.full((len(constraints), self._grammars.num_words), -1, np.int32)
-        matchers = [(each.matcher(), i) for i, each in enumerate(constraints) if not each.is_over]
+        read = [(each.matcher(), i) for i, each in enumerate(constraints) if not each.is_over]
+        matchers = [(matcher, i) for matcher, i in read if not constraints[i].is_free]
         if matchers:
             self._compute(matchers, bits)
         for matcher, i in matchers:
             if matcher.is_error():  # no token is allowed, which ends the sequence
                 constraints[i].error = explain(matcher.get_error())
                 bits[i] = 0
+            elif (gate := constraints[i].gate) is not None and gate.start_token_id is not None:
+                _set(bits[i], (gate.start_token_id,), True)
         self._allow_ends(constraints, bits)
         return bits
 

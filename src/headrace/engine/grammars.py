@@ -83,6 +83,14 @@ class Grammars:
         """The width of a bitmask, in 32-bit words."""
         return -(-(self.vocab_size + 1) // 32)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to the text, special tokens included."""
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+
+    def tokens_of(self, text: bytes) -> list[int]:
+        """Tokens that spell these bytes."""
+        return self._read_tokens().tokenize_bytes(text)
+
     def compile(self, outputs: StructuredOutputs) -> Grammar:
         """The grammar of `outputs`; refused, with the reason, if it is invalid."""
         key = (outputs.kind, outputs.source)

@@ -32,6 +32,7 @@ class SharedClient:
         deliver: Deliver,
         *,
         number: int,
+        engine: int = 0,
         priority: int,
         cache_salt: str | None,
         max_sequences: int,
@@ -40,6 +41,7 @@ class SharedClient:
         """`cache_salt` is put before that of each request. `max_sequences` may be in flight at once."""
         self.prefix = f"{SHARED}{number}/"
         self.max_sequences = max_sequences
+        self.engine = engine  # its number, where the owner has several
         self._client = client
         self._deliver = deliver
         self._priority = priority

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Client, Deliver, EngineClient
 from headrace.engine.core import EngineCore, EngineStats
 from headrace.engine.grammars import Grammars
+from headrace.engine.group import EngineGroup, OnLost, ProcessClient
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.process.supervisor import EngineSupervisor, Supervision
 from headrace.engine.profiler import EngineProfiler
@@ -29,6 +31,7 @@ from headrace.engine.ranks.start import RankStart
 from headrace.engine.resolve import resolve_here
 from headrace.engine.runners import depth_of, graph_bytes, load_decoder, measure_step, start_runner
 from headrace.engine.settings import Settings
+from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.threads import cpus_of
 from headrace.errors import ConfigError, ModelError
 from headrace.hardware import (
@@ -162,12 +165,55 @@ def start_engine_process(
         if supervision is None
         else EngineSupervisor(deliver, supervision, report=stages.add)
     )
+    begin, wait = partial(client.start, config), lambda: client.wait_until_ready().settings
+    return _engine_over(client, config, begin=begin, wait=wait, started=started, stages=stages)
+
+
+def start_engine_group(
+    config: EngineConfig,
+    deliver: Deliver,
+    on_lost: OnLost,
+    *,
+    size: int,
+    supervision: Supervision | None = None,
+    report: Report = lambda stage: None,
+) -> Engine:
+    """Start several engines in processes of their own, each with its share of this machine. `on_lost` is called when
+    one has died. `report` gets the stages of the first."""
+    started, stages = perf_counter(), StartupStages(report)
+
+    def start(number: int, share: EngineShare, deliver: Deliver) -> ProcessClient:
+        on_stage = stages.add if number == 0 else _ignore
+        if supervision is None:
+            return EngineProcess(deliver, lambda: deliver([]), report=on_stage, environment=share.environment)
+        return EngineSupervisor(
+            deliver, supervision, report=on_stage, environment=share.environment, name=f"engine {number}"
+        )
+
+    group = EngineGroup(shares_here(config, size, noun="engine"), start, deliver, on_lost)
+    return _engine_over(group, config, begin=group.start, wait=group.wait_until_ready, started=started, stages=stages)
+
+
+def _ignore(stage: StartupStage) -> None:
+    """All engines of a group go through the same stages; those of the first are shown."""
+
+
+def _engine_over(
+    client: Client,
+    config: EngineConfig,
+    *,
+    begin: Callable[[], None],
+    wait: Callable[[], Settings],
+    started: float,
+    stages: StartupStages,
+) -> Engine:
+    """Load what a front needs while the engine starts in its process. `begin` and `wait` are the start's two ends."""
     try:
         checkpoint = open_model(config, stages)  # downloads a model that is not cached, before the process opens it
         stages.end()
-        client.start(config)
+        begin()
         tokenizer = tokenizer_of(config, checkpoint)
-        settings = client.wait_until_ready().settings
+        settings = wait()
     except BaseException:
         client.close()
         raise

@@ -141,7 +141,9 @@ def _pin_to_cores(topology: CpuTopology, cores: tuple[Core, ...], num_threads: i
         return _Pin(NOT_PINNED, "the system does not tell its topology")
     if topology.limits.cpu_quota is not None:
         return _Pin(NOT_PINNED, "the container has a quota of CPU time: others may use the same CPUs")
-    chosen = cores if num_threads <= len(cores) else topology.cores
+    if num_threads < len(cores):
+        return _Pin(NOT_PINNED, "num_threads leaves cores to others, whose threads this engine cannot see")
+    chosen = cores if num_threads == len(cores) else topology.cores
     cpus = frozenset(core.cpus[0] for core in chosen)
     if num_threads > len(chosen):
         return _Pin(NOT_PINNED, f"there are more threads than the {len(chosen)} physical cores")

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EngineConfig
+from headrace.config import MAX_ENGINES, EngineConfig
 from headrace.errors import ConfigError, JobError
 from headrace.jobs.formats import Source, open_source
 from headrace.jobs.formats.file_format import format_of
@@ -19,9 +19,8 @@ from headrace.jobs.formats.sinks import require_libraries
 from headrace.jobs.input.plain_lines import PARAMETERS
 from headrace.jobs.input.template import LineTemplate
 from headrace.jobs.times import deadline_at
+from headrace.openai.parser_names import AUTOMATIC, ParserNames, check_parser_names
 from headrace.types import SamplingParams
-
-MAX_WORKERS = 256  # on one machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,7 @@ class JobSpec:
     auto_settings: dict[str, Any] | None = None  # of `config`, taken from a checkpoint: kept when the job is resumed
     workers: int | None = None  # engines side by side on this machine; None: one for each visible GPU, or one
     ray: str | None = None  # run the workers on the Ray cluster at this address, or 'auto'; None: on this machine
+    parser_names: ParserNames = AUTOMATIC  # of tool calls and reasoning in answers to OpenAI's chat lines
     grace_s: float = 10.0  # how long lines in flight may continue after a request to stop
 
     def __post_init__(self) -> None:
@@ -57,8 +57,8 @@ class JobSpec:
             raise ConfigError(f"gpu_price must be a number above 0, got {self.gpu_price}")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
             raise ConfigError(f"metrics_port must be between 0 and 65535, got {self.metrics_port}")
-        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
-            raise ConfigError(f"workers must be between 1 and {MAX_WORKERS}, got {self.workers}")
+        if self.workers is not None and not 1 <= self.workers <= MAX_ENGINES:
+            raise ConfigError(f"workers must be between 1 and {MAX_ENGINES}, got {self.workers}")
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace must be a number of at least 0, got {self.grace_s}")
         if self.deadline is not None:
@@ -71,6 +71,7 @@ class JobSpec:
             raise ConfigError("redo keeps the other lines and overwrite discards them; give one")
         if not self.is_durable and (self.keep_order or self.redo is not None):
             raise ConfigError(f"keep-order and redo need an output that is a file, not {self.output}")
+        check_parser_names(self.parser_names)
         SamplingParams(**self.defaults)  # refuses values that no line could use
 
     def _check_deadline(self, text: str) -> None:

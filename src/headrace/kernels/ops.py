@@ -38,6 +38,8 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "record_ranges",
+    "relu",
+    "relu2",
     "rms_norm",
     "rope_and_store",
     "route",
@@ -91,11 +93,24 @@ def pack_experts(weight: Tensor, *, as_fp8: bool = False) -> PackedExperts:  # [
     return packed
 
 
-def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
-    """Routes each token to the `num_chosen` experts of its highest logits. The `rule` gives the routes' weights: the
-    sigmoid of each logit, its share in the softmax over all experts (softmax), or over the chosen ones
-    (softmax_of_chosen)."""
-    routes: Routes = kernels_for(logits.device, logits.dtype).route(logits, num_chosen, rule)
+def route(
+    logits: Tensor,  # [T, E]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None = None,  # [E] float32
+    scale: float = 1.0,
+    jitter: float = 0.0,
+) -> Routes:
+    """Routes each token to the `num_chosen` experts of its highest logits; with a `correction`, to those of the highest
+    scores (sigmoid or softmax of the logits) plus correction.
+
+    The `rule` gives the routes' weights, which are multiplied by `scale`: the sigmoid of each logit, or its share among
+    the chosen ones (sigmoid_of_chosen); its share in the softmax over all experts (softmax), over the chosen ones
+    (softmax_of_chosen), or over those not chosen before it whose logits are within 2 * `jitter` of it, relative to the
+    larger of the two (sparsemixer)."""
+    route = kernels_for(logits.device, logits.dtype).route
+    routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter)
     return routes
 
 
@@ -205,6 +220,19 @@ def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
 def gelu_tanh(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
     kernels = kernels_for(x.device, x.dtype)
     out: Rows = kernels.gelu_tanh_fp8(x) if as_fp8 else kernels.gelu_tanh(x)
+    return out
+
+
+def relu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
+    kernels = kernels_for(x.device, x.dtype)
+    out: Rows = kernels.relu_fp8(x) if as_fp8 else kernels.relu(x)
+    return out
+
+
+def relu2(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]
+    """Computes the square of ReLU."""
+    kernels = kernels_for(x.device, x.dtype)
+    out: Rows = kernels.relu2_fp8(x) if as_fp8 else kernels.relu2(x)
     return out
 
 

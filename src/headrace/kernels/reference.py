@@ -82,18 +82,49 @@ def _rows_at(x: Rows, indexes: Tensor) -> Rows:
     return x[indexes] if isinstance(x, Tensor) else Fp8Rows(x.values[indexes], x.scales[indexes])
 
 
-def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+def route(
+    logits: Tensor,  # [T, E]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None = None,  # [E]
+    scale: float = 1.0,
+    jitter: float = 0.0,
+) -> Routes:
     """Sends each token to the experts of its highest logits, and sorts the routes by expert."""
     wide = logits.float()
-    highest, chosen = wide.topk(num_chosen, dim=-1)
-    if rule == "sigmoid":
+    chosen = _choose(wide, num_chosen, rule, correction)
+    highest = wide.gather(-1, chosen)
+    if rule == "sparsemixer":
+        weights = _sparsemixer_weights(wide, chosen, jitter)
+    elif rule in ("sigmoid", "sigmoid_of_chosen"):
         weights = highest.sigmoid()
+        if rule == "sigmoid_of_chosen":
+            weights = weights / weights.sum(-1, keepdim=True)
     else:
         whole = wide if rule == "softmax" else highest
         weights = (highest - whole.logsumexp(-1, keepdim=True)).exp()
     experts = chosen.flatten()
     ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
-    return Routes(weights.flatten(), experts.argsort(stable=True).int(), ends.int())
+    return Routes(weights.flatten() * scale, experts.argsort(stable=True).int(), ends.int())
+
+
+def _choose(logits: Tensor, num_chosen: int, rule: str, correction: Tensor | None) -> Tensor:  # [T, num_chosen]
+    if correction is None:
+        return logits.topk(num_chosen, dim=-1).indices
+    scores = logits.sigmoid() if rule.startswith("sigmoid") else logits.softmax(-1)
+    return (scores + correction).topk(num_chosen, dim=-1).indices
+
+
+def _sparsemixer_weights(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:  # [T, num_chosen]
+    """The share of each chosen expert among those not chosen before it whose logits are nearly as high."""
+    left, weights = logits, []
+    for experts in chosen.split(1, dim=-1):
+        best = logits.gather(-1, experts)
+        is_near = (best - logits) / logits.abs().maximum(best) <= 2 * jitter
+        weights.append(1 / (left - best).exp().where(is_near, 0.0).sum(-1, keepdim=True))
+        left = left.scatter(-1, experts, float("-inf"))
+    return torch.cat(weights, dim=-1)
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:  # [T, K]
@@ -272,6 +303,22 @@ def gelu(x: Tensor) -> Tensor:  # [T, I]
 
 def gelu_tanh(x: Tensor) -> Tensor:  # [T, I]
     return F.gelu(x, approximate="tanh")
+
+
+def relu(x: Tensor) -> Tensor:  # [T, I]
+    return torch.relu(x)
+
+
+def relu2(x: Tensor) -> Tensor:  # [T, I]
+    return torch.relu(x).square()
+
+
+def relu_fp8(x: Tensor) -> Fp8Rows:
+    return quantize_rows(relu(x))
+
+
+def relu2_fp8(x: Tensor) -> Fp8Rows:
+    return quantize_rows(relu2(x))
 
 
 def gelu_fp8(x: Tensor) -> Fp8Rows:

@@ -1,6 +1,7 @@
 """Models: what they are, where they come from, and how they run. There is one decoder for all families.
 
     spec.py, family.py, families.py, traits.py     what a model is: one row per family, read from its config
+    family_rows_*.py, mixture_traits.py            the rows of older layouts and of mixtures, and the latter's traits
     hub_config.py, gguf_config.py, gguf_file.py    config.json or GGUF metadata to a `ModelSpec`
     sources.py, cache.py, checkpoint.py            a model's name to its files, fetched if needed
     digests.py                                     by which a resumed job tells two models apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
+from headrace.models.stored_tensors import has_head
 from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
@@ -94,6 +95,8 @@ def _open_directory(directory: Path, load_format: str) -> Checkpoint:
     if load_format != "random":
         _require_safetensors(directory)
         files, stored = SafetensorsFiles(directory), family_of_config(config).stored
+        if "text_config" in config:
+            spec = replace(spec, tie_embeddings=not has_head(files.names()))
         weights = files if stored.is_ours else Rearranged(files, stored, spec)
     return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
 

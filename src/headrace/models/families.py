@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from headrace.errors import UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Family
+from headrace.models.family_rows_dense import DENSE, QKV
+from headrace.models.family_rows_mixtures import EXPERT_COUNTS, MIXTRAL_NAMES, MIXTURES
 from headrace.models.stored_tensors import Stored
 
-_FUSED_QKV: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-}
+_FUSED_QKV: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj": QKV}
+_IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
+_TEXT_MODEL = Stored(prefix="language_model.", leftovers=_IMAGES)
 _FUSED_GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QWEN_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+_MROPE_SECTION = frozenset({"mrope_section"})  # as GGUF files state it
 _QWEN_DEFAULTS = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
+}
+_QWEN3_MOE_KEYS = _QWEN_KEYS | {
+    "attention_bias",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+}
+_QWEN3_MOE_DEFAULTS = _QWEN_DEFAULTS | {
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
 }
 _MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
 _OLMO2_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279}
@@ -51,13 +71,8 @@ _LLAMA4_NAMES = {
     "mlp.shared_expert.up_proj": "feed_forward.shared_expert.up_proj",
     "mlp.shared_expert.down_proj": "feed_forward.shared_expert.down_proj",
 }
-_MIXTRAL_NAMES = {
-    "mlp.router": "block_sparse_moe.gate",
-    "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
-    "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
-    "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
-}
-_EXPERT_GGUF_KEYS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_MOE_GGUF_KEYS = EXPERT_COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"}
+_MROPE_GGUF_KEYS = {"rope.dimension_sections": "mrope_section"}
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 8192,
@@ -74,7 +89,7 @@ _GEMMA2_GGUF_KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 
-FAMILIES = (
+_FAMILIES = (
     Family(
         name="llama",
         models="Llama 1 to 3.3, SmolLM 1 and 2, Yi, Falcon 3, DeepSeek-R1-Distill-Llama",
@@ -134,9 +149,9 @@ FAMILIES = (
             prefix="language_model.",
             names=_LLAMA4_NAMES,
             fused={"feed_forward.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
-            leftovers=r"(vision_model|multi_modal_projector)\..*",
+            leftovers=_IMAGES,
         ),
-        gguf_keys=_EXPERT_GGUF_KEYS
+        gguf_keys=EXPERT_COUNTS
         | {
             "expert_feed_forward_length": "moe_intermediate_size",
             "interleave_moe_layer_step": "interleave_moe_layer_step",
@@ -151,6 +166,25 @@ FAMILIES = (
         traits=traits.mistral,
         reads=frozenset({"sliding_window"}),
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    Family(
+        name="ministral3",
+        models="Mistral Small 3.1 and later, Ministral 3, Devstral Small 2 (the text models)",
+        architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+        gguf_architectures=(),
+        traits=traits.ministral3,
+        reads=frozenset({"sliding_window"}),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        rope_keys=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+        stored=_TEXT_MODEL,
     ),
     Family(
         name="ministral",
@@ -179,8 +213,8 @@ FAMILIES = (
             "eos_token_id": 2,
             "bos_token_id": 1,
         },
-        stored=Stored(names=_MIXTRAL_NAMES),
-        gguf_keys=_EXPERT_GGUF_KEYS,
+        stored=Stored(names=MIXTRAL_NAMES),
+        gguf_keys=EXPERT_COUNTS,
         gguf_mark="expert_count",
         gguf_rotates_pairs=True,
     ),
@@ -220,26 +254,58 @@ FAMILIES = (
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
     Family(
+        name="qwen2_5_vl",
+        models="Qwen2-VL and Qwen2.5-VL (the text models)",
+        architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+        gguf_architectures=("qwen2vl",),
+        traits=traits.qwen2,
+        reads=_QWEN_KEYS | _MROPE_SECTION,
+        defaults=_QWEN_DEFAULTS,
+        has_mrope=True,
+        stored=_TEXT_MODEL,
+        gguf_keys=_MROPE_GGUF_KEYS,
+    ),
+    Family(
+        name="qwen3_vl",
+        models="Qwen3-VL (the text models of the dense ones)",
+        architectures=("Qwen3VLForConditionalGeneration",),
+        gguf_architectures=("qwen3vl",),
+        traits=traits.qwen3,
+        reads=_QWEN_KEYS | _MROPE_SECTION | {"attention_bias"},
+        defaults=_QWEN_DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000},
+        has_mrope=True,
+        stored=_TEXT_MODEL,
+        gguf_keys=_MROPE_GGUF_KEYS,
+    ),
+    Family(
+        name="qwen3_vl_moe",
+        models="Qwen3-VL 30B-A3B and 235B-A22B (the text models)",
+        architectures=("Qwen3VLMoeForConditionalGeneration",),
+        gguf_architectures=("qwen3vlmoe",),
+        traits=traits.qwen3_moe,
+        reads=_QWEN3_MOE_KEYS | _MROPE_SECTION,
+        renamed={"num_experts": "num_local_experts"},
+        defaults=_QWEN3_MOE_DEFAULTS | {"max_position_embeddings": 128000, "norm_topk_prob": True},
+        has_mrope=True,
+        stored=replace(
+            _TEXT_MODEL,
+            names={"mlp.router": "mlp.gate", "mlp.experts.*.down_proj": "mlp.experts.down_proj"},
+            fused={"mlp.experts.gate_up_proj": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj")},
+        ),
+        gguf_keys=_MOE_GGUF_KEYS | _MROPE_GGUF_KEYS,
+    ),
+    Family(
         name="qwen3_moe",
         models="Qwen3 30B-A3B, 235B-A22B and Coder",
         architectures=("Qwen3MoeForCausalLM",),
         gguf_architectures=("qwen3moe",),
         traits=traits.qwen3_moe,
-        reads=_QWEN_KEYS
-        | {"attention_bias", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"},
+        reads=_QWEN3_MOE_KEYS,
         renamed={"num_experts": "num_local_experts"},
-        defaults=_QWEN_DEFAULTS
-        | {
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "decoder_sparse_step": 1,
-            "norm_topk_prob": False,
-        },
+        defaults=_QWEN3_MOE_DEFAULTS,
+        implies={"use_qk_norm": True},
         stored=Stored(names={"mlp.router": "mlp.gate"}),
-        gguf_keys=_EXPERT_GGUF_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        gguf_keys=_MOE_GGUF_KEYS,
         gguf_implies={"norm_topk_prob": True},
     ),
     Family(
@@ -369,120 +435,10 @@ FAMILIES = (
             "eos_token_id": 50256,
             "bos_token_id": 50256,
         },
+        implies={"scale_attn_weights": True},
         activations=("gelu_pytorch_tanh",),
         stored=Stored(names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}),
         gguf_keys={"attention.sliding_window": "sliding_window"},
-    ),
-    Family(
-        name="gpt_neox",
-        models="GPT-NeoX 20B, Pythia, Dolly 2",
-        architectures=("GPTNeoXForCausalLM",),
-        gguf_architectures=("gptneox",),
-        traits=traits.gpt_neox,
-        reads=frozenset({"partial_rotary_factor", "attention_bias", "attention_probs_dropout_prob"}),
-        renamed={
-            "rotary_pct": "partial_rotary_factor",
-            "rotary_emb_base": "rope_theta",
-            "layer_norm_eps": "rms_norm_eps",
-        },
-        defaults={
-            "max_position_embeddings": 2048,
-            "partial_rotary_factor": 0.25,
-            "attention_bias": True,
-            "use_parallel_residual": True,
-            "hidden_act": "gelu",
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-            "bos_token_id": 0,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        stored=Stored(
-            root="gpt_neox.",
-            names={
-                "model.embed_tokens": "embed_in",
-                "model.norm": "final_layer_norm",
-                "lm_head": "embed_out",
-                "self_attn.o_proj": "attention.dense",
-                "mlp.up_proj": "mlp.dense_h_to_4h",
-                "mlp.down_proj": "mlp.dense_4h_to_h",
-            },
-            fused={"attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-            by_head=True,
-            leftovers=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-        ),
-        gguf_keys={"use_parallel_residual": "use_parallel_residual"},
-    ),
-    Family(
-        name="gpt2",
-        models="GPT-2",
-        architectures=("GPT2LMHeadModel",),
-        gguf_architectures=("gpt2",),
-        traits=traits.gpt2,
-        reads=frozenset({"scale_attn_weights", "reorder_and_upcast_attn"}),  # attention is in float32 here anyway
-        renamed={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_positions": "max_position_embeddings",
-            "n_inner": "intermediate_size",
-            "activation_function": "hidden_act",
-            "layer_norm_epsilon": "rms_norm_eps",
-        },
-        defaults={
-            "max_position_embeddings": 1024,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "scale_attn_weights": True,
-            "tie_word_embeddings": True,
-            "eos_token_id": 50256,
-            "bos_token_id": 50256,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        has_rope=False,
-        widens_by=4,
-        stored=Stored(
-            root="transformer.",
-            layers="h",
-            names={
-                "model.embed_tokens": "wte",
-                "model.embed_positions": "wpe",
-                "model.norm": "ln_f",
-                "input_layernorm": "ln_1",
-                "post_attention_layernorm": "ln_2",
-                "self_attn.o_proj": "attn.c_proj",
-                "mlp.up_proj": "mlp.c_fc",
-                "mlp.down_proj": "mlp.c_proj",
-            },
-            fused={"attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-            has_transposed_layers=True,
-            leftovers=r".*h\.\d+\.attn\.(bias|masked_bias)",
-        ),
-    ),
-    Family(
-        name="phi",
-        models="Phi-1, 1.5 and 2",
-        architectures=("PhiForCausalLM",),
-        gguf_architectures=("phi2",),
-        traits=traits.phi,
-        reads=frozenset({"partial_rotary_factor"}),
-        renamed={"layer_norm_eps": "rms_norm_eps"},
-        defaults={
-            "max_position_embeddings": 2048,
-            "partial_rotary_factor": 0.5,
-            "hidden_act": "gelu_new",
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-            "bos_token_id": 1,
-        },
-        activations=("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-        stored=Stored(
-            names={
-                "model.norm": "model.final_layernorm",
-                "self_attn.o_proj": "self_attn.dense",
-                "mlp.up_proj": "mlp.fc1",
-                "mlp.down_proj": "mlp.fc2",
-            }
-        ),
     ),
     Family(
         name="stablelm",
@@ -613,13 +569,15 @@ FAMILIES = (
     ),
     Family(
         name="gemma3_text",  # gemma3 is the multimodal model
-        models="Gemma 3 (1B; the text models of the larger ones from GGUF)",
-        architectures=("Gemma3ForCausalLM",),
+        models="Gemma 3 (the text models)",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         gguf_architectures=("gemma3",),
         traits=traits.gemma3,
         reads=_GEMMA2_KEYS | {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         defaults=_GEMMA_DEFAULTS
         | {
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "max_position_embeddings": 131072,
             "query_pre_attn_scalar": 256,
@@ -631,11 +589,29 @@ FAMILIES = (
         activations=("gelu_pytorch_tanh",),
         has_local_rope=True,
         states_stretched_len=True,
+        stored=_TEXT_MODEL,
         gguf_keys=_GEMMA2_GGUF_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
     ),
 )
 
+FAMILIES: tuple[Family, ...] = (*_FAMILIES, *DENSE, *MIXTURES)
+
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
+# Keys of config.json that tell why a model is not supported, the first reason that applies.
+_REASONS = {
+    (
+        "linear_num_value_heads",
+        "linear_attn_config",
+        "mamba_num_heads",
+        "mamba_d_state",
+        "ssm_state_size",
+        "hybrid_override_pattern",
+        "rescale_every",
+        "conv_L_cache",
+    ): ": it has recurrent layers, which are not supported yet",
+    ("kv_lora_rank",): ": it has multi-head latent attention, which is not supported yet",
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,
+}
 
 
 def family_of_config(config: Config) -> Family:
@@ -671,12 +647,12 @@ def family_of_gguf(metadata: Config) -> Family:
 
 
 def _why_unknown(config: Config) -> str:
-    """Returns the reason for a mixture of experts, even inside a multimodal model: no dense model is a useful
-    suggestion."""
-    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    """Returns the reason, even inside a multimodal model, where there is a better one than a similar name."""
     inner = config.get("text_config") or {}
-    has_experts = any(config.get(key) or inner.get(key) for key in keys)
-    return _UNKNOWN_MIXTURE if has_experts else ""
+    for keys, reason in _REASONS.items():
+        if any(config.get(key) or inner.get(key) for key in keys):
+            return reason
+    return ""
 
 
 def _unknown(what: str, name: object, known: list[str], reason: str) -> UnsupportedModelError:

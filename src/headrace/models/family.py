@@ -29,6 +29,8 @@ class Traits(TypedDict, total=False):
     pre_norms: bool
     post_norms: bool
     norm_offset: float
+    bare_norms: bool
+    clip_qkv: float | None
     is_parallel: bool
     shares_norm: bool
     is_gated: bool
@@ -37,6 +39,7 @@ class Traits(TypedDict, total=False):
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
     num_positions: int
+    position_offset: int
     embedding_scale: float
     rounds_embedding_scale: bool
     attention_scale: float
@@ -46,6 +49,10 @@ class Traits(TypedDict, total=False):
     windows: Windows
     windows_slide: bool
     rotates_pairs: bool
+
+
+def _as_it_is(config: Config) -> Config:
+    return config
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,14 @@ class Family:
     reads: frozenset[str] = frozenset()  # config keys that `traits` reads; others of their kind are refused
     renamed: Mapping[str, str] = field(default_factory=dict)  # its own config keys -> the common ones
     defaults: Config = field(default_factory=dict)  # config keys that a file may omit
+    derived: Callable[[Config], Config] = _as_it_is  # adds common keys that follow from its own
+    implies: Config = field(default_factory=dict)  # keys that may be stated, but only as what is always the case
     activations: tuple[str, ...] = ("silu", "swish")  # names of its activation in config.json
     has_rope: bool = True
     widens_by: int | None = None  # MLP width as a multiple of the hidden size, where the config omits it
     stored: Stored = AS_NAMED  # how its checkpoints store tensors
+    rope_keys: frozenset[str] = frozenset()  # its own keys among the rope's parameters
+    has_mrope: bool = False  # its rope has sections for images
     has_local_rope: bool = False  # layers with a window have a rope of their own
     states_stretched_len: bool = False  # its configs state the context length after linear rope scaling
     gguf_keys: Mapping[str, str] = field(default_factory=dict)  # its own GGUF keys -> their names in config.json

@@ -14,7 +14,7 @@ from headrace.models.spec import ModelSpec, RopeKind, RopeSpec
 
 # Keys that look like they affect the computation; if nothing reads such a key, the config is refused.
 _TOUCHES_COMPUTATION = re.compile(
-    r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types"
+    r"attn|attention|rope|rotary|window|expert|moe|softcap|multiplier|scal|sink|norm|bias|quant|lora|layer_types|alibi|clip"
 )
 _READ_OR_HARMLESS = frozenset(
     {
@@ -29,6 +29,7 @@ _READ_OR_HARMLESS = frozenset(
         "rope_scaling",
         "rope_parameters",
         "partial_rotary_factor",
+        "rotary_dim",
         "quantization_config",
     }
 )
@@ -44,6 +45,7 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
             "beta_fast",
             "beta_slow",
             "attention_factor",
+            "attn_factor",
             "mscale",
             "mscale_all_dim",
             "truncate",
@@ -52,6 +54,24 @@ _ROPE_KEYS: dict[RopeKind, frozenset[str]] = {
     ),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
 }
+# Keys that only repeat another one. With another value than that one they are refused.
+_REPEATED = {
+    "sliding_window_size": "sliding_window",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "layer_norm_eps": "rms_norm_eps",
+}
+# What a multimodal checkpoint may state once for the whole model. Its text_config comes first, except for the head:
+# there the default of a text model may be written although the head is the whole model's.
+_WHOLE_MODEL = (
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "tie_word_embeddings",
+    "eos_token_id",
+    "bos_token_id",
+)
+# Positions of images in Qwen's multimodal models; for text their three parts are equal, and the rope is a plain one.
+_MROPE_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
 
 
 def spec_from_config(config: Config, generation: Config | None = None) -> ModelSpec:
@@ -65,13 +85,15 @@ def _text_config(config: Config) -> Config:
     """Merges the text model's config of a multimodal model with the settings of the whole checkpoint."""
     if "text_config" not in config:
         return config
-    whole = ("dtype", "torch_dtype", "quantization_config")
-    return {key: config[key] for key in whole if key in config} | dict(config["text_config"])
+    whole = {key: config[key] for key in _WHOLE_MODEL if config.get(key) is not None}
+    tied = {"tie_word_embeddings": whole["tie_word_embeddings"]} if "tie_word_embeddings" in whole else {}
+    text = {key: value for key, value in config["text_config"].items() if value is not None or key not in whole}
+    return whole | text | tied
 
 
 def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
     """Builds the spec from a config with the common key names."""
-    config = {**family.defaults, **config}
+    config = family.derived({**family.defaults, **config})
     _refuse_ignored(family, config)
     hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
     num_kv_heads = num_heads if config.get("num_key_value_heads") is None else _positive(config, "num_key_value_heads")
@@ -119,12 +141,14 @@ def _refuse_ignored(family: Family, config: Config) -> None:
             )
     if config.get("is_encoder_decoder") or config.get("is_causal") is False:
         raise UnsupportedModelError("only causal decoders are supported; the config says that this model is not one")
-    refuse_unread(config, _READ_OR_HARMLESS | family.reads, where="config.json")
+    implied = {key for key, value in family.implies.items() if config.get(key) == value}
+    repeated = {key for key, other in _REPEATED.items() if key in config and config[key] == config.get(other)}
+    refuse_unread(config, _READ_OR_HARMLESS | family.reads | implied | repeated, where="config.json")
 
 
 def refuse_unread(config: Config, known: frozenset[str], *, where: str) -> None:
     for key, value in config.items():
-        is_set = not (value is None or value is False or value in ([], {}, ""))
+        is_set = not (value is None or value is False or value in ([], {}, "", 0))
         if is_set and key not in known and _TOUCHES_COMPUTATION.search(key.lower()):
             raise UnsupportedModelError(
                 f"{where} sets {key}={value!r}, which Headrace does not know and would ignore, giving wrong answers"
@@ -135,6 +159,9 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
     """Returns the rope of all layers, or of layers with full attention, and the rope of layers with a window."""
     if not family.has_rope:
         return RopeSpec(kind="none"), None
+    own_keys = family.rope_keys | (_MROPE_KEYS if family.has_mrope else frozenset())
+    if own_keys:
+        config = {**config, **{key: _plain_rope(config, key, own_keys) for key in ("rope_parameters", "rope_scaling")}}
     if not family.has_local_rope:
         return read_rope(config), None
     by_kind = _rope_object(config, "rope_parameters") or {"full_attention": config.get("rope_scaling")}
@@ -149,6 +176,12 @@ def _ropes(family: Family, config: Config) -> tuple[RopeSpec, RopeSpec | None]:
         "rope_parameters": by_kind.get("sliding_attention"),
     }
     return read_rope(wide), read_rope(local)
+
+
+def _plain_rope(config: Config, key: str, own_keys: frozenset[str]) -> Mapping[str, Any]:
+    values = {name: value for name, value in _rope_object(config, key).items() if name not in own_keys}
+    is_mrope = "mrope_section" in own_keys
+    return {name: "default" if is_mrope and value == "mrope" else value for name, value in values.items()}
 
 
 def read_rope(config: Config) -> RopeSpec:
@@ -249,6 +282,11 @@ def _rope_divisors(values: Mapping[str, Any], key: str) -> tuple[float, ...]:
 def _rotary_dim(family: Family, config: Config, head_dim: int) -> int | None:
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if config.get("rotary_dim") is not None:
+        share = _positive(config, "rotary_dim") / head_dim
+        if factor is not None and int(head_dim * factor + 1e-6) != config["rotary_dim"]:
+            raise ModelError(f"rotary_dim {config['rotary_dim']} and partial_rotary_factor {factor} disagree")
+        factor = share
     if factor in (None, 1.0):
         return None
     if "partial_rotary_factor" not in family.reads:
@@ -269,7 +307,7 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
         return float(values["attention_factor"])
     if values.get("mscale") and values.get("mscale_all_dim"):
         return magnitude(values["mscale"]) / magnitude(values["mscale_all_dim"])
-    return magnitude(1.0)
+    return magnitude(1.0) * float(values.get("attn_factor") or 1.0)
 
 
 def _max_model_len(family: Family, config: Config, rope: RopeSpec) -> int:

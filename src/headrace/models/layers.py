@@ -12,7 +12,7 @@ from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
 GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
-_PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu}
+_PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,15 @@ class Attention:
     slides: bool  # the window slides with the token; else the context is chunked
     softcap: float | None
     eps: float
+    clip: float | None = None  # queries, keys and values are clamped to this size
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
         qkv = self.qkv(x)
         if self.wide_norms is not None:
             self.wide_norms(qkv)
+        if self.clip is not None:
+            qkv.clamp_(-self.clip, self.clip)
         q = ops.rope_and_store(
             qkv,
             layout,

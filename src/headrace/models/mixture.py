@@ -32,6 +32,10 @@ class Mixture:
     routing: Routing
     weighs_input: bool  # a route's weight scales the expert's input, not its output
     activation: Activation
+    correction: Tensor | None = None  # [E] float32, added to the scores by which experts are chosen
+    scale: float = 1.0  # of the routes' weights
+    jitter: float = 0.0  # of sparsemixer routing
+    shared_gate: ops.PackedLinear | None = None  # [1, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
@@ -40,7 +44,14 @@ class Mixture:
         return False  # the router needs unquantized rows; experts quantize their own
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, H]
-        routes = ops.route(self.router(x), self.num_chosen, self.routing)
+        routes = ops.route(
+            self.router(x),
+            self.num_chosen,
+            self.routing,
+            correction=self.correction,
+            scale=self.scale,
+            jitter=self.jitter,
+        )
         if self.experts is not None:
             routes = routes_to(self.experts, routes)
         # The first GEMM is linear: scaling its output is scaling its input.
@@ -51,8 +62,12 @@ class Mixture:
             out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
-        out = out if self.shared is None else out.add_(self.shared(x))
+        out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
         return out if self.group is None else self.group.all_reduce(out)
+
+    def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
+        out = shared(x)
+        return out if self.shared_gate is None else out.mul_(self.shared_gate(x).sigmoid_())
 
 
 def routes_to(experts: Span, routes: ops.Routes) -> ops.Routes:

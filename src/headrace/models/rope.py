@@ -37,7 +37,7 @@ def query_scales(growth: QueryGrowth | None, *, max_len: int, device: torch.devi
     """[max_len] float32: returns the factor of the query at each position, or None if all are 1."""
     if growth is None or max_len < growth.step:
         return None
-    steps = torch.arange(1, max_len + 1, dtype=torch.float64).div(growth.step).floor()
+    steps = torch.arange(growth.offset, max_len + growth.offset, dtype=torch.float64).div(growth.step).floor()
     return (1.0 + growth.strength * steps.log1p()).to(device, torch.float32)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu_tanh", "gelu"]
-Routing = Literal["sigmoid", "softmax", "softmax_of_chosen"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
 Shape = tuple[int, ...]
 
 
@@ -33,10 +33,12 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + 1) / step))."""
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + offset) / step))."""
 
     step: float
     strength: float
+    offset: int = 1
+    rotated_layers: bool = False  # in the layers that rotate, else in the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class MixtureSpec:
     routing: Routing  # how the routes' weights are computed: see `kernels.ops.route`
     weighs_input: bool = False  # a route's weight scales the expert's input, not its output
     shared_size: int | None = None  # intermediate size of the shared expert, which gets all tokens; None: none
+    gates_shared: bool = False  # the shared expert's output is multiplied by the sigmoid of a gate
+    corrects_choice: bool = False  # a bias per expert is added to the scores by which experts are chosen
+    scale: float = 1.0  # of the routes' weights
+    jitter: float = 0.0  # of sparsemixer routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class ModelSpec:
     norm_bias: bool = False  # and have a bias
     pre_norms: bool = True  # attention and MLP read the normed residual stream
     post_norms: bool = False  # the outputs of attention and MLP are normed before they are added to the residual stream
+    bare_norms: bool = False  # norms have no weights
     norm_offset: float = 0.0  # added to the checkpoint's norm weights at load
     is_parallel: bool = False  # attention and MLP read the same input
     shares_norm: bool = False  # and share its norm
@@ -91,8 +98,10 @@ class ModelSpec:
     mixture: MixtureSpec | None = None  # of experts, in some layers; None: all layers have an MLP
     local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
-    query_growth: QueryGrowth | None = None  # in the layers that do not rotate
+    query_growth: QueryGrowth | None = None
     num_positions: int | None = None  # learned position embeddings; None: none
+    position_offset: int = 0  # so many of them come before that of the first token
+    clip_qkv: float | None = None  # queries, keys and values are clamped to this size
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
@@ -145,6 +154,10 @@ class ModelSpec:
             return RopeSpec(kind="none")
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
 
+    def grows_queries(self, layer: int) -> bool:
+        growth = self.query_growth
+        return growth is not None and growth.rotated_layers == (layer not in self.ropeless_layers)
+
     def tensor_shapes(self) -> dict[str, Shape]:
         """Returns every tensor that a checkpoint of this model must have, under its canonical name."""
         shapes = self.outer_shapes()
@@ -171,6 +184,8 @@ class ModelSpec:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
+        if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
+            shapes["mlp.router_correction.bias"] = (self.mixture.num_experts,)
         for name, shape, has_bias in self._layer_matrices(index):
             shapes[f"{name}.weight"] = shape
             if has_bias:
@@ -188,6 +203,8 @@ class ModelSpec:
         return before + (["post_attention_layernorm", "post_feedforward_layernorm"] if self.post_norms else [])
 
     def _norm_shapes(self, name: str) -> dict[str, Shape]:
+        if self.bare_norms:
+            return {}
         kinds = ("weight", "bias") if self.norm_bias else ("weight",)
         return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
@@ -222,4 +239,6 @@ class ModelSpec:
             matrices += self._mlp_matrices(f"mlp.experts.{expert}", mixture.expert_size)
         if mixture.shared_size is not None:
             matrices += self._mlp_matrices("mlp.shared_expert", mixture.shared_size)
+        if mixture.gates_shared:
+            matrices.append(("mlp.shared_expert_gate", (1, self.hidden_size), False))
         return matrices

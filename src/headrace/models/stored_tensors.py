@@ -5,9 +5,10 @@ Our names are those of Llama in transformers, which most families share.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
@@ -24,12 +25,15 @@ class Stored:
     the number of an expert. A stem of experts without a star names a stack of all experts' matrices, transposed.
     """
 
-    prefix: str = ""  # of all names; checkpoints of the text model alone may omit it
+    prefix: str = ""  # of all names, or after the root of all but the head's; text models alone may omit it
     root: str = "model."  # of all names but the head's; checkpoints of the bare model may omit it
     layers: str = "layers"
     names: Mapping[str, str] = field(default_factory=dict)  # our stem -> theirs, where they differ
+    other_names: Mapping[str, str] = field(default_factory=dict)  # the same, for those that some checkpoints have
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their stem -> ours, concatenated rows
-    by_head: bool = False  # fused rows are interleaved head by head, with one kv head per query head
+    by_head: bool = False  # fused rows are interleaved: for each kv head its query heads, then key and value
+    has_upright_stacks: bool = False  # stacks of experts are not transposed
+    has_extra_layers: bool = False  # layers after the last one predict further tokens; they are not read
     has_transposed_layers: bool = False  # matrices are stored as [in, out]
     leftovers: str = r"[^\s\S]"  # a pattern of tensors that are not weights; the default matches nothing
 
@@ -53,6 +57,8 @@ class StoredPart:
     is_transposed: bool = False
     member: int | None = None  # index in a stack, if the stored tensor is one
     num_members: int = 0
+    is_vector: bool = False  # stored as a vector, or as a matrix of one row
+    num_columns: int | None = None  # of ours; a stack with as many is not transposed, unless it is square
 
     def shape(self, stored: Shape) -> Shape:
         """Returns our tensor's shape, given the stored tensor's."""
@@ -60,23 +66,49 @@ class StoredPart:
             if stored[0] != self.num_members:
                 raise ModelError(f"tensor {self.name!r} is for {stored[0]} experts; its config says {self.num_members}")
             stored = stored[1:]
-        rows, *others = reversed(stored) if self.is_transposed else stored
+        if self.is_vector:
+            stored = (math.prod(stored),)
+        is_transposed = self.transposes(stored)
+        rows, *others = reversed(stored) if is_transposed else stored
         if rows != self.rows_per_group * self.num_groups:
             raise ModelError(
                 f"tensor {self.name!r} has shape {list(stored)}; its config implies "
-                f"{self.rows_per_group * self.num_groups} {'columns' if self.is_transposed else 'rows'}"
+                f"{self.rows_per_group * self.num_groups} {'columns' if is_transposed else 'rows'}"
             )
         return (self.num_rows * self.num_groups, *others)
+
+    def transposes(self, stored: Shape) -> bool:
+        """Tells whether the stored matrix is transposed. transformers 5 writes some stacks the other way round than the
+        checkpoints that were published."""
+        is_upright = stored[-1] == self.num_columns and stored[0] != stored[-1]
+        return self.is_transposed and not is_upright
 
 
 def find_parts(stored: Stored, spec: ModelSpec, found: Collection[str]) -> dict[str, StoredPart]:
     """Finds where each tensor of the spec is stored. `found`, the names in the checkpoint, tells whether the root is
-    present."""
-    prefix = stored.prefix if any(name.startswith(stored.prefix) for name in found) else ""
-    root = prefix + stored.root if any(name.startswith(prefix + stored.root) for name in found) else prefix
+    present, and which of two names."""
+    prefixes = _prefixes(stored, found)
     shapes = spec.tensor_shapes() | {"lm_head.weight": (spec.vocab_size, spec.hidden_size)}
     holders = {ours: theirs for theirs, parts in stored.fused.items() for ours in parts}
-    return {name: _find_part(stored, spec, (prefix, root), name, shapes, holders) for name in shapes}
+    parts = {name: _find_part(stored, spec, prefixes, name, shapes, holders) for name in shapes}
+    if not stored.other_names:
+        return parts
+    other = replace(stored, names={**stored.names, **stored.other_names}, other_names={})
+    return parts | {name: part for name, part in find_parts(other, spec, found).items() if part.name in found}
+
+
+def has_head(found: Collection[str]) -> bool:
+    """Tells whether a multimodal checkpoint has an LM head of its own: its config may say it only for one part."""
+    return any(name.removeprefix("language_model.") == "lm_head.weight" for name in found)
+
+
+def _prefixes(stored: Stored, found: Collection[str]) -> tuple[str, str]:
+    """Returns the prefixes of the head's name, and of all other names."""
+    prefix, root = stored.prefix, stored.root
+    for head, others in ((prefix, prefix + root), ("", root + prefix), ("", root)):
+        if any(name.startswith(others) for name in found):
+            return head, others
+    return "", ""
 
 
 def _find_part(
@@ -101,17 +133,22 @@ def _find_part(
     stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
     theirs = holders.get(stem) or stored.names.get(stem, stem)
     is_stack = expert is not None and "*" not in theirs
+    is_correction = stem == "mlp.router_correction"
     parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
-    num_groups = spec.num_heads if stored.by_head and len(parts) > 1 else 1
+    num_groups = spec.num_kv_heads if stored.by_head and len(parts) > 1 else 1
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
     return StoredPart(
-        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + ("" if is_stack else f".{kind}"),
+        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number)
+        + ("" if is_stack or is_correction else f".{kind}"),
         first_row=sum(counts[:at]),
         num_rows=counts[at],
         rows_per_group=sum(counts),
         num_groups=num_groups,
-        is_transposed=is_stack or (stored.has_transposed_layers and len(shapes[name]) > 1),
+        is_transposed=(is_stack and not stored.has_upright_stacks)
+        or (stored.has_transposed_layers and len(shapes[name]) > 1),
         member=int(number) if is_stack else None,
         num_members=spec.mixture.num_experts if spec.mixture is not None else 0,
+        num_columns=shapes[name][-1] if is_stack else None,
+        is_vector=is_correction,
     )

@@ -23,7 +23,17 @@ def ministral(config: Config) -> Traits:
     kinds = config.get("layer_types")
     if kinds is None:
         return mistral(config)
-    return {"windows": _windows_of_kinds(kinds, config["sliding_window"], config["num_hidden_layers"])}
+    return {"windows": windows_of_kinds(kinds, config["sliding_window"], config["num_hidden_layers"])}
+
+
+def ministral3(config: Config) -> Traits:
+    """Mistral; Ministral 3 also scales queries with their position."""
+    parameters = config.get("rope_parameters") or {}
+    if not parameters.get("llama_4_scaling_beta"):
+        return mistral(config)
+    step, strength = (number(parameters, key) for key in ("original_max_position_embeddings", "llama_4_scaling_beta"))
+    growth: Traits = {"query_growth": QueryGrowth(step, strength, offset=0, rotated_layers=True)}
+    return mistral(config) | growth
 
 
 def qwen2(config: Config) -> Traits:
@@ -40,7 +50,7 @@ def smollm3(config: Config) -> Traits:
     windows: Windows = (None,) * num_layers
     if config.get("use_sliding_window"):
         default = ["sliding_attention" if index in ropeless else "full_attention" for index in range(num_layers)]
-        windows = _windows_of_kinds(config.get("layer_types") or default, config.get("sliding_window"), num_layers)
+        windows = windows_of_kinds(config.get("layer_types") or default, config.get("sliding_window"), num_layers)
     return llama(config) | {"ropeless_layers": ropeless, "windows": windows}
 
 
@@ -48,7 +58,7 @@ def _ropeless_layers(config: Config, flags: Sequence[int] | None) -> tuple[int, 
     """Returns the layers whose heads do not rotate: a zero in the flags (`no_rope_layers`), or every n-th layer."""
     num_layers = config["num_hidden_layers"]
     if flags is None:
-        period = _count(config, "no_rope_layer_interval")
+        period = count(config, "no_rope_layer_interval")
         flags = [(index + 1) % period for index in range(num_layers)]
     if len(flags) < num_layers:
         raise ModelError(f"no_rope_layers must have a number for each of {num_layers} layers, got {flags}")
@@ -67,44 +77,48 @@ def llama4(config: Config) -> Traits:
     num_layers, biased = config["num_hidden_layers"], bool(config.get("attention_bias"))
     ropeless = _ropeless_layers(config, config.get("no_rope_layers") or None)
     default = ["full_attention" if index in ropeless else "chunked_attention" for index in range(num_layers)]
-    chunk = None if config["attention_chunk_size"] is None else _count(config, "attention_chunk_size")
+    chunk = None if config["attention_chunk_size"] is None else count(config, "attention_chunk_size")
     traits: Traits = {
         "qkv_bias": biased,
         "output_bias": biased,
         "rotates_pairs": True,
         "ropeless_layers": ropeless,
         "bare_qk_norm": bool(config["use_qk_norm"]),
-        "windows": _windows_of_kinds(config.get("layer_types") or default, chunk, num_layers, name="chunked_attention"),
+        "windows": windows_of_kinds(config.get("layer_types") or default, chunk, num_layers, name="chunked_attention"),
         "windows_slide": False,
     }
     if config["attn_temperature_tuning"]:
-        traits["query_growth"] = QueryGrowth(_number(config, "floor_scale"), _number(config, "attn_scale"))
+        traits["query_growth"] = QueryGrowth(number(config, "floor_scale"), number(config, "attn_scale"))
     layers = config.get("moe_layers")
     if layers is None:
-        period = _count(config, "interleave_moe_layer_step")
+        period = count(config, "interleave_moe_layer_step")
         layers = range(period - 1, num_layers, period)
-    size = _count(config, "moe_intermediate_size")
-    return traits | _mixture(config, layers, "sigmoid", expert_size=size, weighs_input=True, shared_size=size)
+    size = count(config, "moe_intermediate_size")
+    return traits | mixture(config, layers, "sigmoid", expert_size=size, weighs_input=True, shared_size=size)
 
 
 def mixtral(config: Config) -> Traits:
-    size, layers = _count(config, "intermediate_size"), range(config["num_hidden_layers"])
-    return mistral(config) | _mixture(config, layers, "softmax_of_chosen", expert_size=size)
+    size, layers = count(config, "intermediate_size"), range(config["num_hidden_layers"])
+    return mistral(config) | mixture(config, layers, "softmax_of_chosen", expert_size=size)
 
 
 def qwen3_moe(config: Config) -> Traits:
-    """A window applies to all layers. Layers are dense by name, or all but every n-th."""
-    num_layers, period = config["num_hidden_layers"], _count(config, "decoder_sparse_step")
-    dense = config.get("mlp_only_layers") or ()
-    layers = [index for index in range(num_layers) if index not in dense and (index + 1) % period == 0]
+    """A window applies to all layers."""
+    num_layers, layers = config["num_hidden_layers"], sparse_layers(config)
     routing: Routing = "softmax_of_chosen" if config["norm_topk_prob"] else "softmax"
     window = config["sliding_window"] if config["use_sliding_window"] else None
     traits = qwen3(config)
     traits["windows"] = (window,) * num_layers
-    return traits | _mixture(config, layers, routing, expert_size=_count(config, "moe_intermediate_size"))
+    return traits | mixture(config, layers, routing, expert_size=count(config, "moe_intermediate_size"))
 
 
-def _mixture(
+def sparse_layers(config: Config) -> list[int]:
+    """Qwen's rule: layers are dense by name, or all but every n-th."""
+    dense, period = config.get("mlp_only_layers") or (), count(config, "decoder_sparse_step")
+    return [index for index in range(config["num_hidden_layers"]) if index not in dense and (index + 1) % period == 0]
+
+
+def mixture(
     config: Config,
     layers: Sequence[int],
     routing: Routing,
@@ -112,17 +126,33 @@ def _mixture(
     expert_size: int,
     weighs_input: bool = False,
     shared_size: int | None = None,
+    gates_shared: bool = False,
+    corrects_choice: bool = False,
+    scale: float = 1.0,
+    jitter: float = 0.0,
 ) -> Traits:
     num_layers = config["num_hidden_layers"]
     if not set(layers) <= set(range(num_layers)):
         raise ModelError(f"the layers with experts, {list(layers)}, must be among the model's {num_layers}")
-    num_experts, num_chosen = _count(config, "num_local_experts"), _count(config, "num_experts_per_tok")
+    num_experts, num_chosen = count(config, "num_local_experts"), count(config, "num_experts_per_tok")
     if num_chosen > num_experts:
         raise ModelError(f"num_experts_per_tok is {num_chosen}, but there are {num_experts} experts")
     if not layers:
         return {}
     return {
-        "mixture": MixtureSpec(tuple(layers), num_experts, num_chosen, expert_size, routing, weighs_input, shared_size)
+        "mixture": MixtureSpec(
+            tuple(layers),
+            num_experts,
+            num_chosen,
+            expert_size,
+            routing,
+            weighs_input=weighs_input,
+            shared_size=shared_size,
+            gates_shared=gates_shared,
+            corrects_choice=corrects_choice,
+            scale=scale,
+            jitter=jitter,
+        )
     }
 
 
@@ -153,12 +183,12 @@ def _only_windows_rotate(config: Config) -> Traits:
 def granite(config: Config) -> Traits:
     """Scales what attention and MLP add to the residual stream. Here the stream is divided instead: only norms read
     it, and they give the same result when their epsilon is divided by the square."""
-    multiplier = _number(config, "residual_multiplier")
+    multiplier = number(config, "residual_multiplier")
     return llama(config) | {
-        "embedding_scale": _number(config, "embedding_multiplier") / multiplier,
-        "norm_eps": _number(config, "rms_norm_eps") / multiplier**2,
-        "attention_scale": _number(config, "attention_multiplier"),
-        "logit_scale": 1.0 / _number(config, "logits_scaling"),
+        "embedding_scale": number(config, "embedding_multiplier") / multiplier,
+        "norm_eps": number(config, "rms_norm_eps") / multiplier**2,
+        "attention_scale": number(config, "attention_multiplier"),
+        "logit_scale": 1.0 / number(config, "logits_scaling"),
     }
 
 
@@ -249,6 +279,89 @@ def phi(config: Config) -> Traits:
     }
 
 
+def nemotron(config: Config) -> Traits:
+    return llama(config) | {
+        "layer_norm": True,
+        "norm_bias": True,
+        "norm_offset": 1.0,
+        "is_gated": False,
+        "activation": "relu2",
+    }
+
+
+def arcee(config: Config) -> Traits:
+    return llama(config) | {"is_gated": False, "activation": "relu2"}
+
+
+def falcon(config: Config) -> Traits:
+    """Falcon. ALiBi, of the two small RefinedWeb models, is refused as unread."""
+    biased, is_parallel = bool(config.get("bias")), bool(config["parallel_attn"])
+    has_two_norms = config.get("new_decoder_architecture") and config.get("num_ln_in_parallel_attn") in (None, 2)
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": biased,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_parallel": is_parallel,
+        "shares_norm": is_parallel and not has_two_norms,
+        "is_gated": False,
+        "activation": "gelu",
+    }
+
+
+def olmo(config: Config) -> Traits:
+    """OLMo 1: LayerNorm without weights, always with the same epsilon."""
+    biased = bool(config.get("attention_bias"))
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "layer_norm": True,
+        "bare_norms": True,
+        "norm_eps": 1e-5,
+        "clip_qkv": number_or_none(config, "clip_qkv"),
+    }
+
+
+def opt(config: Config) -> Traits:
+    """OPT. Its first two position embeddings are for padding."""
+    if not config["do_layer_norm_before"] or not config["layer_norm_elementwise_affine"]:
+        raise UnsupportedModelError("OPT models with norms after attention and MLP (350M) are not supported")
+    if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
+        raise UnsupportedModelError("OPT models whose embeddings are projected (350M) are not supported")
+    biased = bool(config["enable_bias"])
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": biased,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_gated": False,
+        "activation": "relu",
+        "num_positions": config["max_position_embeddings"] + 2,
+        "position_offset": 2,
+    }
+
+
+def gptj(config: Config) -> Traits:
+    return {
+        "mlp_bias": True,
+        "head_bias": True,
+        "layer_norm": True,
+        "norm_bias": True,
+        "is_parallel": True,
+        "shares_norm": True,
+        "is_gated": False,
+        "rotates_pairs": True,
+        "activation": _plain_activation(config),
+    }
+
+
+def internlm(config: Config) -> Traits:
+    biased = bool(config.get("bias"))
+    return {"qkv_bias": bool(config.get("qkv_bias", biased)), "output_bias": biased, "mlp_bias": biased}
+
+
 def stablelm(config: Config) -> Traits:
     is_parallel = bool(config.get("use_parallel_residual"))
     return {
@@ -269,7 +382,7 @@ def cohere(config: Config) -> Traits:
         "is_parallel": True,
         "shares_norm": True,
         "rotates_pairs": True,
-        "logit_scale": _number(config, "logit_scale"),
+        "logit_scale": number(config, "logit_scale"),
     }
 
 
@@ -285,10 +398,10 @@ def _windows_by_layer(config: Config) -> Windows:
     if kinds is None:
         first = config["max_window_layers"]
         return tuple(window if index >= first else None for index in range(num_layers))
-    return _windows_of_kinds(kinds, window, num_layers)
+    return windows_of_kinds(kinds, window, num_layers)
 
 
-def _windows_of_kinds(
+def windows_of_kinds(
     kinds: Sequence[str], window: int | None, num_layers: int, *, name: str = "sliding_attention"
 ) -> Windows:
     if len(kinds) != num_layers or not set(kinds) <= {"full_attention", name}:
@@ -315,9 +428,9 @@ def gemma(config: Config) -> Traits:
 def gemma2(config: Config) -> Traits:
     return gemma(config) | {
         "post_norms": True,
-        "attention_scale": 1.0 / math.sqrt(_number(config, "query_pre_attn_scalar")),
-        "attention_softcap": _number_or_none(config, "attn_logit_softcapping"),
-        "logit_softcap": _number_or_none(config, "final_logit_softcapping"),
+        "attention_scale": 1.0 / math.sqrt(number(config, "query_pre_attn_scalar")),
+        "attention_softcap": number_or_none(config, "attn_logit_softcapping"),
+        "logit_softcap": number_or_none(config, "final_logit_softcapping"),
         "windows": _windows_by_pattern(config),
     }
 
@@ -334,21 +447,21 @@ def _windows_by_pattern(config: Config) -> Windows:
         if not isinstance(period, int) or period < 1:
             raise ModelError(f"sliding_window_pattern must be a positive integer, got {period!r}")
         kinds = ["sliding_attention" if (index + 1) % period else "full_attention" for index in range(num_layers)]
-    return _windows_of_kinds(kinds, config["sliding_window"], num_layers)
+    return windows_of_kinds(kinds, config["sliding_window"], num_layers)
 
 
-def _number_or_none(config: Config, key: str) -> float | None:
-    return None if config.get(key) is None else _number(config, key)
+def number_or_none(config: Config, key: str) -> float | None:
+    return None if config.get(key) is None else number(config, key)
 
 
-def _count(config: Config, key: str) -> int:
+def count(config: Config, key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"the model's config needs a positive integer {key}, got {value!r}")
     return value
 
 
-def _number(config: Config, key: str) -> float:
+def number(config: Config, key: str) -> float:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ModelError(f"the model's config needs a positive number {key}, got {value!r}")

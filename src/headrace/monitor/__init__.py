@@ -7,7 +7,8 @@
     gpu_gauges.py      figures of GPUs, taken in at a scrape
     batcher_metrics.py the page of a DynamicBatcher
     times.py           timestamps of one request, taken from its events
-    store.py           the values, exported under each name from the same storage
+    store.py           the values of an engine, or of the server
+    stores.py          those of all engines and the server, exported under each name from the same storage
     alerts.py          every alert, declared once; docs/monitoring.md is generated from it
     conditions.py      the types of an alert's condition
     promql.py          alerts as Prometheus rules

@@ -17,9 +17,8 @@ RATE_SAMPLE_S = 1.0
 
 _GAUGES = (
     *(table.RUNNING, table.WAITING, table.WAITING_BY_REASON, table.KV_USE),
-    *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE, table.REPLICAS_NEEDED),
+    *(table.PROMPT_RATE, table.GENERATION_RATE, table.SLEEP_STATE),
 )
-TARGET_USE = 0.8  # of max_num_seqs: what a replica should have to do
 _NOTHING = EngineStats(SchedulerStats(), 0.0, 0.0)  # a freshly started engine
 _OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
 
@@ -27,9 +26,8 @@ _OTHER_SLEEP_STATES = ("weights_offloaded", "discard_all")
 class EngineCounts:
     """Adds what grew since the last snapshot to the store. One caller at a time."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], max_num_seqs: int | None = None) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
-        self._max_num_seqs = max_num_seqs
         self._clock = clock
         self._last = _NOTHING
         self._rates = TokenRates(clock())
@@ -64,9 +62,6 @@ class EngineCounts:
         store, scheduler = self._store, stats.scheduler
         store.set(table.RUNNING, scheduler.num_running)
         store.set(table.WAITING, scheduler.num_waiting)
-        if self._max_num_seqs is not None:
-            num_sequences = scheduler.num_running + scheduler.num_waiting
-            store.set(table.REPLICAS_NEEDED, num_sequences / (TARGET_USE * self._max_num_seqs))
         store.set(table.WAITING_BY_REASON, scheduler.num_waiting, "capacity")
         store.set(table.WAITING_BY_REASON, 0.0, "deferred")
         store.set(table.KV_USE, scheduler.kv_use)

@@ -5,10 +5,10 @@ The series are in `table.py`. Nothing of a prompt or an answer gets here: only l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -24,13 +24,22 @@ from headrace.monitor.gpu_gauges import GpuGauges
 from headrace.monitor.history import Reading
 from headrace.monitor.series import Series
 from headrace.monitor.store import OTHER, Store, Values
+from headrace.monitor.stores import Stores
 from headrace.monitor.times import RequestTimes
 from headrace.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 REFUSED_STATUS = 503
-ENGINE = "0"  # the label of the only engine
+TARGET_USE = 0.8  # of the slots: what a replica should have to do
 DEFAULT_MAX_LEN = 131_072  # for the bucket bounds of token counts, when no settings are given
+
+
+class EngineLoad(NamedTuple):
+    """What runs and waits on all engines, and the cache use of the fullest."""
+
+    num_running: float
+    num_waiting: float
+    kv_use: float
 
 
 class ServerMetrics:
@@ -45,36 +54,46 @@ class ServerMetrics:
         settings: Settings | None = None,
         registry: CollectorRegistry | None = None,
         *,
+        others: Sequence[Settings] = (),
         memory_share: float | None = None,
         gpus: GpuMonitor | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`memory_share`: the gpu_memory_utilization in force; None: it does not decide the size of the cache."""
+        """`others`: the settings of further engines. `memory_share`: the gpu_memory_utilization in force; None: it does
+        not decide the size of the cache."""
         max_len = DEFAULT_MAX_LEN if settings is None else settings.max_model_len
-        self._store = Store(table.SERIES, {"model_name": model_name, "engine": ENGINE}, max_len)
-        self._engine = EngineCounts(self._store, clock, None if settings is None else settings.max_num_seqs)
+        self._stores = Stores(table.SERIES, model_name, num_engines=1 + len(others), max_model_len=max_len)
+        self._store = self._stores.server
+        self._engines = [EngineCounts(store, clock) for store in self._stores.engines]
+        self._num_slots = None if settings is None else sum(each.max_num_seqs for each in (settings, *others))
         self._gpus = None if gpus is None else GpuGauges(self._store, gpus)
         self._observing = Lock()
-        self._observe = {
-            series: self._store.histogram(series).observe for series in table.SERIES if series.kind == "histogram"
-        }
+        self._observe = [
+            {
+                series: self._stores.of(series)[-1 if series.scope == "server" else number].histogram(series).observe
+                for series in table.SERIES
+                if series.kind == "histogram"
+            }
+            for number in range(1 + len(others))
+        ]
         self._registry = CollectorRegistry() if registry is None else registry
-        self._registry.register(self._store)
+        self._registry.register(self._stores)
         if registry is None:
             ProcessCollector(registry=self._registry)
         self._start_at_zero()
         self._store.set(table.BUILD_INFO, 1.0, __version__)
         self.settings = {} if settings is None else _shown_settings(settings, memory_share)
         if settings is not None:
-            self._tell_settings()
+            for store, each in zip(self._stores.engines, (settings, *others), strict=True):
+                _tell_settings(store, _shown_settings(each, memory_share))
 
     # ---- counting
 
     def received(self, *, n: int, max_tokens: int | None) -> None:
         self._store.add(table.RECEIVED, 1.0)
-        self._observe[table.ASKED_ANSWERS](n)
+        self._observe[0][table.ASKED_ANSWERS](n)
         if max_tokens is not None:
-            self._observe[table.ASKED_LENGTHS](max_tokens)
+            self._observe[0][table.ASKED_LENGTHS](max_tokens)
 
     def refused(self, reason: str) -> None:
         self._store.add(table.REFUSED, 1.0, reason)
@@ -85,8 +104,8 @@ class ServerMetrics:
         if status >= 500 and status != REFUSED_STATUS and handler in table.GENERATING_HANDLERS:
             self._store.add(table.HTTP_ERRORS, 1.0, handler)
 
-    def restarted(self) -> None:
-        self._store.add(table.RESTARTS, 1.0)
+    def restarted(self, *, engine: int = 0) -> None:
+        self._stores.engines[engine].add(table.RESTARTS, 1.0)
 
     def oldest_wait(self, seconds: float) -> None:
         """Set the wait of the oldest request that has no first token yet."""
@@ -108,15 +127,15 @@ class ServerMetrics:
 
     def loop_lag(self, seconds: float) -> None:
         """Record by how much a timer of the event loop was late."""
-        self._observe[table.LOOP_LAG](seconds)
+        self._observe[0][table.LOOP_LAG](seconds)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, *, engine: int = 0) -> None:
         """Record the time from the arrival of a request to its first token."""
-        self._observe[table.FIRST_TOKEN_SECONDS](seconds)
+        self._observe[engine][table.FIRST_TOKEN_SECONDS](seconds)
 
     def finished(self, times: RequestTimes, reason: str) -> None:
-        self._store.add(table.FINISHED, 1.0, reason if reason in FINISH_REASONS else OTHER)
-        observe = self._observe
+        store, observe = self._stores.engines[times.engine], self._observe[times.engine]
+        store.add(table.FINISHED, 1.0, reason if reason in FINISH_REASONS else OTHER)
         observe[table.END_TO_END_SECONDS](times.finished - times.arrived)
         observe[table.PROMPT_LENGTHS](times.num_prompt)
         observe[table.COMPUTED_LENGTHS](times.num_prompt - times.num_cached)
@@ -129,9 +148,9 @@ class ServerMetrics:
             self._observe_tokens(times, times.first_token)
 
     def _observe_tokens(self, times: RequestTimes, first_token: float) -> None:
-        observe, started, last_token = self._observe, times.queued_until, times.last_token
+        observe, started, last_token = self._observe[times.engine], times.queued_until, times.last_token
         if not times.first_token_is_counted:
-            self.first_token(first_token - times.arrived)
+            self.first_token(first_token - times.arrived, engine=times.engine)
         if started is not None:
             observe[table.PREFILL_SECONDS](_since(started, first_token))
         if last_token is None:
@@ -145,22 +164,37 @@ class ServerMetrics:
 
     # ---- reading
 
-    def observe(self, stats: EngineStats | None) -> None:
-        """Take in the counters of the engine, before a scrape; None if no engine responds."""
+    def observe(self, *each: EngineStats | None) -> None:
+        """Take in the counters of each engine, before a scrape; None if it does not respond."""
         with self._observing:
-            self._engine.take(stats)
+            for engine, stats in zip(self._engines, each, strict=True):
+                engine.take(stats)
+            self._set_replicas_needed([stats for stats in each if stats is not None])
+
+    def _set_replicas_needed(self, responding: Sequence[EngineStats]) -> None:
+        if self._num_slots is None or not responding:
+            self._store.clear(table.REPLICAS_NEEDED)
+            return
+        num_sequences = sum(stats.scheduler.num_running + stats.scheduler.num_waiting for stats in responding)
+        self._store.set(table.REPLICAS_NEEDED, num_sequences / (TARGET_USE * self._num_slots))
+
+    @property
+    def load(self) -> EngineLoad:
+        """The gauges of all engines that respond, as of the last `observe`."""
+        values = (self._stores.read(series) for series in (table.RUNNING, table.WAITING, table.KV_USE))
+        return EngineLoad(*(value if isinstance(value, float) else 0.0 for value in values))
 
     def copy(self) -> Values:
         """All values at this moment, by series name."""
-        return self._store.copy()
+        return self._stores.copy()
 
     def bounds(self, series: Series) -> tuple[float, ...]:
         """The upper bounds of a histogram's buckets."""
-        return self._store.bounds(series)
+        return self._stores.bounds(series)
 
     def read(self, sources: Iterable[Source]) -> dict[Source, Reading]:
         """The current values of some series, for the server's own history."""
-        return {source: self._store.read(source.series, source.where) for source in sources}
+        return {source: self._stores.read(source.series, source.where) for source in sources}
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The page and its content type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
@@ -176,18 +210,20 @@ class ServerMetrics:
 
     def _start_at_zero(self) -> None:
         """Export counters at zero from the start, so that their first increment shows in `rate()`."""
-        for reason in FINISH_REASONS:
-            self._store.add(table.FINISHED, 0.0, reason)
+        for store in self._stores.engines:
+            for reason in FINISH_REASONS:
+                store.add(table.FINISHED, 0.0, reason)
+            store.add(table.RESTARTS, 0.0)
         for reason in ("queue_full", "queue_tokens"):
             self._store.add(table.REFUSED, 0.0, reason)
         for handler in table.GENERATING_HANDLERS:
             self._store.add(table.HTTP_ERRORS, 0.0, handler)
         self._store.add(table.RECEIVED, 0.0)
-        self._store.add(table.RESTARTS, 0.0)
 
-    def _tell_settings(self) -> None:
-        for series in _INFO:
-            self._store.set(series, 1.0, *(str(self.settings[label]) for label in series.labels))
+
+def _tell_settings(store: Store, settings: Mapping[str, Any]) -> None:
+    for series in _INFO:
+        store.set(series, 1.0, *(str(settings[label]) for label in series.labels))
 
 
 def _asks_for_openmetrics(accept: str) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
+Scope = Literal["engine", "server"]
+OverEngines = Literal["sum", "min", "max"]
 
 BASE_LABELS = ("model_name", "engine")
 
@@ -36,6 +38,8 @@ class Series:
     bounds: tuple[float, ...] | None = None  # a histogram's; None: 1, 2, 5, 10 ... up to the context's length
     aliases: tuple[Alias, ...] = ()
     alert: str = ""  # the alert that operators' guides recommend
+    scope: Scope = "engine"  # with several engines: one sample for each, or one without the label `engine`
+    over_engines: OverEngines = "sum"  # how the server reads a gauge of several engines as one number
 
     @property
     def as_alias(self) -> Alias:

@@ -1,14 +1,13 @@
-"""Stores the values of all metrics, and exports each one under its own name and its aliases."""
+"""Stores the values of metrics: those of one engine, of the server as a whole, or of both where there is one engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
 
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from headrace.histogram import Histogram, HistogramCounts
@@ -29,8 +28,8 @@ OTHER = "other"
 MAX_LABEL_VALUES = 200  # per series; further label values come from user input and are counted as `other`
 
 
-class Store(Collector):
-    """Owns all values. Everything takes the lock, except counting into a histogram."""
+class Store:
+    """Owns its values. Everything takes the lock, except counting into a histogram."""
 
     def __init__(self, series: Sequence[Series], base_labels: Mapping[str, str], max_model_len: int) -> None:
         self._series = series
@@ -97,22 +96,14 @@ class Store(Collector):
         """The upper bounds of a histogram's buckets, without the last, which is infinite."""
         return self._histograms[series.name].bounds
 
-    def collect(self) -> Iterator[Metric]:
-        values = self.copy()
-        for series in self._series:
-            for alias in (series.as_alias, *series.aliases):
-                metric = Metric(alias.name, _help(series, alias), series.kind)
-                base = {label: self._base_labels[label] for label in alias.base_labels}
-                if series.kind == "histogram":
-                    bounds = self.bounds(series)
-                    _show_counts(metric, base, bounds, values.counts[series.name], alias.bounds or bounds)
-                else:
-                    _show_values(metric, base, series, alias, values.numbers[series.name])
-                yield metric
-
-
-def _help(series: Series, alias: Alias) -> str:
-    return series.help if alias.name == series.name else f"{series.help} Alias of {series.name}."
+    def show(self, metric: Metric, series: Series, alias: Alias, values: Values) -> None:
+        """Add the samples of a series to a metric, with the base labels that this store has."""
+        base = {label: self._base_labels[label] for label in alias.base_labels if label in self._base_labels}
+        if series.kind == "histogram":
+            bounds = self.bounds(series)
+            _show_counts(metric, base, bounds, values.counts[series.name], alias.bounds or bounds)
+        else:
+            _show_values(metric, base, series, alias, values.numbers[series.name])
 
 
 def _show_values(

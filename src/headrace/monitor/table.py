@@ -7,7 +7,7 @@ To add a metric: declare a `Series` here, then count into it in `metrics.py` (ev
 from __future__ import annotations
 
 from headrace.engine.core import STEP_SECONDS_BOUNDS
-from headrace.monitor.series import Alias, Series
+from headrace.monitor.series import Alias, Scope, Series
 from headrace.sched.stats import BATCH_TOKENS_BOUNDS, TOKEN_GAP_BOUNDS
 
 # Bucket bounds of vLLM. Where ours are finer, the alias exports only these.
@@ -34,8 +34,8 @@ def _phase(name: str, help: str, *aliases: str, alert: str = "") -> Series:
     return Series(f"headrace:{name}", "histogram", help, bounds=_FINE_PHASE, aliases=shown, alert=alert)
 
 
-def _tokens(name: str, help: str) -> Series:
-    return Series(f"headrace:{name}", "histogram", help, aliases=(Alias(f"vllm:{name}"),))
+def _tokens(name: str, help: str, scope: Scope = "engine") -> Series:
+    return Series(f"headrace:{name}", "histogram", help, aliases=(Alias(f"vllm:{name}"),), scope=scope)
 
 
 FIRST_TOKEN_SECONDS = Series(
@@ -97,13 +97,14 @@ COMPUTED_LENGTHS = _tokens(
     "request_prefill_kv_computed_tokens",
     "Prompt tokens of a finished request that were computed, not found in the prefix cache.",
 )
-ASKED_LENGTHS = _tokens("request_params_max_tokens", "max_tokens of received requests that set it.")
+ASKED_LENGTHS = _tokens("request_params_max_tokens", "max_tokens of received requests that set it.", "server")
 ASKED_ANSWERS = Series(
     "headrace:request_params_n",
     "histogram",
     "n of received requests.",
     bounds=(1, 2, 5, 10, 20),
     aliases=(Alias("vllm:request_params_n"),),
+    scope="server",
 )
 REQUEST_PREEMPTIONS = Series(
     "headrace:request_num_preemptions",
@@ -112,7 +113,7 @@ REQUEST_PREEMPTIONS = Series(
     bounds=(1, 2, 3, 4, 5, 10, 20),
     aliases=(Alias("vllm:request_num_preemptions"),),
 )
-RECEIVED = Series("headrace:requests_received", "counter", "Requests received and parsed.")
+RECEIVED = Series("headrace:requests_received", "counter", "Requests received and parsed.", scope="server")
 FINISHED = Series(
     "headrace:requests_finished",
     "counter",
@@ -133,6 +134,7 @@ REFUSED = Series(
             base_labels=("model_name",),
         ),
     ),
+    scope="server",
 )
 ANSWERED = Series(
     "headrace:http_requests",
@@ -141,12 +143,14 @@ ANSWERED = Series(
     labels=("handler", "method", "status"),
     aliases=(Alias("http_requests", base_labels=()),),
     alert="5xx over 1 % of all",
+    scope="server",
 )
 HTTP_ERRORS = Series(
     "headrace:http_errors",
     "counter",
     "HTTP responses with a status of 500 or more, refusals (503) excepted, of the routes that run the model.",
     labels=("handler",),
+    scope="server",
 )
 RUNNING = Series(
     "headrace:num_requests_running",
@@ -166,6 +170,7 @@ REPLICAS_NEEDED = Series(
     "headrace:replicas_needed",
     "gauge",
     "Servers like this one that its load needs: running and waiting sequences against 0.8 x max_num_seqs, a fraction.",
+    scope="server",
 )
 WAITING_BY_REASON = Series(
     "headrace:num_requests_waiting_by_reason",
@@ -184,6 +189,7 @@ KV_USE = Series(
         Alias("vllm:cpu_cache_usage_perc", constant=0.0),
     ),
     alert="over 0.9 for 5 minutes (it is a share: `> 90` never fires); better: over 0.95 while there are preemptions",
+    over_engines="max",
 )
 PREFIX_QUERIES = Series(
     "headrace:prefix_cache_queries",
@@ -282,24 +288,27 @@ QUEUE_USE = Series(
     "headrace:queue_usage",
     "gauge",
     "Waiting requests as a share of max_num_queued_reqs, 0 to 1; absent without a limit.",
+    scope="server",
 )
 OLDEST_WAIT = Series(
     "headrace:oldest_waiting_seconds",
     "gauge",
     "Wait of the oldest request that has no first token yet.",
+    scope="server",
 )
 LOOP_LAG = Series(
     "headrace:event_loop_lag_seconds",
     "histogram",
     "Delay of the HTTP event loop: how much later than due a timer ran; measured once per second.",
     bounds=STEP_SECONDS_BOUNDS,
+    scope="server",
 )
 RESTARTS = Series(
     "headrace:engine_restarts",
     "counter",
     "Restarts of a dead or hung engine.",
 )
-ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, else 0.")
+ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, else 0.", over_engines="min")
 SLEEP_STATE = Series(
     "headrace:engine_sleep_state",
     "gauge",
@@ -331,20 +340,26 @@ BATCHES = Series(
     "gauge",
     "Batches of the Batch API that are stored, by status; absent without --batch-dir.",
     labels=("status",),
+    scope="server",
 )
 BATCH_LINES = Series(
     "headrace:batch_lines",
     "counter",
     "Lines of batches that have ended, by result: answered or failed; absent without --batch-dir.",
     labels=("result",),
+    scope="server",
 )
 BUILD_INFO = Series(
-    "headrace:build_info", "gauge", "Always 1; the label holds the version of Headrace.", labels=("version",)
+    "headrace:build_info",
+    "gauge",
+    "Always 1; the label holds the version of Headrace.",
+    labels=("version",),
+    scope="server",
 )
 
 
 def _gpu(name: str, help: str) -> Series:
-    return Series(f"headrace:gpu_{name}", "gauge", help, labels=("gpu",))
+    return Series(f"headrace:gpu_{name}", "gauge", help, labels=("gpu",), scope="server")
 
 
 GPU_UTILIZATION = _gpu("utilization", "Share of time in which a kernel ran on the GPU, 0 to 1, as NVML reports it.")
@@ -359,12 +374,14 @@ GPU_INFO = Series(
     "gauge",
     "Always 1, for each GPU that CUDA_VISIBLE_DEVICES allows; `gpu` is its index in the driver.",
     labels=("gpu", "name", "uuid"),
+    scope="server",
 )
 GPU_TELEMETRY_INFO = Series(
     "headrace:gpu_telemetry_info",
     "gauge",
     "Always 1; where the figures of GPUs come from (nvml, nvidia-smi, none), and why they are missing if they are.",
     labels=("source", "missing"),
+    scope="server",
 )
 
 SERIES: tuple[Series, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Series))

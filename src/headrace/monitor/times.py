@@ -26,11 +26,12 @@ class RequestTimes:
     max_tokens: int | None = None
     n: int = 1
     num_preemptions: int = 0
+    engine: int = 0  # the number of the engine that ran it
     first_token_is_counted: bool = False  # `ServerMetrics.first_token` was called when it came
 
 
 class Metrics(Protocol):
-    def first_token(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float, *, engine: int = 0) -> None: ...
 
     def finished(self, times: RequestTimes, reason: str) -> None: ...
 
@@ -45,7 +46,7 @@ class RequestMeter:
 
     __slots__ = (
         *("_arrived", "_clock", "_first_token", "_is_finished", "_last_token", "_metrics"),
-        *("_num_cached", "_num_preemptions", "_queued_until", "_request"),
+        *("_num_cached", "_num_preemptions", "_queued_until", "_request", "engine"),
     )
 
     def __init__(
@@ -61,6 +62,7 @@ class RequestMeter:
         self._num_cached = 0
         self._num_preemptions = 0
         self._is_finished = False
+        self.engine = 0  # the number of the engine that runs it
 
     def take(self, event: SequenceEvent) -> None:
         """Take in an event. Only the first and the last event of a sequence carry a timing."""
@@ -92,6 +94,7 @@ class RequestMeter:
             max_tokens=params.max_tokens,
             n=params.num_sequences,
             num_preemptions=self._num_preemptions,
+            engine=self.engine,
             first_token_is_counted=True,
         )
         self._metrics.finished(times, reason)
@@ -101,7 +104,7 @@ class RequestMeter:
         self._queued_until = _earlier(self._queued_until, timing.started_at)
         if self._first_token is None and timing.first_token_at is not None:
             self._first_token = timing.first_token_at
-            self._metrics.first_token(timing.first_token_at - self._arrived)
+            self._metrics.first_token(timing.first_token_at - self._arrived, engine=self.engine)
         if event.index == 0:
             self._num_cached = event.num_cached_tokens
         if event.finish_reason is not None:

@@ -11,6 +11,7 @@ Nothing here knows HTTP, files or the engine's loop.
 - `response_format.py`: `response_format` and `structured_outputs`.
 - `responses.py`, `response_items.py`, `response_tools.py`, `response_output.py`: the requests and answers of
   /v1/responses.
+- `answer_format.py`, `parser_names.py`: the parts of an answer (reasoning, text, calls) and the parsers that find them.
 - `tool_use.py`: tools, the grammar of a forced call, and how calls are found in an answer.
 - `embeddings.py`: the requests and answers of /v1/embeddings.
 - `logprobs.py`, `usage.py`, `choices.py`, `errors.py`: the parts of an answer, as JSON.

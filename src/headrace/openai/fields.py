@@ -45,7 +45,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_reasoning": (True, False),
+    "include_reasoning": (True, False),  # a field of chat requests; here it is that of others
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "mm_processor_kwargs": (),

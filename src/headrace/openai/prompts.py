@@ -13,6 +13,7 @@ from headrace.openai.fields import note_ignored
 
 MAX_PROMPTS = 1024
 REASONING_EFFORT = "reasoning_effort"
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables that turn reasoning on and off
 TEMPLATE_HINTS = (REASONING_EFFORT, "enable_thinking")  # ignored where the template does not read them
 
 # Arguments of transformers' `apply_chat_template`. A template would read them as variables.
@@ -64,8 +65,8 @@ def render_chat(
 ) -> str:
     """The conversation as the model's chat template writes it. Special tokens are in the text."""
     for message in messages:
-        if "tool_calls" in message:
-            messages = _with_objects(messages)
+        if len(message) > 2:  # more than role and content
+            messages = [_with_reasoning(message) for message in _with_objects(messages)]
             break
     if not variables and not tools and add_generation_prompt:  # the common case of a job's lines
         return reader.render(messages)
@@ -77,7 +78,7 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[
     """The variables that the template reads. Others are refused, except hints about reasoning."""
     template = reader.tokenizer.chat_template
     read = frozenset() if template is None else template.variables
-    checked = {}
+    checked = _switches(variables, read)
     for name, value in variables.items():
         if name in _RESERVED or name.startswith("return_"):
             raise bad_request(f"chat_template_kwargs cannot have {name!r}", f"chat_template_kwargs.{name}")
@@ -86,12 +87,30 @@ def check_variables(reader: PromptReader, variables: Mapping[str, Any]) -> dict[
         if name in read:
             checked[name] = value
         elif name in TEMPLATE_HINTS:
-            note_ignored(name)
+            if not checked:
+                note_ignored(name)
         else:
             raise bad_request(
                 f"the model's chat template has no variable {name!r}; leave it out", f"chat_template_kwargs.{name}"
             )
     return checked
+
+
+def _switches(variables: Mapping[str, Any], read: frozenset[str]) -> dict[str, Any]:
+    """The variables that turn reasoning on or off, where only `reasoning_effort` says so: none is off, as in vLLM."""
+    effort = variables.get(REASONING_EFFORT)
+    if effort is None:
+        return {}
+    return {name: effort != "none" for name in THINKING_SWITCHES if name in read and name not in variables}
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its reasoning under every name that templates read. Clients send one of the first two."""
+    given = message.get("reasoning_content")
+    reasoning = message.get("reasoning") if given is None else given
+    if reasoning is None:
+        return message
+    return {**message, "reasoning": reasoning, "reasoning_content": reasoning, "thinking": reasoning}
 
 
 def _with_objects(messages: Messages) -> Messages:

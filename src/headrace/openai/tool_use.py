@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,19 +12,12 @@ from headrace.openai.choices import members
 from headrace.openai.errors import bad_request, not_supported
 from headrace.openai.schema.chat import ChatRequest
 from headrace.text import Tokenizer
-from headrace.text.tool_calls import (
-    ContentDelta,
-    Delta,
-    ToolCallDelta,
-    ToolParser,
-    new_call_id,
-    parser_for,
-    put_together,
-)
-from headrace.text.tool_grammar import read_tools, tools_grammar
+from headrace.text.answer_parts import ContentDelta, Delta, ParsedAnswer, ToolCallDelta, put_together
+from headrace.text.tool_calls import PARSERS, new_call_id, parser_for
+from headrace.text.tools.calls import parameter_types
+from headrace.text.tools.grammar import read_tools, tools_grammar
+from headrace.text.tools.parser import ToolParser
 from headrace.types import StructuredOutputs
-
-_CUT_NAME = re.compile(r'"name": "([^"]*)("?)')  # as the grammar of a forced call writes it
 
 
 class Message(NamedTuple):
@@ -43,9 +35,11 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
     names: tuple[str, ...]  # of the tools that can be called
     is_forced: bool = False  # the answer is calls and nothing else
     is_parallel: bool = True  # whether calls after the first are kept
+    types: dict[str, dict[str, tuple[str, ...]]] = {}  # of the parameters of each tool
 
     def parser(self, *, whole_calls: bool = False) -> ToolParser:
-        return parser_for(self.parser_name, self.names, whole_calls=whole_calls)
+        tools = {name: self.types.get(name, {}) for name in self.names}
+        return parser_for(self.parser_name, tools, whole_calls=whole_calls)
 
     def read(self, parser: ToolParser, text: str, *, is_end: bool) -> list[Delta]:
         """The deltas of more text of an answer."""
@@ -55,7 +49,7 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
             deltas += self._last_of_forced(last, parser.num_calls) if self.is_forced else last
         if self.is_parallel:
             return deltas
-        return [delta for delta in deltas if isinstance(delta, ContentDelta) or delta.index == 0]
+        return [delta for delta in deltas if not isinstance(delta, ToolCallDelta) or delta.index == 0]
 
     def _last_of_forced(self, deltas: list[Delta], num_calls: int) -> list[Delta]:
         """A forced call that max_tokens cut short stays a call, also before its arguments: there is nothing else that
@@ -68,7 +62,7 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
         return calls if num_calls else deltas
 
     def _cut_name(self, text: str, *, is_first: bool) -> str | None:
-        found = _CUT_NAME.search(text)
+        found = PARSERS[self.parser_name].cut_name.search(text)
         if found is not None and found[2]:
             return found[1] if found[1] in self.names else None
         if not is_first:
@@ -79,15 +73,19 @@ class ToolCalls(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="too
     def message(self, text: str, finish_reason: str | None) -> Message:
         """The message of a whole answer. Calls that are cut short are text, unless they were forced."""
         parser = self.parser(whole_calls=not self.is_forced)
-        parsed = put_together(self.read(parser, text, is_end=True))
-        if not parsed.tool_calls:
-            return Message(parsed.content, finish_reason, b"")
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parsed.tool_calls
-        ]
-        reason = "tool_calls" if finish_reason == "stop" else finish_reason
-        return Message(parsed.content or None, reason, members({"tool_calls": calls}))
+        return message_of(put_together(self.read(parser, text, is_end=True)), finish_reason)
+
+
+def message_of(answer: ParsedAnswer, finish_reason: str | None) -> Message:
+    """The message of an answer with its calls; its reasoning is left out."""
+    if not answer.tool_calls:
+        return Message(answer.content, finish_reason, b"")
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.tool_calls
+    ]
+    reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    return Message(answer.content or None, reason, members({"tool_calls": calls}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,8 @@ def read_tool_use(
 ) -> ToolUse:
     """Reads the fields of a request with tools. `parser_name`: "auto" chooses by the model's template."""
     choice = request.tool_choice
-    names = tuple(read_tools(request.tools))
+    schemas = read_tools(request.tools)
+    names = tuple(schemas)
     if choice == "none":
         return NO_TOOLS
     if choice in (None, "auto"):
@@ -127,7 +126,7 @@ def read_tool_use(
         raise bad_request(f"tool_choice must be none, auto, required or a function, got {choice[:40]!r}", "tool_choice")
     elif request.response_format is not None or request.structured_outputs is not None:
         raise bad_request("a forced tool call excludes response_format and structured_outputs", "tool_choice")
-    parser = parser_for(_template(tokenizer) if parser_name == "auto" else parser_name)
+    parser = parser_for(template_of(tokenizer) if parser_name == "auto" else parser_name)
     is_parallel = request.parallel_tool_calls is not False
     constraint = None
     if choice not in (None, "auto"):
@@ -138,7 +137,13 @@ def read_tool_use(
         names = (choice["function"]["name"],)  # `tools_grammar` has checked it
     return ToolUse(
         request.tools,
-        ToolCalls(parser.name, names, constraint is not None, is_parallel),
+        ToolCalls(
+            parser.name,
+            names,
+            constraint is not None,
+            is_parallel,
+            {name: parameter_types(schemas[name]) for name in names},
+        ),
         constraint,
         any(tokenizer.special_id(marker) is not None for marker in parser.markers),
     )
@@ -162,8 +167,8 @@ def _check_auto(request: ChatRequest, tokenizer: Tokenizer, *, allows_auto: bool
         )
 
 
-def _template(tokenizer: Tokenizer) -> str | None:
-    """The template that the parser is chosen by."""
+def template_of(tokenizer: Tokenizer) -> str | None:
+    """The chat template that parsers are chosen by."""
     templates: Mapping[str, str] = {} if tokenizer.chat_template is None else tokenizer.chat_template.templates
     return templates.get("tool_use") or templates.get("default")
 

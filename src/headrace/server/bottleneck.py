@@ -31,9 +31,8 @@ from headrace.monitor.metrics import ServerMetrics
 from headrace.monitor.store import Values
 from headrace.plan.gpus import Gpu, match_gpu
 from headrace.plan.shape import ModelShape
-from headrace.sched import SchedulerStats
 from headrace.scrape.page import Sample
-from headrace.server.load_log import LoadLog
+from headrace.server.load_log import Load, LoadLog
 
 SNAPSHOT_S = 10.0  # between two snapshots; the shortest interval that is judged
 WINDOW_S = 30.0  # the longest interval that is judged
@@ -48,30 +47,31 @@ _HISTOGRAMS = (
 
 class _Gauges(NamedTuple):
     at: float
-    num_running: int
-    num_waiting: int
+    num_running: float
+    num_waiting: float
     kv_use: float
 
 
 class BottleneckWatch:
     """Owns the snapshots and the last diagnosis. Called on the event loop only.
 
-    `observe` brings the engine's counters into `metrics` and returns its scheduler's state; None: no engine responds.
+    `observe` brings the engines' counters into `metrics` and returns what runs there; None: no engine responds.
     """
 
     def __init__(
         self,
         metrics: ServerMetrics,
-        observe: Callable[[], SchedulerStats | None],
+        observe: Callable[[], Load | None],
         *,
         model: ModelShape | None = None,
         gpu: Gpu | None = None,
+        num_engines: int = 1,
         load_log: LoadLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._metrics = metrics
         self._observe = observe
-        self._model, self._gpu = model, gpu
+        self._model, self._gpu, self._num_engines = model, gpu, num_engines
         self._clock = clock
         self._log = LoadLog() if load_log is None else load_log
         self._bounds = {series: (*metrics.bounds(series), float("inf")) for series in _HISTOGRAMS}
@@ -125,6 +125,7 @@ class BottleneckWatch:
                 settings=self._metrics.settings,
                 model=self._model,
                 gpu=self._gpu,
+                num_engines=self._num_engines,
             )
         except ScrapeError:
             while len(self._snapshots) > 1:  # those before the restart
@@ -140,8 +141,8 @@ class BottleneckWatch:
             return evidence
         return replace(
             evidence,
-            num_running=sum(each.num_running for each in seen) / len(seen),
-            num_waiting=sum(each.num_waiting for each in seen) / len(seen),
+            num_running=sum(each.num_running for each in seen) / len(seen) / self._num_engines,
+            num_waiting=sum(each.num_waiting for each in seen) / len(seen) / self._num_engines,
             kv_use=max(each.kv_use for each in seen),
         )
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from headrace.doctor.diagnosis import MIN_TOKENS, Diagnosis
 from headrace.doctor.evidence import Evidence
 from headrace.monitor import table
 from headrace.monitor.store import Values
-from headrace.sched import SchedulerStats
 
 LINE_S = 60.0  # at least between two lines
 REPEAT_S = 600.0  # advice that is the same as before is written again after this time
@@ -28,6 +27,19 @@ log = logging.getLogger("headrace.load")
 
 def write_to_log(line: str, figures: Mapping[str, Any]) -> None:
     log.info("%s", line, extra=dict(figures))
+
+
+class Load(Protocol):
+    """What runs and waits on the engines."""
+
+    @property
+    def num_running(self) -> float: ...
+
+    @property
+    def num_waiting(self) -> float: ...
+
+    @property
+    def kv_use(self) -> float: ...
 
 
 class _Counts(NamedTuple):
@@ -64,11 +76,11 @@ class _Gauges:
 
     def __init__(self) -> None:
         self.num_seen = 0
-        self._num_running = 0
-        self._num_waiting = 0
+        self._num_running = 0.0
+        self._num_waiting = 0.0
         self._kv_use = 0.0
 
-    def see(self, state: SchedulerStats) -> None:
+    def see(self, state: Load) -> None:
         self.num_seen += 1
         self._num_running += state.num_running
         self._num_waiting += state.num_waiting
@@ -103,7 +115,7 @@ class LoadLog:
         self._advised_at = 0.0
         self._advice: tuple[str | None, ...] | None = None
 
-    def see(self, state: SchedulerStats | None) -> None:
+    def see(self, state: Load | None) -> None:
         """Take in the state of the engine; None: no engine responds."""
         self._is_running = state is not None and state.num_running + state.num_waiting > 0
         if state is not None:

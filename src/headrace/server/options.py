@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from headrace.config import setting
+from headrace.config import MAX_ENGINES, setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
+from headrace.openai.parser_names import ParserNames, check_parser_names
 from headrace.openai.sampling import MAX_N
 from headrace.types import refuses_unknown
 
@@ -32,6 +33,9 @@ class ServerOptions:
     ssl_certfile: str | None = setting(None, "TLS certificate; default: no TLS")
     ssl_keyfile: str | None = setting(None, "TLS key; default: inside the certificate's file")
     served_model_name: str | None = setting(None, "name of the model in requests and answers; default: --model")
+    data_parallel_size: int = setting(
+        1, "number of engines, each in its own process with its share of the GPUs, cores and memory"
+    )
 
     # access
     api_key: str | None = setting(
@@ -99,6 +103,9 @@ class ServerOptions:
     )
     enable_auto_tool_choice: bool = setting(True, "parse tool calls in answers when tool_choice is 'auto'")
     tool_call_parser: str = setting("auto", "format of tool calls in answers; default: by the chat template")
+    reasoning_parser: str = setting(
+        "auto", "format of reasoning in answers, or none to leave it in the text; default: by the chat template"
+    )
     profiler_dir: str | None = setting(
         None, "directory for profiles; turns on /start_profile and /stop_profile; default: none, they are refused"
     )
@@ -117,11 +124,12 @@ class ServerOptions:
             raise ConfigError("allow_timeout_override shortens queue_timeout_us, which is not set")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path must begin with a slash and not end with one, got {self.root_path!r}")
-        if self.tool_call_parser != "auto":
-            from headrace.text.tool_calls import check_parser_name  # it imports the tokenizer library
-
-            check_parser_name(self.tool_call_parser)
+        check_parser_names(self.parser_names)
         _ = self.preferred_batch_sizes, self.origins, self.traces_url  # raise here if they cannot be parsed
+
+    @property
+    def parser_names(self) -> ParserNames:
+        return ParserNames(self.tool_call_parser, self.reasoning_parser)
 
     @property
     def preferred_batch_sizes(self) -> tuple[int, ...]:
@@ -158,7 +166,7 @@ class ServerOptions:
 
 
 GROUPS = {  # the first field of each group, its title and description
-    "host": ("server", "address and model name"),
+    "host": ("server", "address, model name and engines"),
     "api_key": ("access", "keys and origins"),
     "max_num_queued_reqs": ("limits", "queue, timeouts and sizes"),
     "max_queue_delay_us": ("batching", "Triton-style dynamic batching"),
@@ -190,6 +198,7 @@ def _seconds(value: Any) -> bool:
 
 _RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("port",), _integer(0, 65535), "between 0 and 65535"),
+    (("data_parallel_size",), _integer(1, MAX_ENGINES), f"an integer from 1 to {MAX_ENGINES}"),
     (("overload_status",), lambda value: value in (503, 429), "503 or 429"),
     (("log_format",), lambda value: value in get_args(LogFormat), " or ".join(get_args(LogFormat))),
     (("queue_timeout_action",), lambda value: value in get_args(QueuePolicy), " or ".join(get_args(QueuePolicy))),

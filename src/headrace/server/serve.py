@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from headrace.config import EngineConfig
 from headrace.doctor.readers.shapes import shape_of_sizes
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.group import EngineState
 from headrace.engine.in_force import memory_share, shape_of
 from headrace.engine.process.supervisor import Supervision
-from headrace.engine.start import start_engine_process
+from headrace.engine.start import start_engine_group, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
 from headrace.hardware.gpu_monitor import GpuMonitor
-from headrace.monitor.metrics import ServerMetrics
+from headrace.monitor.metrics import EngineLoad, ServerMetrics
 from headrace.plan.gpus import Gpu
-from headrace.sched import SchedulerStats
 from headrace.server.batch.setup import build_service, open_store, with_priorities
 from headrace.server.batch.store import BatchStore
 from headrace.server.bottleneck import BottleneckWatch, own_gpu
@@ -47,7 +48,7 @@ from headrace.server.request_queue import REASONS, QueueLimits, RequestQueue
 from headrace.server.self_monitor import SelfMonitor
 from headrace.server.services import Traces
 from headrace.server.state import ServerState
-from headrace.startup import ready_line
+from headrace.startup import Report, ready_line
 
 if TYPE_CHECKING:
     from headrace.server.tracing import RequestTraces
@@ -73,16 +74,22 @@ def serve(
     config = with_priorities(config, options)
     store = open_store(options)
     with open_listener(options) as listener:
-        rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
         with StartupDisplay(print_line, terminal=terminal) as display:
-            engine = AsyncEngine.over(
-                lambda deliver: start_engine_process(config, deliver, supervision=rules, report=display)
-            )
+            engine = _start(config, options, display)
         try:
             return run_on_uvloop(_run(engine, config, options, keys, listener, print_line, on_ready, traces, store))
         finally:
             if traces is not None:
                 traces.close()
+
+
+def _start(config: EngineConfig, options: ServerOptions, report: Report) -> AsyncEngine:
+    """One engine in a process of its own, or several, which divide the machine."""
+    rules = Supervision.of(step_timeout_s=options.step_timeout_s, max_restarts=options.max_engine_restarts)
+    size = options.data_parallel_size
+    if size == 1:
+        return AsyncEngine.over(partial(start_engine_process, config, supervision=rules, report=report))
+    return AsyncEngine.over_group(partial(start_engine_group, config, size=size, supervision=rules, report=report))
 
 
 def _traces(config: EngineConfig, options: ServerOptions) -> RequestTraces | None:
@@ -147,17 +154,23 @@ class Server:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`gpu`, `load_log` and `clock` are for the watch of bottlenecks."""
-        settings = engine.settings
+        settings, totals = engine.settings, engine.total_settings
         self._engine = engine
         self._options = options
         self._print_line = print_line
         self.state = ServerState(lambda: engine.phase)
         config = config or EngineConfig()
         self.gpus = GpuMonitor.of_device(settings.device)
-        self.metrics = ServerMetrics(model_name, settings, memory_share=memory_share(settings, config), gpus=self.gpus)
-        self.queue = RequestQueue(options, QueueLimits.of(options, settings), state=self.state)
+        self.metrics = ServerMetrics(
+            model_name,
+            settings,
+            others=[state.settings for state in engine.states[1:]],
+            memory_share=memory_share(settings, engine.states[0].config or config),
+            gpus=self.gpus,
+        )
+        self.queue = RequestQueue(options, QueueLimits.of(options, totals), state=self.state)
         policy = BatchPolicy.of(
-            options, max_num_seqs=settings.max_num_seqs, by_priority=settings.queue_policy == "priority"
+            options, max_num_seqs=totals.max_num_seqs, by_priority=settings.queue_policy == "priority"
         )
         self.dispatcher = Dispatcher(policy)
         self.services = Services(
@@ -178,6 +191,7 @@ class Server:
             self._observed,
             model=shape_of_sizes({"name": model_name, **shape_of(engine.spec)}),
             gpu=gpu,
+            num_engines=engine.num_engines,
             load_log=load_log,
             clock=clock,
         )
@@ -213,9 +227,8 @@ class Server:
         """The Batch API's threads run inside this."""
         return nullcontext() if self.services.batches is None else self.services.batches.running()
 
-    def _observed(self) -> SchedulerStats | None:
-        stats = self.services.observe_engine()
-        return None if stats is None else stats.scheduler
+    def _observed(self) -> EngineLoad | None:
+        return self.metrics.load if self.services.observe_engine() else None
 
     def _on_lag(self, lag_s: float) -> None:
         """Called once a second."""
@@ -230,6 +243,8 @@ class Server:
             self._print_line(f"warning: {warning}")
         for choice in self._engine.settings.choices:
             self._print_line(f"{choice.name} = {choice.value} ({choice.reason})")
+        for line in _differences(self._engine.states):
+            self._print_line(line)
         limits = self.queue.limits
         for name, limit in (("max_num_queued_reqs", limits.max_requests), ("max_num_queued_tokens", limits.max_tokens)):
             if getattr(self._options, name) is None:
@@ -238,6 +253,15 @@ class Server:
     async def _abort_all(self) -> None:
         self.dispatcher.close()
         self._engine.abort_all()
+
+
+def _differences(states: Sequence[EngineState]) -> Iterator[str]:
+    """What the settings of further engines have otherwise than those of the first."""
+    first = {(choice.name, choice.value, choice.reason) for choice in states[0].settings.choices}
+    for number, state in enumerate(states[1:], 1):
+        for choice in state.settings.choices:
+            if (choice.name, choice.value, choice.reason) not in first:
+                yield f"engine {number}: {choice.name} = {choice.value} ({choice.reason})"
 
 
 def print_warnings(options: ServerOptions, keys: Keys, print_line: PrintLine) -> None:

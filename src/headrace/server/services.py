@@ -48,13 +48,13 @@ class Metrics(Protocol):
     def received(self, *, n: int, max_tokens: int | None) -> None: ...
     def refused(self, reason: str) -> None: ...
     def finished(self, times: RequestTimes, reason: str) -> None: ...
-    def first_token(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float, *, engine: int = 0) -> None: ...
     def answered(self, handler: str, method: str, status: int) -> None: ...
-    def restarted(self) -> None: ...
+    def restarted(self, *, engine: int = 0) -> None: ...
     def oldest_wait(self, seconds: float) -> None: ...
     def queue_usage(self, share: float | None) -> None: ...
     def batches(self, by_status: Mapping[str, int], *, num_answered: int, num_failed: int) -> None: ...
-    def observe(self, stats: EngineStats | None) -> None: ...
+    def observe(self, *each: EngineStats | None) -> None: ...
     def render(self, accept: str | None = None) -> tuple[bytes, str]: ...
 
 
@@ -120,7 +120,7 @@ class Services:
     config: EngineConfig = field(default_factory=EngineConfig)  # the user's settings of the engine
     started_at: int = field(default_factory=lambda: int(time()))
     num_in_flight: int = 0  # requests being handled
-    num_restarts: int = 0  # of the engine
+    num_restarts: dict[int, int] = field(default_factory=dict)  # of each engine, those that were counted
     self_monitor: SelfMonitor | None = None
     bottleneck: Bottleneck | None = None
     traces: Traces | None = None  # None: requests are not traced
@@ -136,20 +136,22 @@ class Services:
             max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
         )
 
-    def observe_engine(self) -> EngineStats | None:
-        """Bring the metrics up to date: the engine's counters and restarts, and the state of the queue.
+    def observe_engine(self) -> bool:
+        """Bring the metrics up to date: counters and restarts of the engines, and the state of the queue.
 
-        Whatever reads the metrics calls it first: a scrape, the watch of bottlenecks, the alerts. It returns the
-        engine's counters; None if no engine responds.
+        Whatever reads the metrics calls it first: a scrape, the watch of bottlenecks, the alerts. It returns whether
+        any engine responds.
         """
-        while self.num_restarts < self.engine.num_restarts:
-            self.num_restarts += 1
-            self.metrics.restarted()
+        states = self.engine.states
+        for number, state in enumerate(states):
+            for _ in range(state.num_restarts - self.num_restarts.get(number, 0)):
+                self.metrics.restarted(engine=number)
+            self.num_restarts[number] = state.num_restarts
         self.metrics.oldest_wait(self.queue.oldest_wait_s)
         self.metrics.queue_usage(self.queue.usage)
         if self.batches is not None:
             runner = self.batches.runner
             self.metrics.batches(runner.num_by_status, num_answered=runner.num_answered, num_failed=runner.num_failed)
-        stats = self.engine.stats if self.engine.phase == "ready" else None
-        self.metrics.observe(stats)
-        return stats
+        stats = [state.stats for state in states]
+        self.metrics.observe(*stats)
+        return any(each is not None for each in stats)

@@ -6,8 +6,9 @@
     template.py, sandbox.py      chat templates, rendered in a bounded Jinja sandbox
     detokenizer.py, pieces.py    incremental detokenization: constant work per token, never half a character
     stops.py                     stop strings in text that arrives in pieces
-    tool_calls.py, tool_call_json.py, json_scanner.py   tool calls in an answer, streamed or whole
-    tool_grammar.py              the grammar that forces a tool call
+    answer_parts.py, answer_reader.py   reasoning, text and tool calls of an answer, streamed or whole
+    tool_calls.py, tools/        the formats of tool calls, and the grammars that force a call
+    reasoning/                   the formats of reasoning
 
 Imports neither torch nor transformers; transformers is used only for a directory without a tokenizer.json. Results
 never depend on how the text was split into pieces. Templates and tokenizer files are untrusted input.

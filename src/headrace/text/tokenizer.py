@@ -110,6 +110,11 @@ class Tokenizer:
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
+    def single_id(self, text: str) -> int | None:
+        """Returns the id of the token that is exactly this text, special or not."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id is not None and self.token_bytes(token_id) == text.encode() else None
+
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)

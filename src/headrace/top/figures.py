@@ -111,7 +111,8 @@ class Figures:
     prefix_hit_share: float | None = None
     step_s: float | None = None
     host_share: float | None = None
-    is_up: bool | None = None
+    is_up: bool | None = None  # any engine
+    engines_down: tuple[str, ...] = ()  # where others are up
     restarts: float | None = None
     has_restarted: bool = False  # within the interval
     gpus: tuple[GpuFigures, ...] = ()
@@ -163,6 +164,7 @@ def figures_of(engine: str, page: Sequence[Sample], grown: Growth | None, second
         step_s=None if steps is None else steps.mean,
         host_share=host / (host + wait) if host is not None and wait is not None and host + wait > 0 else None,
         is_up=None if is_up is None else is_up > 0,
+        engines_down=tuple(each.labels.get("engine", "?") for each in now.of(ENGINE_UP) if is_up and each.value == 0),
         restarts=now.total(RESTARTS),
         has_restarted=grown is not None and (grown.is_restart or bool(restarts)),
         gpus=_gpus(now),

@@ -163,6 +163,8 @@ def title(reading: Reading) -> str:
 def engine_state(figures: Figures) -> str:
     """Whether the engine is up. A server without that series answers, which says no more than that."""
     state = {True: "up", False: "ENGINE DOWN", None: "answers"}[figures.is_up]
+    if figures.engines_down:
+        state = f"ENGINE {', '.join(clean(name, 20) for name in figures.engines_down)} DOWN"
     if figures.restarts:
         state += f", restarts {figures.restarts:,.0f}"
     return f"{state}, RESTARTED" if figures.has_restarted else state
@@ -212,7 +214,8 @@ def rich_view(reading: Reading, history: History, *, width: int, height: int, in
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     head.add_column(justify="right", no_wrap=True)
-    is_bad = reading.figures is None or reading.figures.is_up is False
+    figures = reading.figures
+    is_bad = figures is None or figures.is_up is False or bool(figures.engines_down)
     clock = strftime("%H:%M:%S", localtime(reading.at))
     head.add_row(Text(title(reading), "bold red" if is_bad else "bold"), Text(f"{interval_s:g} s · {clock}", "dim"))
     parts: list[RenderableType] = [head]

@@ -86,7 +86,7 @@ def test_the_page_has_the_name_type_help_and_label_of_every_series() -> None:
         index=0, name="x", utilization=0.5, memory_bytes=1.0, memory_total_bytes=2.0, power_w=3.0, temperature_c=4.0
     )
     workers = [WorkerStatus(number=0, state="running"), WorkerStatus(number=1, state="starting")]
-    full = status(**known, **by_key, cost=1.0, gpus=[gpu], workers=workers)
+    full = status(**known, **by_key, cost=1.0, gpus=[gpu], workers=workers, workers_desired=2)
     families = list(text_string_to_metric_families(page(full)))
     assert [
         (f"{family.name}{'_total' * (family.type == 'counter')}", family.type, family.documentation)

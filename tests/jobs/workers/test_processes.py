@@ -16,10 +16,10 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.process.engine_process import EngineProcess
+from headrace.engine.shares import shares_of
 from headrace.engine.start import Engine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.workers.shares import shares_of
 from headrace.models import ModelSpec
 from headrace.types import Request, SequenceEvent
 from tests.engine.cores import EOS, EXIT, VOCAB_SIZE

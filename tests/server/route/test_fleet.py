@@ -31,6 +31,8 @@ def fleet_of(*names: str) -> Fleet:
 
 def test_a_page_of_headrace_is_read() -> None:
     assert read_page(PAGE) == Scraped(num_waiting=2.0, num_running=3.0, max_num_seqs=256.0, started_at=1.7e9)
+    several = PAGE + PAGE.replace('engine="0"', 'engine="1"').replace("process_start_time_seconds", "another")
+    assert read_page(several) == Scraped(num_waiting=4.0, num_running=6.0, max_num_seqs=512.0, started_at=1.7e9)
 
 
 def test_the_engines_of_vllm_are_added_up() -> None:

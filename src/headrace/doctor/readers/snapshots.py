@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.doctor.evidence import Evidence
@@ -42,6 +42,14 @@ _COUNTED = {  # field of the evidence: common name of bench's reader
     "num_steps": "num_steps",
     "num_refused": "num_refused",
 }
+
+
+# Sums over the engines of a server. Requests that were answered, refused or failed are the server's.
+_PER_ENGINE = (
+    *("num_steps", "num_requests", "prompt_tokens", "output_tokens", "num_running", "num_waiting", "num_preemptions"),
+    *("recomputed_tokens", "prefix_queried_tokens", "prefix_hit_tokens", "host_seconds", "wait_seconds"),
+    *("draft_tokens", "accepted_tokens"),
+)
 
 
 class ScrapeError(HeadraceError):
@@ -93,6 +101,11 @@ class Snapshot:
         return common_names({name: self.sum(name) for name in self.samples})
 
     @property
+    def num_engines(self) -> int:
+        """Engines that say how much they run."""
+        return max(len({each.group for each in self.samples.get(name, ())}) for name in _GAUGES["num_running"])
+
+    @property
     def num_restarts(self) -> float:
         return self.sum(_RESTARTS)
 
@@ -106,8 +119,10 @@ def evidence_of_snapshots(
     settings: Mapping[str, Any],
     model: ModelShape | None = None,
     gpu: Gpu | None = None,
+    num_engines: int | None = None,
 ) -> Evidence:
-    """What happened between two snapshots of one server. Lifetime counters are never used alone."""
+    """What happened between two snapshots of one server. Lifetime counters are never used alone. `num_engines`: those
+    of the server; None: as its series say."""
     engine = new.engine
     if engine is None:
         raise ScrapeError(f"{origin}/metrics has no series of Headrace, vLLM or SGLang")
@@ -125,7 +140,7 @@ def evidence_of_snapshots(
         **{field: _growth(old, new, name) for field, name in _DRAFTS.items()},
         **_from_histograms(old, new),
     }
-    return Evidence(
+    evidence = Evidence(
         source="live",
         origin=origin,
         engine=engine,
@@ -141,6 +156,17 @@ def evidence_of_snapshots(
         gpu=gpu,
         is_on_cpu=settings["device"] == "cpu" if "device" in settings else None,
     )
+    return _of_one_engine(evidence, num_engines or new.num_engines)
+
+
+def _of_one_engine(evidence: Evidence, num_engines: int) -> Evidence:
+    """The mean engine of a server with several. Rules compare with the settings and the device of one engine."""
+    if num_engines < 2:
+        return evidence
+    known = {name: getattr(evidence, name) for name in _PER_ENGINE}
+    divided = {name: value / num_engines for name, value in known.items() if value is not None}
+    remark = f"the server has {num_engines} engines; tokens, sequences and times are those of one, the mean of all"
+    return replace(evidence, **divided, remarks=(*evidence.remarks, remark))
 
 
 def _from_histograms(old: Snapshot, new: Snapshot) -> dict[str, float | None]:

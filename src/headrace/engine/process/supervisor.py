@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Literal
 
 from headrace.config import EngineConfig
-from headrace.engine.client import Deliver
+from headrace.engine.client import Client, Deliver
 from headrace.engine.core import EngineStats
 from headrace.engine.forks import end_in_forks
 from headrace.engine.process.engine_process import HEARTBEAT_S, LOAD_CORE, EngineProcess, ProcessHealth
@@ -83,8 +83,13 @@ class EngineSupervisor:
         *,
         core: str = LOAD_CORE,
         report: Report = lambda stage: None,
+        environment: Mapping[str, str] | None = None,
+        name: str = "the engine",
     ) -> None:
+        """`environment`: variables that its processes get beside those of this process. `name`: in the log."""
         self._deliver = deliver
+        self._environment = environment
+        self._name = name
         self._rules = rules
         self._core = core
         self._report = report
@@ -197,7 +202,12 @@ class EngineSupervisor:
     def _new_process(self) -> EngineProcess:
         rules = self._rules
         return EngineProcess(
-            self._deliver, self._wake.set, core=self._core, heartbeat_s=rules.heartbeat_s, report=self._report
+            self._deliver,
+            self._wake.set,
+            core=self._core,
+            heartbeat_s=rules.heartbeat_s,
+            report=self._report,
+            environment=self._environment,
         )
 
     # ---- on the supervisor's thread
@@ -207,7 +217,7 @@ class EngineSupervisor:
             failure = self._wait_for_failure()
             if failure is None:
                 return
-            _log.error("the engine has stopped: %s", failure)
+            _log.error("%s has stopped: %s", self._name, failure)
             self._failure, self._phase = failure, "restarting"
             self._deliver([])
             # The next process needs the memory that this one holds.
@@ -232,7 +242,7 @@ class EngineSupervisor:
         while not self._closing.is_set():
             delay_s = self._starts.next_delay_s()
             if delay_s is None:
-                _log.error("the engine was restarted too often and stays stopped: %s", self._failure)
+                _log.error("%s was restarted too often and stays stopped: %s", self._name, self._failure)
                 self._phase = "dead"
                 return
             if self._closing.wait(delay_s):
@@ -241,7 +251,7 @@ class EngineSupervisor:
             try:
                 self._start_again()
             except HeadraceError as error:
-                _log.error("the engine could not be restarted: %s", error)
+                _log.error("%s could not be restarted: %s", self._name, error)
                 self._failure = error
             else:
                 return
@@ -255,5 +265,12 @@ class EngineSupervisor:
         self._process.start(self._config)
         self._process.wait_until_ready()
         self._process.limit_running(self._max_running)
-        _log.warning("the engine is back, after restart %d", self._num_restarts)
+        _log.warning("%s is back, after restart %d", self._name, self._num_restarts)
         self._failure, self._phase = None, "ready"
+
+
+def phase_of(client: Client) -> Phase:
+    """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not)."""
+    if isinstance(client, EngineSupervisor):
+        return client.phase
+    return "ready" if client.failure is None else "dead"

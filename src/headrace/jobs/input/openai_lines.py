@@ -15,7 +15,7 @@ from headrace.engine.prompts import Messages
 from headrace.errors import RequestError, nearest
 from headrace.jobs.input.line_output import LineAnswer, LineOutput
 from headrace.jobs.input.reply import ENGINE_ERROR, EXPIRED, POISON, JobFacts, encode, message_of, usage
-from headrace.openai.answer_format import AnswerFormat
+from headrace.openai.answer_format import AnswerFormat, AnswerMessage, num_reasoning_tokens
 from headrace.openai.body import convert
 from headrace.openai.choices import (
     CHAT_ID_PREFIX,
@@ -35,7 +35,6 @@ from headrace.openai.sampling import check_label, check_tool_choice
 from headrace.openai.schema.chat import ChatRequest
 from headrace.openai.schema.completions import CompletionRequest
 from headrace.openai.schema.embeddings import EmbeddingRequest
-from headrace.openai.tool_use import ToolCalls
 from headrace.openai.usage import Usage
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -53,10 +52,12 @@ _PROMPT_PARAMS: dict[Endpoint, str] = {CHAT: "messages", COMPLETIONS: "prompt", 
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _LABELS = ("cache_salt", "request_id")
 
+_PARSED_FIELDS = {"tools", "tool_choice", "include_reasoning"}  # which decide how an answer is parsed
+
 # Fields that differ from line to line. `read_body` checks them, and the other fields are checked once for each set of
 # values (`fields.ParamsReader`).
 CHECKED_APART = {
-    CHAT: frozenset({"messages", "model", "chat_template_kwargs", "tools", "tool_choice", *_LABELS}),
+    CHAT: frozenset({"messages", "model", "chat_template_kwargs", *_PARSED_FIELDS, *_LABELS}),
     COMPLETIONS: frozenset({"prompt", "model", *_LABELS}),
     RESPONSES: frozenset(
         {"input", "instructions", "model", "chat_template_kwargs", "reasoning", "tools", "tool_choice", *_LABELS}
@@ -113,7 +114,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     template_options: Mapping[str, Any]
     cache_salt: str | None
     model: str | None
-    tool_request: ChatRequest | None = None  # if it has tools
+    tool_request: ChatRequest | None = None  # if it has tools, or says whether to include reasoning
     prompts: list[str | list[int]] | None = None  # instead of `prompt`, if there are several
 
 
@@ -136,14 +137,14 @@ def read_body(body: dict[str, Any], endpoint: Endpoint) -> Body:
     messages = body.get("messages")
     if type(messages) is not list or set(map(type, messages)) != {dict}:
         messages = convert(ChatRequest, body).messages
-    tools = _tool_request(body) if "tools" in body or "tool_choice" in body else None
+    tools = _tool_request(body) if _PARSED_FIELDS & body.keys() else None
     return Body(None, messages, _template_options(body), body.get("cache_salt"), model, tools)
 
 
 def _tool_request(body: dict[str, Any]) -> ChatRequest | None:
     request = convert(ChatRequest, body)
     check_tool_choice(request)
-    return request if request.tools else None
+    return request if request.tools or request.include_reasoning is not None else None
 
 
 def _prompts(body: dict[str, Any]) -> list[str | list[int]]:
@@ -163,7 +164,7 @@ def _bad_envelope(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="invalid_line")
 
 
-Shape: TypeAlias = EmbeddingFormat | ToolCalls | ResponseFields
+Shape: TypeAlias = EmbeddingFormat | AnswerFormat | ResponseFields
 
 
 class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -174,11 +175,11 @@ class OpenAIReply(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2)
     shape: Shape | None = None  # None: a completion object with plain text
     shows_special: bool = False  # a completion whose text has special tokens: they count in `text_offset`
 
-    def with_calls(self, calls: ToolCalls | None) -> OpenAIReply:
-        """The same with how calls are found in the answer."""
+    def with_format(self, format: AnswerFormat | None) -> OpenAIReply:
+        """The same with how the parts of the answer are found."""
         if isinstance(self.shape, ResponseFields):
-            return msgspec.structs.replace(self, shape=msgspec.structs.replace(self.shape, format=AnswerFormat(calls)))
-        return msgspec.structs.replace(self, shape=calls)
+            return msgspec.structs.replace(self, shape=msgspec.structs.replace(self.shape, format=format))
+        return msgspec.structs.replace(self, shape=format)
 
     def answer(self, output: LineOutput, facts: JobFacts) -> bytes:
         own_id = b"%b-%d" % (facts.job_id_text, self.index)
@@ -247,9 +248,17 @@ def _shaped(shape: Shape, output: LineOutput, facts: JobFacts, own_id: bytes) ->
         return shape.body(output.embeddings, facts.model_name_text, output.num_prompt_tokens)
     if isinstance(shape, ResponseFields):
         return _response(shape, output, facts, own_id.decode())
-    choices = b",".join([_tool_choice(answer, shape, facts) for answer in output.answers])
+    messages = [shape.message(answer.text, answer.finish_reason) for answer in output.answers]
+    pairs = zip(output.answers, messages, strict=True)
+    hides = shape.hides_reasoning
+    choices = b",".join([_parsed_choice(answer, message, facts, hides=hides) for answer, message in pairs])
+    num_reasoning = None
+    if shape.reasoning is not None:
+        num_reasoning = sum(num_reasoning_tokens(message.reasoning, facts.tokenizer) for message in messages)
     own_id = CHAT_ID_PREFIX.encode() + own_id
-    return completion_body(CHAT_OBJECT, own_id, facts.now(), facts.model_name_text, choices, usage(output))
+    return completion_body(
+        CHAT_OBJECT, own_id, facts.now(), facts.model_name_text, choices, usage(output, num_reasoning)
+    )
 
 
 def _response(fields: ResponseFields, output: LineOutput, facts: JobFacts, own_id: str) -> bytes:
@@ -267,14 +276,14 @@ def _response(fields: ResponseFields, output: LineOutput, facts: JobFacts, own_i
     return encode(writer.finished(answer.text, answer.logprobs, answer.finish_reason, usage))
 
 
-def _tool_choice(answer: LineAnswer, calls: ToolCalls, facts: JobFacts) -> bytes:
-    message = calls.message(answer.text, answer.finish_reason)
+def _parsed_choice(answer: LineAnswer, message: AnswerMessage, facts: JobFacts, *, hides: bool) -> bytes:
+    logprobs = None if answer.logprobs is None or hides else chat_logprobs(answer.logprobs, facts.tokenizer)
     return chat_choice(
         answer.index,
         message.content,
         message.finish_reason,
         answer.stop_reason,
-        logprobs=b"null" if answer.logprobs is None else encode(chat_logprobs(answer.logprobs, facts.tokenizer)),
+        logprobs=encode(logprobs),
         message=message.more,
     )
 

@@ -18,8 +18,8 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser, LineRequest
 from headrace.jobs.input.openai_lines import OpenAIReply
 from headrace.jobs.input.tool_lines import ToolLines
+from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.openai.prompts import render_chat
-from headrace.openai.schema.chat import ChatRequest
 from headrace.types import SamplingParams, TokenIds
 
 NUM_QUESTIONS = 64  # first lines whose prompts are kept, to show one beside its answer
@@ -77,11 +77,11 @@ class LinePreparer:
 
     num_ahead = 0  # batches taken before the first is returned
 
-    def __init__(self, parser: LineParser, prompts: PromptReader) -> None:
+    def __init__(self, parser: LineParser, prompts: PromptReader, parser_names: ParserNames = AUTOMATIC) -> None:
         self._parser = parser
         self._prompts = prompts
         self._num_questions = 0
-        self._tools = ToolLines(prompts)
+        self._tools = ToolLines(prompts, parser_names)
 
     def prepare_all(self, batches: Iterable[list[InputLine]]) -> Iterator[Items]:
         return map(self.prepare, batches)
@@ -113,19 +113,22 @@ class LinePreparer:
     def _render(self, place: int, request: LineRequest) -> _Rendered | BadLine:
         assert request.messages is not None
         try:
-            if request.tool_request is not None:
-                return self._render_with_tools(place, request, request.tool_request)
-            return place, request, render_chat(self._prompts, request.messages, request.template_options)
+            return place, *self._rendered(request)
         except (RequestError, ConfigError) as error:
             return BadLine(request.reply, _as_request_error(error))
 
-    def _render_with_tools(self, place: int, request: LineRequest, asked: ChatRequest) -> _Rendered:
+    def _rendered(self, request: LineRequest) -> tuple[LineRequest, str]:
+        """A chat line's prompt, and the line with what its tools and the model's reasoning change."""
+        assert request.messages is not None
+        asked, reply = request.tool_request, request.reply
+        if not isinstance(reply, OpenAIReply) or (asked is None and not self._tools.has_reasoning):
+            return request, render_chat(self._prompts, request.messages, request.template_options)
         use = self._tools.use_of(asked)
-        assert request.messages is not None and isinstance(request.reply, OpenAIReply)
-        text = render_chat(self._prompts, request.messages, request.template_options, tools=use.tools)
-        reply = request.reply.with_calls(use.calls)
-        params = self._tools.params_of(request.params, use)
-        return place, msgspec.structs.replace(request, reply=reply, params=params), text
+        text = render_chat(self._prompts, request.messages, request.template_options, tools=use.tool_use.tools)
+        is_inside = use.is_inside(text)
+        reply = reply.with_format(use.format(is_inside))
+        params = self._tools.params_of(request.params, use, is_inside)
+        return msgspec.structs.replace(request, reply=reply, params=params), text
 
     def _read_prompts(self, request: LineRequest) -> Work | BadLine:
         """Token ids, or several prompts."""

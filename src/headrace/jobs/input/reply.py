@@ -100,5 +100,5 @@ def message_of(error: RequestError, index: int) -> str:
     return f"line {index + 1}: {error}"
 
 
-def usage(output: LineOutput) -> bytes:
-    return usage_json(output.num_prompt_tokens, output.num_generated_tokens, output.num_cached_tokens)
+def usage(output: LineOutput, num_reasoning: int | None = None) -> bytes:
+    return usage_json(output.num_prompt_tokens, output.num_generated_tokens, output.num_cached_tokens, num_reasoning)

@@ -57,7 +57,7 @@ class _Check:
         parser = LineParser(job.defaults, seed=job.config.seed, model_name=front.model_name, template=job.template)
         max_model_len = front.checks.limits.max_model_len
         prompts = PromptReader(front.tokenizer, front.vocab_size, front.grammars, max_model_len=max_model_len)
-        self._preparer = LinePreparer(parser, prompts)
+        self._preparer = LinePreparer(parser, prompts, job.parser_names)
         self._job_checks = JobChecks(prompts)
         self._checks = front.checks
         self._facts = JobFacts(front.model_name, front.tokenizer)

@@ -15,7 +15,6 @@
 - `memory_ladder.py`: the steps after an out-of-memory error.
 - `job_engine.py`: the engine of a job, or of one of its workers, and its replacement. Nothing else may hold an engine,
   not even the traceback of its exception: the memory of a dead engine must be free before the next one loads.
-- `joined_stats.py`: the counters of several engines, one after the other or side by side, as those of one.
 - `disk_full.py`: all flushes of a run go through `DiskWait`; files that are written once use `retry_on_full_disk`.
 
 Everything here runs on the job's thread (`jobs/run/main_loop.py`). `jobs/store/in_flight_file.py` covers the case that

@@ -13,6 +13,7 @@ from headrace import garbage
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.core import EngineStats
+from headrace.engine.joined_stats import joined_stats
 from headrace.engine.offline_order import target_concurrency_of
 from headrace.engine.process.engine_process import EngineProcess
 from headrace.engine.profiler import ProfileOptions
@@ -21,7 +22,6 @@ from headrace.engine.shared_client import SharedClient
 from headrace.engine.start import Engine
 from headrace.errors import EngineDeadError
 from headrace.jobs.planning.workload import WorkLeft
-from headrace.jobs.recovery.joined_stats import joined_stats
 from headrace.sched import SchedulerStats
 from headrace.types import Request, SequenceEvent
 

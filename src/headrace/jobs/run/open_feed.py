@@ -31,7 +31,7 @@ def open_feed(
     max_model_len = engine.settings.max_model_len
     prompts = PromptReader(engine.tokenizer, engine.spec.vocab_size, engine.grammars, max_model_len=max_model_len)
     checks = JobChecks(prompts, seen_ids=None if directory is None else directory.seen_ids)
-    local = LinePreparer(_parser(job, engine.model_name, directory), prompts)
+    local = LinePreparer(_parser(job, engine.model_name, directory), prompts, job.parser_names)
     preparer: Preparer = local
     # Only this process knows which lines are repeated with other parameters.
     if not job.overrides and is_worth_a_process(num_lines, min_lines=min_lines_for_process):
@@ -63,6 +63,7 @@ def _process(job: JobSpec, engine: Engine, local: LinePreparer) -> PreparingProc
             vocab_size=vocab_size,
             tokenizer=None if tokenizer is None else SentTokenizer.of(tokenizer),
             max_model_len=max_model_len,
+            parser_names=job.parser_names,
         )
 
     return PreparingProcess(setup, local)

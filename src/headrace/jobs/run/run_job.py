@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO
 
 from headrace.engine.core import EngineStats
+from headrace.engine.shares import EngineShare, shares_here
 from headrace.engine.start import Engine, start_engine, start_engine_process
 from headrace.engine.startup_display import StartupDisplay
 from headrace.errors import ConfigError, JobError
@@ -37,7 +38,6 @@ from headrace.jobs.store.directory import JobDirectory
 from headrace.jobs.store.failure_log import FailureLog
 from headrace.jobs.store.fingerprint import digest_of_template
 from headrace.jobs.workers.local import start_in_process, start_workers
-from headrace.jobs.workers.shares import WorkerShare, shares_here
 from headrace.jobs.workers.worker_set import Workers
 from headrace.sched import SchedulerStats
 from headrace.startup import Report, StartupStage
@@ -195,13 +195,13 @@ class _Execution:
         return report_of_nothing(self.job, directory)
 
     @property
-    def _shares(self) -> list[WorkerShare]:
+    def _shares(self) -> list[EngineShare]:
         """Engines of a caller's own `start` are not counted by GPUs."""
         num_workers = self.job.workers or (None if self.options.start is None else 1)
         return shares_here(self.job.config, num_workers)
 
     def _start_workers(
-        self, shares: list[WorkerShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
+        self, shares: list[EngineShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
     ) -> Workers:
         start, num_workers = self.options.start, len(shares)
         own = _needs_own_process(recovery, self.options, num_workers)
@@ -234,7 +234,7 @@ class _Execution:
 
 
 def _recovery_of(
-    job: JobSpec, directory: JobDirectory | None, options: RunOptions, shares: Sequence[WorkerShare]
+    job: JobSpec, directory: JobDirectory | None, options: RunOptions, shares: Sequence[EngineShare]
 ) -> RecoveryPolicy:
     """Returns the policy in the state that earlier runs left. If the last run was killed and its engine was in the same
     process, the lines that it had in flight are suspects."""
@@ -254,7 +254,7 @@ def _recovery_of(
 
 
 def _start_on_cluster(
-    cluster: RayCluster, shares: list[WorkerShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
+    cluster: RayCluster, shares: list[EngineShare], recovery: RecoveryPolicy, report: Report, inbox: Inbox
 ) -> Workers:
     configs = [recovery.config_of(number) for number in range(len(shares))]
     workers = cluster.start_workers(shares, configs, inbox.put, report)

@@ -10,6 +10,7 @@ from headrace.engine.in_force import settings_in_force
 from headrace.hardware.gpu_monitor import GpuMonitor
 from headrace.jobs.run.context import RunContext
 from headrace.jobs.run.outcomes import Outcomes
+from headrace.jobs.status.desired_workers import desired_workers
 from headrace.jobs.status.gpus import gpu_statuses
 from headrace.jobs.status.meter import JobMeter, MeterFacts, saved_by
 from headrace.jobs.status.report import JobReport
@@ -75,10 +76,23 @@ class StatusReporter:
             status = replace(status, state="paused", paused_because=context.disk.reason)
         if context.directory is not None:
             status = replace(status, **context.directory.journal_fields(tally.errors))
+        if state == "running":
+            status = replace(status, workers_desired=self._desired_workers(status))
         context.console.update(status)
         self._on_status(status)
         if context.directory is None or context.directory.is_ours():
             self._status_file.write(status, now=status.state != "running")
+
+    def _desired_workers(self, status: JobStatus) -> int:
+        workers = self._context.workers
+        return desired_workers(
+            num_workers=len(workers),
+            num_running=len(workers.running),
+            lines_left=None if status.lines_total is None else status.lines_total - status.lines_done,
+            max_num_seqs=workers.limits.max_num_seqs,
+            seconds_left=status.seconds_left,
+            seconds_to_deadline=self._context.stop.seconds_to_deadline,
+        )
 
     def _read_workers(self) -> list[WorkerReading]:
         workers, in_flight = self._context.workers, self._context.in_flight

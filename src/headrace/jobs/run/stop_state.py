@@ -54,6 +54,10 @@ class StopState:
         return self._request is not None and self._request.is_expired
 
     @property
+    def seconds_to_deadline(self) -> float | None:
+        return None if self._deadline is None else self._deadline.seconds_left
+
+    @property
     def final_state(self) -> JobState:
         """The state of a run that ended as planned."""
         if self._request is None:

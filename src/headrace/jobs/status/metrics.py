@@ -131,6 +131,12 @@ SERIES = (
     ),
     JobSeries("workers", "gauge", "Workers by state, if there are several.", lambda s: _by_state(s.workers), "state"),
     JobSeries(
+        "desired_workers",
+        "gauge",
+        "Workers that finish by the deadline and have something to do; without a deadline, at most those of the job.",
+        lambda s: s.workers_desired,
+    ),
+    JobSeries(
         "worker_sequences_running",
         "gauge",
         "Sequences running, by worker, if there are several.",

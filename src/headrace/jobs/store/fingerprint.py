@@ -12,6 +12,7 @@ from headrace.config import EngineConfig
 from headrace.jobs.formats.file_format import format_of
 from headrace.jobs.spec import JobSpec
 from headrace.models.digests import digest_of_local_model, digest_of_tokenizer
+from headrace.openai.parser_names import AUTO
 
 SMALL_FILE_BYTES = 1 << 20
 
@@ -37,7 +38,7 @@ def fingerprint_of(job: JobSpec) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(job.config).items() if name in _SETTINGS}
     sampling = {f"sampling.{name}": value for name, value in sorted(job.defaults.items())}
     files = {"model_files": _digest_of_model(job.config.model), **_contents(job.config)}
-    return {**settings, **files, **_reading(job), **sampling}
+    return {**settings, **files, **_reading(job), **_parsing(job), **sampling}
 
 
 def _contents(config: EngineConfig) -> dict[str, str | None]:
@@ -65,6 +66,12 @@ def _reading(job: JobSpec) -> dict[str, Any]:
         "messages_column": template.messages_column if template is not None else None,
         "chat": template is not None and template.is_chat,
     }
+
+
+def _parsing(job: JobSpec) -> dict[str, Any]:
+    """How answers are parsed, where the job says so."""
+    names = {"tool_call_parser": job.parser_names.tool_call, "reasoning_parser": job.parser_names.reasoning}
+    return {key: name for key, name in names.items() if name != AUTO}
 
 
 def first_difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

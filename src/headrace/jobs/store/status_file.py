@@ -122,6 +122,7 @@ class JobStatus:
     poison_rows: int = 0  # lines that kill the engine; the name is a key of JSON outputs
     memory_rungs: list[str] = field(default_factory=list)  # steps of the memory ladder, in order
     workers: list[WorkerStatus] = field(default_factory=list)  # empty if there is only one
+    workers_desired: int | None = None  # that the deadline needs and that have something to do
     suspects: int = 0  # lines that run in isolation, since one of them may kill the engine
 
 

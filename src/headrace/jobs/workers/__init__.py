@@ -1,13 +1,12 @@
 """The engines of a job: one, or several side by side, each in a process of its own.
 
-    main loop ─▶ Workers ┬─▶ Worker 0 ─▶ engine process 0      cores, memory and GPUs are divided by shares.py
+    main loop ─▶ Workers ┬─▶ Worker 0 ─▶ engine process 0      cores, memory and GPUs: engine/shares.py
                          └─▶ Worker 1 ─▶ engine process 1
     main loop ◀─ inbox ◀──── events of all workers, in one queue
 
 - `worker.py`: what the main loop asks of a worker (`Worker`). `JobEngine` (`jobs/recovery`) is one on this machine; one
   on another machine needs the same methods and nothing else.
 - `worker_set.py`: the workers of a job, which of them run, their counters in total.
-- `shares.py`: how many workers there are by default, and each one's part of the machine, with the reasons.
 - `local.py`: starts workers on this machine, all at once.
 
 Invariants. Request ids are unique in a job, so events need not name their worker. An empty list of events says that

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
+from headrace.engine.shares import EngineShare
 from headrace.engine.start import Engine, start_engine_process
 from headrace.jobs.recovery.job_engine import JobEngine, Start
-from headrace.jobs.workers.shares import WorkerShare
 from headrace.startup import Report
 
 
-def start_in_process(share: WorkerShare, report: Report) -> Start:
+def start_in_process(share: EngineShare, report: Report) -> Start:
     """Returns what starts an engine with this share in a process of its own."""
 
     def start(config: EngineConfig, deliver: Deliver) -> Engine:

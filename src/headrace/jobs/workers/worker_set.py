@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.engine.core import EngineStats
+from headrace.engine.joined_stats import summed_stats
 from headrace.engine.start import Engine
 from headrace.jobs.planning.workload import WorkLeft
-from headrace.jobs.recovery.joined_stats import summed_stats
 from headrace.jobs.workers.worker import Worker
 from headrace.sched import SchedulerLimits
 

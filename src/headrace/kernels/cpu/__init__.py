@@ -27,7 +27,16 @@ from headrace.kernels.cpu.launch import compile_all as warm_up  # noqa: E402
 from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear  # noqa: E402
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
-from headrace.kernels.reference import copy_blocks, embed, gelu, gelu_tanh, route, soft_cap  # noqa: E402
+from headrace.kernels.reference import (  # noqa: E402
+    copy_blocks,
+    embed,
+    gelu,
+    gelu_tanh,
+    relu,
+    relu2,
+    route,
+    soft_cap,
+)
 
 __all__ = [
     "PackedLinear",
@@ -44,6 +53,8 @@ __all__ = [
     "pack_experts",
     "pack_linear",
     "paged_attention",
+    "relu",
+    "relu2",
     "rms_norm",
     "rope_and_store",
     "route",

@@ -25,6 +25,8 @@ from headrace.kernels.gpu.activation import (
     gelu_tanh_and_mul,
     gelu_tanh_and_mul_fp8,
     gelu_tanh_fp8,
+    relu2_fp8,
+    relu_fp8,
     silu_and_mul,
     silu_and_mul_fp8,
     soft_cap,
@@ -45,7 +47,7 @@ from headrace.kernels.gpu.norms import (
 )
 from headrace.kernels.gpu.rope import rope_and_store
 from headrace.kernels.gpu.routing import route
-from headrace.kernels.reference import gelu, gelu_tanh
+from headrace.kernels.reference import gelu, gelu_tanh, relu, relu2
 
 __all__ = [
     "add_layer_norm",
@@ -66,6 +68,10 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "quantize_rows",
+    "relu",
+    "relu2",
+    "relu2_fp8",
+    "relu_fp8",
     "rms_norm",
     "rms_norm_fp8",
     "rope_and_store",

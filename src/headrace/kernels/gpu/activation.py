@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, quantize_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
-from headrace.kernels.reference import gelu, gelu_tanh
+from headrace.kernels.reference import gelu, gelu_tanh, relu, relu2
 
 _BLOCK = 2048
 
@@ -36,6 +36,14 @@ def gelu_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
 
 def gelu_tanh_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
     return quantize_rows(gelu_tanh(x))
+
+
+def relu_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
+    return quantize_rows(relu(x))
+
+
+def relu2_fp8(x: Tensor) -> Fp8Rows:  # [T, I]
+    return quantize_rows(relu2(x))
 
 
 def _gated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:

@@ -10,10 +10,18 @@ from torch import Tensor
 from headrace.kernels.layout import Routes
 
 _BLOCK = 1024
-_RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2}
+_RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2, "sigmoid_of_chosen": 3, "sparsemixer": 4}
 
 
-def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
+def route(
+    logits: Tensor,  # [T, E]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None = None,  # [E] float32
+    scale: float = 1.0,
+    jitter: float = 0.0,
+) -> Routes:
     """See `ops.route`."""
     num_tokens, num_experts = logits.shape
     num_routes, device = num_tokens * num_chosen, logits.device
@@ -24,9 +32,13 @@ def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
     if num_tokens:
         _choose_experts[(num_tokens,)](
             logits,
+            logits if correction is None else correction,
             chosen,
             weights,
             logits.stride(0),
+            scale,
+            2.0 * jitter,
+            HAS_CORRECTION=correction is not None,
             NUM_EXPERTS=num_experts,
             EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
             NUM_CHOSEN=num_chosen,
@@ -41,38 +53,58 @@ def route(logits: Tensor, num_chosen: int, rule: str) -> Routes:  # [T, E]
 @triton.jit
 def _choose_experts(
     logits,
+    correction,
     chosen,
     weights,
     stride,
+    scale,
+    max_distance,
+    HAS_CORRECTION: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
     RULE: tl.constexpr,
 ):
-    """Chooses the experts of one token, highest logit first, and their weights."""
+    """Chooses the experts of one token, highest logit or corrected score first, and their weights."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_BLOCK)
     choices = tl.arange(0, CHOSEN_BLOCK)
     scores = tl.load(logits + token * stride + experts, mask=experts < NUM_EXPERTS, other=float("-inf")).to(tl.float32)
     peak = tl.max(scores, axis=0)
-    left = scores
+    left = scores  # what experts are chosen by
+    if HAS_CORRECTION:
+        if RULE == 0 or RULE == 3:
+            left = tl.sigmoid(scores)
+        else:
+            left = tl.exp(scores - peak) / tl.sum(tl.exp(scores - peak), axis=0)
+        left += tl.load(correction + experts, mask=experts < NUM_EXPERTS, other=float("-inf"))
     highest = tl.full([CHOSEN_BLOCK], float("-inf"), tl.float32)
     numbers = tl.zeros([CHOSEN_BLOCK], tl.int32)
+    weight = tl.zeros([CHOSEN_BLOCK], tl.float32)
     for choice in tl.static_range(NUM_CHOSEN):
         best = tl.max(left, axis=0)
         at = tl.minimum(tl.argmax(left, axis=0), NUM_EXPERTS - 1)  # a valid expert even if a logit is NaN
+        if HAS_CORRECTION:
+            best = tl.sum(tl.where(experts == at, scores, 0.0), axis=0)
         highest = tl.where(choices == choice, best, highest)
         numbers = tl.where(choices == choice, at, numbers)
+        if RULE == 4:
+            is_near = (best - scores) / tl.maximum(tl.abs(scores), best) <= max_distance
+            share = 1.0 / tl.sum(tl.where(is_near, tl.exp(left - best), 0.0), axis=0)
+            weight = tl.where(choices == choice, share, weight)
         left = tl.where(experts == at, float("-inf"), left)
     if RULE == 0:
         weight = tl.sigmoid(highest)
-    else:
-        weight = tl.exp(highest - peak)
-        if RULE == 1:
-            weight = weight / tl.sum(tl.exp(scores - peak), axis=0)
-        else:
-            weight = weight / tl.sum(weight, axis=0)
+    elif RULE == 3:
+        weight = tl.sigmoid(highest)
+        weight = weight / tl.sum(weight, axis=0)
+    elif RULE == 1:
+        weight = tl.exp(highest - peak) / tl.sum(tl.exp(scores - peak), axis=0)
+    elif RULE == 2:
+        weight = tl.exp(highest - tl.max(highest, axis=0))
+        weight = weight / tl.sum(weight, axis=0)
+    weight = weight * scale
     place = token * NUM_CHOSEN + choices
     tl.store(chosen + place, numbers, mask=choices < NUM_CHOSEN)
     tl.store(weights + place, weight, mask=choices < NUM_CHOSEN)

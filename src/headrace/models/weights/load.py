@@ -72,14 +72,13 @@ def load_decoder(
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
     tables = _cos_sin_tables(spec, max_len, device)
     norm = reader.norm("model.norm") if mesh.is_last_stage else None
-    has_positions = spec.num_positions is not None and mesh.is_first_stage
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     decoder = Decoder(
         spec=spec,
         dtype=dtype,
         device=device,
         embeddings=_scaled(embeddings, spec, dtype) if mesh.is_first_stage else embeddings,
-        positions=reader.tensor("model.embed_positions.weight") if has_positions else None,
+        positions=_positions(reader, spec) if mesh.is_first_stage else None,
         head=head,
         group=group,
         stages=stages,
@@ -114,7 +113,7 @@ def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
         attention = replace(
             layer.attention,
             cos_sin=tables[spec.rope_of(index)],
-            query_scales=scales if index in spec.ropeless_layers else None,
+            query_scales=scales if spec.grows_queries(index) else None,
             window=spec.window_of(index, max_len),
         )
         return replace(layer, attention=attention)
@@ -167,6 +166,12 @@ def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings | None, ops.
     if stored is not None:
         return QuantizedEmbeddings(stored, spec.hidden_size), head
     return DenseEmbeddings(reader.tensor(_EMBEDDINGS) if table is None else table), head
+
+
+def _positions(reader: _Reader, spec: ModelSpec) -> Tensor | None:
+    if spec.num_positions is None:
+        return None
+    return reader.tensor("model.embed_positions.weight")[spec.position_offset :]
 
 
 def _scaled(embeddings: Embeddings, spec: ModelSpec, dtype: torch.dtype) -> Embeddings:
@@ -224,6 +229,12 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         routing=mixture.routing,
         weighs_input=mixture.weighs_input,
         activation=spec.activation,
+        correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
+        scale=mixture.scale,
+        jitter=mixture.jitter,
+        shared_gate=ops.pack_linear(reader.tensor(prefix + "shared_expert_gate.weight"))
+        if mixture.gates_shared
+        else None,
         group=reader.group,
         experts=None if own.size == mixture.num_experts else own,
     )
@@ -241,7 +252,7 @@ def _attention(
         k_norm=k_norm,
         wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
         cos_sin=cos_sin,
-        query_scales=None if rotates else query_scales,
+        query_scales=query_scales if spec.grows_queries(index) else None,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         scale=1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
@@ -249,6 +260,7 @@ def _attention(
         slides=spec.windows_slide,
         softcap=spec.attention_softcap,
         eps=spec.norm_eps,
+        clip=spec.clip_qkv,
     )
 
 
@@ -337,19 +349,22 @@ class _Reader:
         return packed
 
     def norm(self, name: str) -> Norm:
+        if self._spec.bare_norms:
+            ones = torch.ones(self._spec.hidden_size, dtype=torch.float32, device=self.device)
+            return Norm(ones, torch.zeros_like(ones), self._spec.norm_eps)
         weight = self.norm_weight(f"{name}.weight")
         bias = None
         if self._spec.layer_norm:
-            bias = self._norm_tensor(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
+            bias = self.float32(f"{name}.bias") if self._spec.norm_bias else torch.zeros_like(weight)
         return Norm(weight, bias, self._spec.norm_eps)
 
     def norm_weight(self, name: str) -> Tensor:
-        weight = self._norm_tensor(name)
+        weight = self.float32(name)
         return weight.add_(self._spec.norm_offset) if self._spec.norm_offset else weight
 
-    def _norm_tensor(self, name: str) -> Tensor:
-        """Reads a norm's weight in float32, whatever the decoder's type: adding the offset in a narrower type would
-        lose digits."""
+    def float32(self, name: str) -> Tensor:
+        """Reads a tensor in float32, whatever the decoder's type. For a norm's weight: adding the offset in a narrower
+        type would lose digits."""
         out = _allocate(self.source.shape(name), torch.float32, self.device)
         self._fill(name, out)
         self.num_bytes += out.nbytes

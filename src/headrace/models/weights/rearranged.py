@@ -55,16 +55,26 @@ class Rearranged:
         """Stored tensors from which none of ours is read, under their names in the file."""
         used = {part.name for part in self._parts.values()}
         is_leftover = re.compile(self._stored.leftovers).fullmatch
-        return [name for name in self._files.names() if name not in used and not is_leftover(name)]
+        return [
+            name
+            for name in self._files.names()
+            if name not in used and not is_leftover(name) and not self._is_of_extra_layer(name)
+        ]
+
+    def _is_of_extra_layer(self, name: str) -> bool:
+        match = re.match(r"[\w.]*layers\.(\d+)\.", name)
+        return self._stored.has_extra_layers and match is not None and int(match[1]) >= self._spec.num_layers
 
 
 def regions_of(part: StoredPart, rows: range, columns: range | None, stored: Shape) -> list[Region]:
     """Where rows and columns of our tensor are in the stored one, whose shape is `stored`."""
     if len(stored) == 1:
         return [Region(run, range(1), first) for first, run in _runs(part, rows, 0)]
+    if part.is_vector:
+        return [Region(range(1), run, first, is_transposed=True) for first, run in _runs(part, rows, 0)]
     height, width = stored[-2:]
     first_row = (part.member or 0) * height  # of the member in a stack
-    if not part.is_transposed:
+    if not part.transposes((height, width)):
         columns = range(width) if columns is None else columns
         return [Region(run, columns, first) for first, run in _runs(part, rows, first_row)]
     columns = range(height) if columns is None else columns

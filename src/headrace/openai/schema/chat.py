@@ -16,6 +16,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ class StartProfileRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     max_steps: int | None = None
     tool: str | None = None  # torch or cuda
     name: str | None = None  # of the files
+    engine: int | None = None  # its number on a server with several; default: 0
 
 
 class StopProfileRequest(Struct, kw_only=True, forbid_unknown_fields=True):

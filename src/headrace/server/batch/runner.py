@@ -33,6 +33,7 @@ from headrace.jobs.store.directory import CANCEL
 from headrace.jobs.store.job_view import view_job
 from headrace.jobs.store.manifest import manifest_path, read_manifest
 from headrace.jobs.store.status_file import STATUS_NAME, read_status
+from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.server.batch.records import FILE_ID, NEXT, STATUSES, Batch, Counts, LineError, Status, StoredFile, new_id
 from headrace.server.batch.results import Written, write_results
 from headrace.server.batch.store import BatchStore, StoreFullError
@@ -46,11 +47,11 @@ SWEEP_S = 3600.0  # between two removals of expired files
 
 log = logging.getLogger("headrace.batch")
 
-StartFor = Callable[[Batch], Start]  # how the job of a batch gets its engine
+StartFor = Callable[[Batch], list[Start]]  # how the job of a batch gets its engines, each one a worker
 
 
 class BatchRunner:
-    """Owns the two threads. `start_for` gives the engine of the server, which other requests use too."""
+    """Owns the two threads. `start_for` gives the engines of the server, which other requests use too."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class BatchRunner:
         *,
         model_name: str,
         max_requests: int,
+        parser_names: ParserNames = AUTOMATIC,
         on_close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -68,6 +70,7 @@ class BatchRunner:
         self._start_for = start_for
         self._model_name = model_name
         self._max_requests = max_requests
+        self._parser_names = parser_names
         self._on_close = on_close
         self._clock = clock
         self._closing = threading.Event()
@@ -253,10 +256,11 @@ class BatchRunner:
 
     def _run_job(self, batch: Batch) -> Status | None:
         """Run the job of a batch as far as it goes. Returns the final state of the batch; None: it goes on later."""
+        starts = self._start_for(batch)
         try:
             run_job(
-                self._spec(batch),
-                start=self._start_for(batch),
+                self._spec(batch, num_workers=len(starts)),
+                start=starts,
                 has_own_process=True,
                 quiet=True,
                 on_begin=partial(self._begun, batch),
@@ -290,18 +294,20 @@ class BatchRunner:
     def _retry_later(self, batch_id: str) -> None:
         self._retry_at[batch_id] = time.monotonic() + RETRY_S
 
-    def _spec(self, batch: Batch) -> JobSpec:
+    def _spec(self, batch: Batch, *, num_workers: int) -> JobSpec:
         # The clock was read when the batch was first seen: if it jumps later, the window stays as long as it was.
         ends_at = time.time() + self._deadline(batch).seconds_left
         return JobSpec(
             input=str(self._input(batch.id)),
             output=str(self._store.job_path(batch.id) / "results.jsonl"),
             config=self._config,
+            workers=num_workers,
             input_format="jsonl",
             output_format="jsonl",
             max_error_rate=1.0,
             deadline=datetime.fromtimestamp(ends_at, UTC).isoformat(),
             disk_wait_s=24 * 3600.0,
+            parser_names=self._parser_names,
         )
 
     def _deadline(self, batch: Batch) -> Deadline:

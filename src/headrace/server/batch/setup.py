@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from headrace.config import EngineConfig
@@ -49,13 +50,14 @@ def build_service(
         shared.start_for,
         model_name=model_name,
         max_requests=options.max_batch_requests,
+        parser_names=options.parser_names,
         on_close=shared.closing.set,
     )
     return BatchService(store, runner, options, window_s=window_s)
 
 
 class _SharedEngine:
-    """Gives jobs the server's engine. When that dies, its supervisor restarts it, and the job waits here."""
+    """Gives jobs the server's engines. When one dies, its supervisor restarts it, and its worker waits here."""
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions, model_name: str) -> None:
         self._engine = engine
@@ -63,20 +65,21 @@ class _SharedEngine:
         self._model_name = model_name
         self.closing = threading.Event()
 
-    def start_for(self, batch: Batch) -> Start:
-        """The engine for the job of a batch."""
-        salt = f"batch-{batch.owner}" if batch.owner and self._is_salted else None
+    def start_for(self, batch: Batch) -> list[Start]:
+        """The engines for the job of a batch: those that are ready now, or all. Each is a worker of the job."""
+        phases = [state.phase for state in self._engine.states]
+        ready = [number for number, phase in enumerate(phases) if phase == "ready"]
+        return [partial(self._start, batch, number) for number in ready or range(len(phases))]
 
-        def start(config: EngineConfig, deliver: Deliver) -> Engine:
-            while self._engine.phase in ("starting", "restarting"):
-                if self.closing.wait(READY_S):
-                    raise ResumableJobError("the server stops")
-            engine = self._engine.share(
-                deliver,
-                priority=PRIORITY + batch.priority,
-                cache_salt=salt,
-                max_sequences=self._engine.settings.max_num_seqs,
-            )
-            return replace(engine, model_name=self._model_name)
-
-        return start
+    def _start(self, batch: Batch, number: int, config: EngineConfig, deliver: Deliver) -> Engine:
+        while (state := self._engine.states[number]).phase in ("starting", "restarting"):
+            if self.closing.wait(READY_S):
+                raise ResumableJobError("the server stops")
+        engine = self._engine.share(
+            deliver,
+            priority=PRIORITY + batch.priority,
+            cache_salt=f"batch-{batch.owner}" if batch.owner and self._is_salted else None,
+            max_sequences=state.settings.max_num_seqs,
+            engine=number,
+        )
+        return replace(engine, model_name=self._model_name)

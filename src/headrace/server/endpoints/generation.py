@@ -47,12 +47,8 @@ def answer_use_of(services: Services, request: ChatRequest) -> AnswerUse:
     tokenizer = services.engine.tokenizer
     if tokenizer is None:
         return NO_PARSERS  # the prompt is refused
-    return read_answer_use(
-        request,
-        tokenizer,
-        parser_name=services.options.tool_call_parser,
-        allows_auto=services.options.enable_auto_tool_choice,
-    )
+    options = services.options
+    return read_answer_use(request, tokenizer, options.parser_names, allows_auto=options.enable_auto_tool_choice)
 
 
 def priority_of(services: Services, given: int | None) -> int:
@@ -191,6 +187,9 @@ async def run_stream(
         with exchange.watched_by(stream.event_queue, deadline_s=deadline_s):
             async with _place_in_engine(services, exchange, size=size, priority=first.priority, deadline_s=deadline_s):
                 with stream:
+                    if services.engine.num_engines > 1:
+                        for meter, each in zip(meters, requests, strict=True):
+                            meter.engine = services.engine.engine_of(each.request.request_id)
                     yield stream
     except (ClientGoneError, ApiError, Overloaded, asyncio.CancelledError):
         reason = "abort"

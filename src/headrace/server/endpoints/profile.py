@@ -39,7 +39,10 @@ async def start_profile(services: Services, exchange: Exchange) -> None:
             raise bad_request(f"{name} must be at most {most:,}, got {given:,}", name)
     options = ProfileOptions(directory=directory)
     given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
-    started = await services.engine.start_profile(replace(options, **given))
+    engine = given.pop("engine", 0)
+    if not 0 <= engine < services.engine.num_engines:
+        raise bad_request(f"engine must be below {services.engine.num_engines}, got {engine}", "engine")
+    started = await services.engine.start_profile(replace(options, **given), engine)
     await _reply(exchange, {"status": "recording", **started})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.engine.group import EngineState
 from headrace.engine.in_force import settings_in_force, shape_of
 from headrace.engine.settings import SettingInForce
 from headrace.server.http.exchange import Exchange
@@ -32,12 +33,26 @@ async def show(services: Services, exchange: Exchange) -> None:
         "model": {"name": services.model_name, **shape_of(services.engine.spec)},
         "settings": shown_settings(services, hidden=_HIDDEN),
         "warnings": services.engine.settings.warnings,
+        "engines": [_engine(state) for state in services.engine.states],
         "start": {
             "seconds": round(services.engine.start_seconds, 3),
             "stages": stage_seconds(services.engine.start_stages),
         },
     }
     await exchange.reply(200, msgspec.json.encode(body))
+
+
+def _engine(state: EngineState) -> dict[str, Any]:
+    """One engine: whether it runs, and its part of the machine."""
+    settings = state.settings
+    return {
+        "phase": state.phase,
+        "num_restarts": state.num_restarts,
+        "device": next((choice.reason for choice in settings.choices if choice.name == "device"), settings.device),
+        "num_threads": settings.num_threads,
+        "max_num_seqs": settings.max_num_seqs,
+        "num_blocks": settings.num_blocks,
+    }
 
 
 def shown_settings(services: Services, *, hidden: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -57,7 +72,7 @@ def _of_server(services: Services) -> dict[str, SettingInForce]:
     for field in fields(ServerOptions):
         value = getattr(options, field.name)
         found[field.name] = SettingInForce(value, "default" if value == field.default else "given")
-    limits = QueueLimits.of(options, services.engine.settings)
+    limits = QueueLimits.of(options, services.engine.total_settings)
     for name, limit in (("max_num_queued_reqs", limits.max_requests), ("max_num_queued_tokens", limits.max_tokens)):
         if getattr(options, name) is None:
             found[name] = SettingInForce(limit, "automatic", REASONS[name])

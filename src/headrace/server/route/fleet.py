@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 from time import monotonic
 
+from headrace.balance.choice import Candidate, Choice, Policy, Reason, choose, choose_in_turn
+from headrace.balance.prefix_table import PrefixTable
 from headrace.errors import HeadraceError
-from headrace.server.route.affinity import PrefixTable
-from headrace.server.route.choice import Candidate, Choice, Policy, Reason, choose, choose_in_turn
 from headrace.server.route.desired import DEFAULT_TARGET, TARGET_USE, DesiredReplicas
 from headrace.server.route.health import DRAIN_BELOW, State, score_of
 from headrace.server.route.replica import Replica, Scraped

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from headrace.server.route.choice import REASONS
+from headrace.balance.choice import REASONS
 from headrace.server.route.fleet import Fleet
 from headrace.server.route.health import STATES
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from headrace.balance.choice import Policy
 from headrace.config import setting
 from headrace.errors import ConfigError
 from headrace.logs import LogFormat
 from headrace.server.options import ServerOptions
-from headrace.server.route.choice import Policy
 from headrace.types import refuses_unknown
 
 

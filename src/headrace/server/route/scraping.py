@@ -48,7 +48,7 @@ def read_page(text: str) -> Scraped:
         values[sample.name] = values.get(sample.name, 0.0) + sample.value
         if sample.name == _CONFIG:
             text_of = sample.labels.get("max_num_seqs", "")
-            most = float(text_of) if text_of.isdecimal() else most
+            most = (most or 0.0) + float(text_of) if text_of.isdecimal() else most  # one sample for each engine
     return Scraped(
         num_waiting=_first(values, _WAITING),
         num_running=_first(values, _RUNNING),

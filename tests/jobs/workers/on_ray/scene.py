@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
+from headrace.engine.shares import EngineShare
 from headrace.engine.start import Engine
 from headrace.jobs.run.run_job import run_job
 from headrace.jobs.spec import JobSpec
 from headrace.jobs.status.report import JobReport
 from headrace.jobs.workers.on_ray.cluster import Front, RayCluster
-from headrace.jobs.workers.shares import WorkerShare
 from headrace.models import ModelSpec
 from headrace.startup import Report
 from headrace.types import Request, SequenceEvent
@@ -48,7 +48,7 @@ class WatchedCluster(RayCluster):
         self.started: Counter[int] = Counter()
         self._changed = threading.Condition()
 
-    def starter(self, share: WorkerShare, report: Report) -> Callable[[EngineConfig, Deliver], Engine]:
+    def starter(self, share: EngineShare, report: Report) -> Callable[[EngineConfig, Deliver], Engine]:
         number, start = self._num_starters, super().starter(share, report)
         self._num_starters += 1
 

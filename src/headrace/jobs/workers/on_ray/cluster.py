@@ -16,6 +16,7 @@ from headrace.config import EngineConfig
 from headrace.engine.client import Deliver
 from headrace.engine.grammars import Grammars
 from headrace.engine.process.engine_process import LOAD_CORE
+from headrace.engine.shares import EngineShare
 from headrace.engine.start import Engine, open_model, tokenizer_of
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError, MachineLostError
 from headrace.hardware import read_facts
@@ -23,7 +24,6 @@ from headrace.jobs.recovery.job_engine import JobEngine, Start
 from headrace.jobs.workers.on_ray.actor import EngineActor
 from headrace.jobs.workers.on_ray.channel import ActorEngine
 from headrace.jobs.workers.on_ray.shares import ActorPlan, Node, plan_actors
-from headrace.jobs.workers.shares import WorkerShare
 from headrace.models import ModelSpec
 from headrace.startup import Report, StartupStages
 from headrace.text import Tokenizer
@@ -80,12 +80,12 @@ class RayCluster:
 
     # The workers of a job.
 
-    def shares(self, config: EngineConfig, num_workers: int | None) -> list[WorkerShare]:
+    def shares(self, config: EngineConfig, num_workers: int | None) -> list[EngineShare]:
         self._plan = plan = plan_actors(config, self._nodes(), num_workers)
         return [plan.share] * plan.num_workers
 
     def start_workers(
-        self, shares: Sequence[WorkerShare], configs: Sequence[EngineConfig], deliver: Deliver, report: Report
+        self, shares: Sequence[EngineShare], configs: Sequence[EngineConfig], deliver: Deliver, report: Report
     ) -> list[JobEngine]:
         """Start all workers, and wait for the first. The others are added to the job when they are ready."""
         workers = [
@@ -138,13 +138,13 @@ class RayCluster:
 
     # One engine.
 
-    def starter(self, share: WorkerShare, report: Report) -> Start:
+    def starter(self, share: EngineShare, report: Report) -> Start:
         def start(config: EngineConfig, deliver: Deliver) -> Engine:
             return self._start(config, deliver, share, StartupStages(report))
 
         return start
 
-    def _start(self, config: EngineConfig, deliver: Deliver, share: WorkerShare, stages: StartupStages) -> Engine:
+    def _start(self, config: EngineConfig, deliver: Deliver, share: EngineShare, stages: StartupStages) -> Engine:
         calls, front = self._place(), self._front_of(config)
         started = perf_counter()  # the wait for a place is not the engine's
         if self._max_model_len is not None and config.max_model_len is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from headrace.config import EngineConfig
 from headrace.engine.resolve import CPU_MEMORY_SHARE
-from headrace.jobs.workers.shares import WorkerShare
+from headrace.engine.shares import EngineShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ActorPlan:
     num_workers: int
     num_cpus: int
     num_gpus: int
-    share: WorkerShare
+    share: EngineShare
 
 
 def plan_actors(config: EngineConfig, nodes: Sequence[Node], num_workers: int | None) -> ActorPlan:
@@ -45,7 +45,7 @@ def plan_actors(config: EngineConfig, nodes: Sequence[Node], num_workers: int | 
 def _on_gpus(config: EngineConfig, nodes: Sequence[Node], num_workers: int | None) -> ActorPlan:
     size = config.tensor_parallel_size
     num_threads = max(1, min(size * node.num_cpus // node.num_gpus for node in nodes))
-    share = WorkerShare(
+    share = EngineShare(
         config=config if config.num_threads is not None else replace(config, num_threads=num_threads),
         reasons={
             "device": f"{'one GPU' if size == 1 else f'{size} GPUs'} per actor, chosen by Ray",
@@ -71,7 +71,7 @@ def _on_cpus(config: EngineConfig, nodes: Sequence[Node], num_workers: int | Non
         whole = config.gpu_memory_utilization or CPU_MEMORY_SHARE
         changes["gpu_memory_utilization"] = whole / num_sharing
         reasons["num_blocks"] = f"up to {num_sharing} actors on a node divide {whole:.0%} of its free memory"
-    share = WorkerShare(
+    share = EngineShare(
         config=replace(config, num_threads=num_cpus, **changes),  # type: ignore[arg-type]
         num_sharing=num_sharing,
         reasons=reasons,

@@ -1,4 +1,5 @@
-"""The choice of a replica for one request: prefix against load. Pure functions.
+"""The choice of a replica for one request: prefix against load. Pure functions. A replica is a server behind the
+router, or one of the engines of a server.
 
 The replica with the longest matched prefix is taken while its load is bounded:
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.engine import shares as engine_shares
 from headrace.engine.fake_settings import fake_settings
 from headrace.engine.settings import Choice
+from headrace.engine.shares import shares_here, shares_of
 from headrace.errors import ConfigError
 from headrace.hardware.topology import read_topology
 from headrace.jobs.spec import JobSpec
-from headrace.jobs.workers import shares as worker_shares
-from headrace.jobs.workers.shares import shares_here, shares_of
 from tests.hardware.machines import container_with_a_quota, two_sockets_with_smt
 
 
@@ -83,7 +83,7 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused() -> None:
 
 
 def test_a_worker_gets_as_many_gpus_as_its_model_is_divided_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_shares, "visible_gpus", lambda: ("0", "1", "2", "3", "4"))
+    monkeypatch.setattr(engine_shares, "visible_gpus", lambda: ("0", "1", "2", "3", "4"))
     shares = shares_here(EngineConfig(tensor_parallel_size=2), None)
     assert [share.environment for share in shares] == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
 

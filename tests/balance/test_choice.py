@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.route.choice import (
+from headrace.balance.choice import (
     LOAD_SLACK,
     Candidate,
     choose,

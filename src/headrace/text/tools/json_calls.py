@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
 
-from headrace.text.json_scanner import Found, JsonScanner
+from headrace.text.tools.json_scanner import Found, JsonScanner
 
 _ARGUMENTS = ("arguments", "parameters")
-
-
-class Call(Protocol):
-    name: str | None
-    id: str | None
-    arguments: str  # as far as they have arrived
-
-    @property
-    def text(self) -> str:
-        """The text that was fed, except a character that was an error."""
-        ...
-
-    def feed(self, char: str) -> Found:
-        """Takes one character. ERROR: the text so far, without this character, is not a call. OBJECT_END: the call is
-        complete."""
-        ...
-
-    @property
-    def can_be_announced(self) -> bool:
-        """Whether its name is known and its arguments have started."""
-        ...
-
-    @property
-    def text_after_arguments(self) -> str: ...
 
 
 class NamedCall:
@@ -66,12 +41,17 @@ class ObjectCall:
     """{"name": "...", "arguments": {...}}, in either order; arguments may be called parameters, and may be left out
     unless they are needed to tell a call from any other object."""
 
-    def __init__(self, *, needs_arguments: bool = False) -> None:
+    def __init__(
+        self, *, needs_arguments: bool = False, name_key: str = "name", id_key: str = "id", keeps_id: bool = True
+    ) -> None:
         self.name: str | None = None
         self.id: str | None = None
         self.arguments = ""
         self.text = ""
         self._needs_arguments = needs_arguments
+        self._name_key = name_key
+        self._id_key = id_key
+        self._keeps_id = keeps_id
         self._scanner = JsonScanner()
         self._part_start = 0  # start of the current key or value in `text`
         self._key = ""
@@ -109,7 +89,7 @@ class ObjectCall:
         """Tells whether the current key may have a value that starts like this."""
         self._part_start = len(self.text)
         if self._key not in _ARGUMENTS:
-            return self._key in ("name", "id", "type") and char == '"'
+            return self._key in (self._name_key, self._id_key, "type") and char == '"'
         is_second, self._has_arguments = self._has_arguments, True
         self._streams = char == "{"
         return not is_second and char in '{"'
@@ -129,13 +109,13 @@ class ObjectCall:
             self.arguments = decoded
             self._arguments_end = len(self.text)
             return True
-        if self._key == "name":
+        if self._key == self._name_key:
             if self.name is not None or not decoded:
                 return False
             self.name = decoded
             return True
-        if self._key == "id":
-            if not self._has_arguments:  # else the call may have been announced with other arguments
+        if self._key == self._id_key:
+            if self._keeps_id and not self._has_arguments:  # else the call may have been announced with other arguments
                 self.id = decoded
             return True
         return decoded == "function"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from headrace.engine.core import EngineStats
+from headrace.engine.joined_stats import summed_stats
 from headrace.histogram import HistogramCounts
-from headrace.jobs.recovery.joined_stats import summed_stats
 from headrace.sched import SchedulerStats
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RequestError, nearest
 from headrace.text.closed_schemas import closed
 from headrace.text.tokenizer import Tokenizer
-from headrace.text.tool_calls import HermesParser, LlamaParser, MistralParser, ToolParser, parser_for
-from headrace.types import JSON_WHITESPACE, StructuredOutputs
+from headrace.text.tool_calls import ToolParser, parser_for
+from headrace.text.tools.rules import ToolRule, quoted
+from headrace.types import StructuredOutputs
 
 MAX_TOOLS = 128
 MAX_CALLS = 16  # in one answer
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-Marker = Callable[[str], str]  # writes a marker into the grammar: as text, or as a special token
 
 
 def tools_grammar(
@@ -39,13 +37,8 @@ def tools_grammar(
         schemas = {name: schemas[name]}
     max_calls = MAX_CALLS if parallel_tool_calls and name is None else 1
     kind = parser if isinstance(parser, ToolParser) else parser_for(parser)
-    rules = _RULES[kind.name](lambda text: _marker(text, tokenizer), max_calls)
-    lines = [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}"]
-    key = "parameters" if kind.name == LlamaParser.name else "arguments"
-    for i, (tool, schema) in enumerate(schemas.items()):
-        prefix = f'{{"name": {json.dumps(tool)}, "{key}": '
-        lines.append(f'call_{i}: {_quoted(prefix)} args_{i} "}}"')
-        lines.append(f"args_{i}: %json {_schema_text(tool, schema)}")
+    rules = [ToolRule(i, name, _closed(name, schema)) for i, (name, schema) in enumerate(schemas.items())]
+    lines = kind.rules(rules, lambda text: _marker(text, tokenizer), max_calls)
     return StructuredOutputs(grammar="\n".join(lines), asked_as="tools")
 
 
@@ -89,49 +82,20 @@ def _chosen(tool_choice: object, schemas: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _schema_text(tool: str, schema: Mapping[str, Any]) -> str:
-    """Returns the schema as text, with its objects closed. Arguments must be an object, even if it does not say so."""
+def _closed(tool: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the schema with its objects closed. Arguments must be an object, even if it does not say so."""
     if schema.get("type", "object") != "object":
         raise _refused(f": the parameters of {tool!r} must be of type object, got {schema['type']!r}")
-    options = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
     try:
-        arguments = closed({"type": "object", **options, **schema})
+        arguments: Mapping[str, Any] = closed({"type": "object", **schema})
     except RecursionError:
         raise _refused(f": the parameters of {tool!r} are nested too deeply") from None
-    return StructuredOutputs(json=arguments, asked_as="tools").source
+    return arguments
 
 
 def _marker(text: str, tokenizer: Tokenizer | None) -> str:
     token_id = None if tokenizer is None else tokenizer.special_id(text)
-    return _quoted(text) if token_id is None else f"<[{token_id}]>"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _hermes(marker: Marker, max_calls: int) -> list[str]:
-    begin, end = marker("<tool_call>"), marker("</tool_call>")
-    return [f"start: {_several('block', _quoted(chr(10)), max_calls)}", f'block: {begin} "\\n" call "\\n" {end}']
-
-
-def _llama(marker: Marker, max_calls: int) -> list[str]:
-    return [f"start: {_several('call', _quoted('; '), max_calls)}"]
-
-
-def _mistral(marker: Marker, max_calls: int) -> list[str]:
-    return [f'start: {marker("[TOOL_CALLS]")} " "? "[" {_several("call", _quoted(", "), max_calls)} "]"']
-
-
-def _several(item: str, separator: str, max_calls: int) -> str:
-    return item if max_calls == 1 else f"{item} ({separator} {item}){{0,{max_calls - 1}}}"
-
-
-_RULES: dict[str, Callable[[Marker, int], list[str]]] = {
-    HermesParser.name: _hermes,
-    LlamaParser.name: _llama,
-    MistralParser.name: _mistral,
-}
+    return quoted(text) if token_id is None else f"<[{token_id}]>"
 
 
 def _refused(message: str) -> RequestError:

@@ -1,0 +1,270 @@
+"""Rows of families with a mixture of experts, besides those of Llama 4, Mixtral and Qwen 3."""
+
+from __future__ import annotations
+
+from headrace.models import mixture_traits as traits
+from headrace.models.family import Config, Family
+from headrace.models.stored_tensors import Stored
+
+_EXPERTS = frozenset({"num_local_experts", "num_experts_per_tok"})
+_ROUTED = _EXPERTS | {"moe_intermediate_size", "norm_topk_prob"}
+_DEEPSEEK = _ROUTED | {"n_shared_experts", "routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace"}
+# Keys of GGUF metadata.
+EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_SHARED_EXPERTS = {
+    f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+_CORRECTION = {"mlp.router_correction": "mlp.gate.e_score_correction_bias"}
+MIXTRAL_NAMES = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
+    "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
+    "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
+}
+_GRANITE_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_GRANITE_STORED = Stored(
+    names={
+        "mlp.router": "block_sparse_moe.router.layer",
+        "mlp.experts.*.down_proj": "block_sparse_moe.output_linear.weight",
+        "mlp.shared_expert.down_proj": "shared_mlp.output_linear",
+    },
+    fused={
+        "block_sparse_moe.input_linear.weight": ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj"),
+        "shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    },
+    has_upright_stacks=True,
+)
+_GRANITE_DEFAULTS = dict.fromkeys(_GRANITE_MULTIPLIERS, 1.0) | {
+    "max_position_embeddings": 2048,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+
+
+def _phi_rope(config: Config) -> Config:
+    """Reads the factors of cosines and sines, which must be the same for short and long contexts."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    values = dict(config.get(key) or {})
+    short, long = values.pop("short_mscale", None), values.pop("long_mscale", None)
+    if short is None or short != long:
+        return config
+    return {**config, key: values | {"attention_factor": short}}
+
+
+MIXTURES = (
+    Family(
+        name="qwen2_moe",
+        models="Qwen1.5-MoE, Qwen2 57B-A14B",
+        architectures=("Qwen2MoeForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.qwen2_moe,
+        reads=_ROUTED
+        | {
+            "use_sliding_window",
+            "sliding_window",
+            "max_window_layers",
+            "layer_types",
+            "qkv_bias",
+            "shared_expert_intermediate_size",
+        },
+        renamed={"num_experts": "num_local_experts"},
+        defaults={
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 32768,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "decoder_sparse_step": 1,
+            "num_local_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "norm_topk_prob": False,
+            "qkv_bias": True,
+        },
+        stored=Stored(names={"mlp.router": "mlp.gate"}),
+    ),
+    Family(
+        name="olmoe",
+        models="OLMoE 1B-7B",
+        architectures=("OlmoeForCausalLM",),
+        gguf_architectures=("olmoe",),
+        traits=traits.olmoe,
+        reads=_EXPERTS | {"attention_bias", "clip_qkv", "norm_topk_prob"},
+        renamed={"num_experts": "num_local_experts"},
+        defaults={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "eos_token_id": 50279,
+        },
+        stored=Stored(names={"mlp.router": "mlp.gate"}),
+        gguf_keys=EXPERT_COUNTS,
+    ),
+    Family(
+        name="phimoe",
+        models="Phi-3.5-MoE, Phi-mini-MoE",
+        architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"),
+        gguf_architectures=(),
+        traits=traits.phimoe,
+        reads=_EXPERTS | {"attention_bias", "lm_head_bias", "sliding_window", "router_jitter_noise"},
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": None,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.01,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        derived=_phi_rope,
+        stored=Stored(names=MIXTRAL_NAMES),
+    ),
+    Family(
+        name="ernie4_5_moe",
+        models="ERNIE 4.5 21B-A3B and 300B-A47B",
+        architectures=("Ernie4_5_MoeForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.ernie4_5_moe,
+        reads=_EXPERTS
+        | {
+            "use_bias",
+            "moe_intermediate_size",
+            "moe_num_shared_experts",
+            "moe_layer_start_index",
+            "moe_layer_end_index",
+            "moe_layer_interval",
+            "moe_norm_min",  # of a sum that is never so small
+            "moe_capacity",  # of training
+        },
+        renamed={"moe_num_experts": "num_local_experts", "moe_k": "num_experts_per_tok"},
+        defaults={
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1536,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        implies={"moe_use_aux_free": True},
+        stored=Stored(
+            names={
+                "mlp.router": "mlp.gate",
+                "mlp.router_correction": "mlp.moe_statics.e_score_correction_bias",
+                **_SHARED_EXPERTS,
+            },
+            leftovers=r"model\.mtp_.*",
+            has_extra_layers=True,
+        ),
+    ),
+    Family(
+        name="granitemoe",
+        models="Granite 3 1B-A400M and 3B-A800M",
+        architectures=("GraniteMoeForCausalLM",),
+        gguf_architectures=("granitemoe",),
+        traits=traits.granite_moe,
+        reads=_EXPERTS | {"attention_bias", *_GRANITE_MULTIPLIERS},
+        defaults=_GRANITE_DEFAULTS,
+        stored=_GRANITE_STORED,
+        gguf_keys=EXPERT_COUNTS
+        | {
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        gguf_rotates_pairs=True,
+    ),
+    Family(
+        name="granitemoeshared",
+        models="Granite MoE with a shared expert",
+        architectures=("GraniteMoeSharedForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.granite_moe,
+        reads=_EXPERTS | {"attention_bias", "shared_intermediate_size", *_GRANITE_MULTIPLIERS},
+        defaults=_GRANITE_DEFAULTS,
+        stored=_GRANITE_STORED,
+    ),
+    Family(
+        name="glm4_moe",
+        models="GLM-4.5, 4.5-Air, 4.6 and 4.7",
+        architectures=("Glm4MoeForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.glm4_moe,
+        reads=_DEEPSEEK | {"attention_bias", "use_qk_norm", "partial_rotary_factor"},
+        renamed={"n_routed_experts": "num_local_experts"},
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}, has_extra_layers=True),
+    ),
+    Family(
+        name="dots1",
+        models="dots.llm1",
+        architectures=("Dots1ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.dots1,
+        reads=_DEEPSEEK | {"attention_bias", "sliding_window", "max_window_layers", "layer_types"},
+        renamed={"n_routed_experts": "num_local_experts"},
+        defaults={
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        implies={"scoring_func": "noaux_tc"},
+        stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}),
+    ),
+    Family(
+        name="minimax_m2",
+        models="MiniMax M2",
+        architectures=("MiniMaxM2ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.minimax_m2,
+        reads=_EXPERTS | {"partial_rotary_factor", "attn_type_list"},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 5_000_000.0,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "eos_token_id": 200020,
+            "bos_token_id": 200034,
+        },
+        implies={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True},
+        stored=Stored(
+            names=MIXTRAL_NAMES | {"mlp.router_correction": "block_sparse_moe.e_score_correction_bias"},
+            has_extra_layers=True,
+        ),
+    ),
+)

@@ -1,0 +1,128 @@
+"""What distinguishes families with a mixture of experts: the `traits` of their rows."""
+
+from __future__ import annotations
+
+from headrace.errors import UnsupportedModelError
+from headrace.models import traits
+from headrace.models.family import Config, Traits, Windows
+from headrace.models.spec import Routing
+from headrace.models.traits import count, mixture, windows_of_kinds
+
+
+def _softmax(config: Config) -> Routing:
+    return "softmax_of_chosen" if config["norm_topk_prob"] else "softmax"
+
+
+def qwen2_moe(config: Config) -> Traits:
+    """A shared expert with a gate. With sliding windows on, every other of the first layers has one, unless
+    `layer_types` says otherwise."""
+    num_layers, window = config["num_hidden_layers"], config["sliding_window"]
+    windows: Windows = (None,) * num_layers
+    if config["use_sliding_window"]:
+        last = config["max_window_layers"]
+        default = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(num_layers)]
+        windows = windows_of_kinds(config.get("layer_types") or default, window, num_layers)
+    common: Traits = {"qkv_bias": bool(config["qkv_bias"]), "windows": windows}
+    return common | mixture(
+        config,
+        traits.sparse_layers(config),
+        _softmax(config),
+        expert_size=count(config, "moe_intermediate_size"),
+        shared_size=count(config, "shared_expert_intermediate_size"),
+        gates_shared=True,
+    )
+
+
+def olmoe(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    common: Traits = {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "wide_qk_norm": True,
+        "clip_qkv": traits.number_or_none(config, "clip_qkv"),
+    }
+    layers, size = range(config["num_hidden_layers"]), count(config, "intermediate_size")
+    return common | mixture(config, layers, _softmax(config), expert_size=size)
+
+
+def phimoe(config: Config) -> Traits:
+    biased = bool(config.get("attention_bias"))
+    common: Traits = {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "head_bias": bool(config.get("lm_head_bias")),
+        "layer_norm": True,
+        "norm_bias": True,
+    }
+    if config["num_experts_per_tok"] != 2:
+        raise UnsupportedModelError(f"Phi-MoE routes to 2 experts, not to {config['num_experts_per_tok']}")
+    layers, size = range(config["num_hidden_layers"]), count(config, "intermediate_size")
+    jitter = traits.number(config, "router_jitter_noise")
+    return traits.mistral(config) | common | mixture(config, layers, "sparsemixer", expert_size=size, jitter=jitter)
+
+
+def ernie4_5_moe(config: Config) -> Traits:
+    if config.get("use_bias"):
+        raise UnsupportedModelError("ERNIE 4.5 models with biases in their experts are not supported")
+    num_layers, period = config["num_hidden_layers"], count(config, "moe_layer_interval")
+    end = config["moe_layer_end_index"]
+    span = range(config["moe_layer_start_index"], num_layers if end == -1 else end + 1)
+    size = count(config, "moe_intermediate_size")
+    return traits.ernie4_5(config) | mixture(
+        config,
+        [index for index in span if (index + 1) % period == 0],
+        "softmax_of_chosen",
+        expert_size=size,
+        shared_size=size * config["moe_num_shared_experts"] or None,
+        corrects_choice=True,
+    )
+
+
+def granite_moe(config: Config) -> Traits:
+    return traits.granite(config) | mixture(
+        config,
+        range(config["num_hidden_layers"]),
+        "softmax_of_chosen",
+        expert_size=count(config, "intermediate_size"),
+        shared_size=config.get("shared_intermediate_size") or None,
+    )
+
+
+def glm4_moe(config: Config) -> Traits:
+    """The bias of attention is of queries, keys and values. Halves of a part of each head rotate."""
+    common: Traits = {"qkv_bias": bool(config.get("attention_bias")), "qk_norm": bool(config.get("use_qk_norm"))}
+    return common | _deepseek_mixture(config)
+
+
+def dots1(config: Config) -> Traits:
+    biased, num_layers = bool(config.get("attention_bias")), config["num_hidden_layers"]
+    window, first = config.get("sliding_window"), config["max_window_layers"]
+    windows: Windows = tuple(window if index >= first else None for index in range(num_layers))
+    if config.get("layer_types"):
+        windows = windows_of_kinds(config["layer_types"], window, num_layers)
+    common: Traits = {"qkv_bias": biased, "output_bias": biased, "qk_norm": True, "windows": windows}
+    return common | _deepseek_mixture(config)
+
+
+def _deepseek_mixture(config: Config) -> Traits:
+    """Experts are chosen by corrected scores after the first dense layers, together with shared experts."""
+    if (config.get("n_group") or 1) != 1 or (config.get("topk_group") or 1) != 1:
+        raise UnsupportedModelError(f"experts in {config['n_group']} groups are not supported, only one group")
+    size = count(config, "moe_intermediate_size")
+    return mixture(
+        config,
+        range(config["first_k_dense_replace"], config["num_hidden_layers"]),
+        "sigmoid_of_chosen" if config["norm_topk_prob"] else "sigmoid",
+        expert_size=size,
+        shared_size=size * (config.get("n_shared_experts") or 0) or None,
+        corrects_choice=True,
+        scale=traits.number(config, "routed_scaling_factor"),
+    )
+
+
+def minimax_m2(config: Config) -> Traits:
+    if not set(config.get("attn_type_list") or ()) <= {1}:
+        raise UnsupportedModelError("MiniMax models with linear attention in some layers are not supported")
+    common: Traits = {"wide_qk_norm": True}
+    layers, size = range(config["num_hidden_layers"]), count(config, "intermediate_size")
+    return common | mixture(config, layers, "sigmoid_of_chosen", expert_size=size, corrects_choice=True)

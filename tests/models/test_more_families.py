@@ -1,0 +1,271 @@
+"""More families against transformers, one compact run each: chunks of prompts, decoding and both in one step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from headrace.models.spec import ModelSpec
+from tests import seeds
+from tests.models.test_parity import SCHEDULES, TEXT_LENS, PagedRun, is_gain, load
+from tests.tolerances import assert_logits
+
+pytestmark = pytest.mark.parity
+
+VOCAB_SIZE = 96
+TINY: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
+PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+PIXTRAL |= {"intermediate_size": 16, "image_size": 28, "patch_size": 14, "head_dim": 8}
+SIGLIP = PIXTRAL | {"model_type": "siglip_vision_model"}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+QWEN3_VISION = QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
+DEEPSEEK = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+DEEPSEEK |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
+MINIMAX = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+
+
+def multimodal(name: str, model: str, text: dict[str, Any], vision: dict[str, Any], **others: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")
+    return getattr(transformers, model)(config(text_config=TINY | text, vision_config=vision, **others))
+
+
+def causal(name: str, **values: Any) -> Any:
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**TINY | values))
+
+
+MODELS: dict[str, Any] = {
+    "gemma 3 with images": lambda: multimodal(
+        "Gemma3",
+        "Gemma3ForConditionalGeneration",
+        {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6},
+        SIGLIP,
+        mm_tokens_per_image=1,
+    ),
+    "mistral small 3": lambda: multimodal(
+        "Mistral3",
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        PIXTRAL,
+        tie_word_embeddings=False,
+    ),
+    "ministral 3 with images": lambda: multimodal(
+        "Mistral3",
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "ministral3", "head_dim": 16, "tie_word_embeddings": True, "rope_parameters": MINISTRAL3_ROPE},
+        PIXTRAL,
+        tie_word_embeddings=True,
+    ),
+    "ministral 3": lambda: causal("Ministral3", head_dim=16, rope_parameters=MINISTRAL3_ROPE),
+    "qwen2-vl": lambda: multimodal(
+        "Qwen2VL",
+        "Qwen2VLForConditionalGeneration",
+        {"rope_parameters": MROPE},
+        {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2},
+    ),
+    "qwen2.5-vl": lambda: multimodal(
+        "Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration", {"rope_parameters": MROPE}, QWEN_VISION
+    ),
+    "qwen3-vl": lambda: multimodal(
+        "Qwen3VL",
+        "Qwen3VLForConditionalGeneration",
+        {"rope_parameters": MROPE | {"mrope_interleaved": True}, "head_dim": 16},
+        QWEN3_VISION,
+    ),
+    "qwen3-vl moe": lambda: multimodal(
+        "Qwen3VLMoe",
+        "Qwen3VLMoeForConditionalGeneration",
+        {"rope_parameters": MROPE | {"mrope_interleaved": True}, **EXPERTS},
+        QWEN3_VISION,
+    ),
+    "llama": lambda: causal("Llama"),
+    "llama, biased": lambda: causal("Llama", attention_bias=True, mlp_bias=True),
+    "nemotron": lambda: causal("Nemotron", head_dim=8, attention_bias=True, mlp_bias=True),
+    "arcee": lambda: causal("Arcee", mlp_bias=True),
+    "falcon 7b": lambda: causal("Falcon", num_kv_heads=1, ffn_hidden_size=48),
+    "falcon 40b": lambda: causal(
+        "Falcon", new_decoder_architecture=True, num_kv_heads=2, bias=True, ffn_hidden_size=48
+    ),
+    "falcon 11b": lambda: causal(
+        "Falcon",
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        num_ln_in_parallel_attn=1,
+        tie_word_embeddings=False,
+        ffn_hidden_size=48,
+    ),
+    "falcon, one half after the other": lambda: causal(
+        "Falcon", parallel_attn=False, multi_query=False, ffn_hidden_size=48
+    ),
+    "olmo 1": lambda: causal("Olmo", clip_qkv=0.5),
+    "opt": lambda: causal("OPT", ffn_dim=48, word_embed_proj_dim=32, num_key_value_heads=None),
+    "gpt-j": lambda: transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=2, n_positions=128, rotary_dim=8)
+    ),
+    "starcoder": lambda: transformers.GPTBigCodeForCausalLM(
+        transformers.GPTBigCodeConfig(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    ),
+    "santacoder without multi-query": lambda: transformers.GPTBigCodeForCausalLM(
+        transformers.GPTBigCodeConfig(
+            vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=4, n_positions=128, multi_query=False
+        )
+    ),
+    "qwen2 moe": lambda: causal("Qwen2Moe", **EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[0]),
+    "qwen2 moe, windows": lambda: causal(
+        "Qwen2Moe",
+        **EXPERTS,
+        shared_expert_intermediate_size=40,
+        use_sliding_window=True,
+        sliding_window=8,
+        norm_topk_prob=True,
+    ),
+    "olmoe": lambda: causal("Olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=0.8),
+    "phi-3.5 moe": lambda: causal("Phimoe", num_local_experts=6, attention_bias=True, lm_head_bias=True),
+    "ernie 4.5 moe": lambda: causal(
+        "Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=2
+    ),
+    "granite moe": lambda: causal("GraniteMoe", num_local_experts=4, intermediate_size=16, **GRANITE),
+    "granite moe with a shared expert": lambda: causal(
+        "GraniteMoeShared", num_local_experts=4, shared_intermediate_size=24, **GRANITE
+    ),
+    "glm 4.5": lambda: causal("Glm4Moe", **DEEPSEEK, use_qk_norm=True, attention_bias=True, routed_scaling_factor=2.5),
+    "dots1": lambda: causal("Dots1", **DEEPSEEK, num_hidden_layers=3, sliding_window=8, max_window_layers=2),
+    "minimax m2": lambda: causal(
+        "MiniMaxM2", num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8, **MINIMAX
+    ),
+}
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    torch.manual_seed(seeds.seed_of(name))
+    model: transformers.PreTrainedModel = MODELS[name]().float().eval()
+    with torch.no_grad():
+        for each, parameter in model.named_parameters():
+            parameter.normal_(1.0 if is_gain(each) else 0.0, 0.3)
+        for each, buffer in model.named_buffers():
+            if each.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.3)
+    return model
+
+
+def check(model: transformers.PreTrainedModel, directory: Path) -> ModelSpec:
+    """Compares logits of texts that are computed in chunks, in mixed batches."""
+    ours = load(directory)
+    texts = [torch.randint(VOCAB_SIZE, (length,)) for length in TEXT_LENS]
+    run = PagedRun(ours, texts)
+    for step in SCHEDULES["mixed batches"]:
+        run.step(step)
+    for text, parts in zip(texts, run.logits, strict=True):
+        expected = assert_logits(torch.cat(parts), model, text)
+        assert expected.std() > 0.3
+    return ours.spec
+
+
+# Put together of what other families have: left to the slow tests.
+LIKE_OTHERS = (
+    "llama",
+    "llama, biased",
+    "mistral small 3",
+    "ministral 3",
+    "qwen2-vl",
+    "qwen3-vl",
+    "arcee",
+    "falcon 11b",
+    "falcon, one half after the other",
+    "santacoder without multi-query",
+    "qwen2 moe, windows",
+    "granite moe with a shared expert",
+    "dots1",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in MODELS]
+)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    check(model, tmp_path)
+
+
+def rename(directory: Path, renamed: Mapping[str, str], **config: Any) -> dict[str, torch.Tensor]:
+    """Renames parts of tensor names and changes config.json; returns the tensors for further changes."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    tensors = load_file(directory / "model.safetensors")
+    for old, new in renamed.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def test_internlm_2_is_a_llama_with_fused_projections(tmp_path: Path) -> None:
+    """There is no such model in transformers: its weights are a Llama's, stored in another way."""
+    model = build("llama")
+    model.save_pretrained(tmp_path)
+    names = {"embed_tokens": "tok_embeddings", "lm_head": "output", "input_layernorm": "attention_norm"}
+    names |= {"post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo"}
+    names |= {"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}
+    tensors = rename(tmp_path, names, architectures=["InternLM2ForCausalLM"], bias=False)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        query, key, value = (tensors.pop(f"{prefix}self_attn.{part}_proj.weight") for part in "qkv")
+        groups = [each.unflatten(0, (2, -1)) for each in (query, key, value)]  # one for each key-value head
+        tensors[f"{prefix}attention.wqkv.weight"] = torch.cat(groups, dim=1).flatten(0, 1).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert check(model, tmp_path).family == "internlm2"
+
+
+def test_internlm_3_is_a_llama_with_biases(tmp_path: Path) -> None:
+    model = build("llama, biased")
+    model.save_pretrained(tmp_path)
+    biases = {"attention_bias": None, "mlp_bias": None, "bias": True, "qkv_bias": True}
+    rename(tmp_path, {}, architectures=["InternLM3ForCausalLM"], **biases)
+    assert check(model, tmp_path).family == "internlm3"
+
+
+def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:
+    model = build("glm 4.5")
+    model.save_pretrained(tmp_path)
+    extra = {"model.layers.2.eh_proj.weight": torch.ones(32, 64), "model.layers.2.enorm.weight": torch.ones(32)}
+    save_file(rename(tmp_path, {}) | extra, tmp_path / "model.safetensors")
+    check(model, tmp_path)
+
+
+def test_stacks_of_experts_are_read_upright_and_transposed(tmp_path: Path) -> None:
+    """transformers 5 writes them upright; the published checkpoints of Qwen3-VL have them transposed."""
+    model = build("qwen3-vl moe")
+    model.save_pretrained(tmp_path)
+    tensors = rename(tmp_path, {})
+    stacks = {name: each.transpose(1, 2).contiguous() for name, each in tensors.items() if ".experts." in name}
+    assert stacks
+    save_file(tensors | stacks, tmp_path / "model.safetensors")
+    check(model, tmp_path)

@@ -1,0 +1,85 @@
+"""The config.json of published checkpoints: each is accepted, or refused for a true reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import UnsupportedModelError
+from headrace.models.hub_config import spec_from_config
+
+LINES = (Path(__file__).parent / "data" / "published_configs.jsonl").read_text(encoding="utf-8").splitlines()
+CONFIGS: dict[str, dict[str, Any]] = {line["checkpoint"]: line["config"] for line in map(json.loads, LINES)}
+
+UNKNOWN = r"architecture '\w+' is not supported"
+LATENT = "multi-head latent attention"
+RECURRENT = "recurrent layers"
+MIXTURE = "a mixture of experts of a kind"
+QUANTIZED = "the checkpoint is quantized"
+REFUSED = {
+    "baichuan": UNKNOWN,
+    "chatglm": UNKNOWN,
+    "deepseek": MIXTURE,
+    "deepseek-ai/DeepSeek-R1": LATENT,
+    "deepseek-ai/DeepSeek-V3": LATENT,
+    "deepseek-ai/DeepSeek-V3.2": LATENT,
+    "deepseek-ai/DeepSeek-V4-Flash": MIXTURE,
+    "deepseek-ai/DeepSeek-V4-Pro": MIXTURE,
+    "deepseek_v2_lite": LATENT,
+    "google/gemma-4-26B-A4B": MIXTURE,
+    "internlm": UNKNOWN,
+    "llava": UNKNOWN,
+    "minicpm-moe-8x2b": MIXTURE,
+    "minicpm_2b": UNKNOWN,
+    "minicpm_2b_sft_bf16": UNKNOWN,
+    "MiniMaxAI/MiniMax-M2.5": QUANTIZED,
+    "MiniMaxAI/MiniMax-M2.7": QUANTIZED,
+    "MiniMaxAI/MiniMax-M3": MIXTURE,
+    "moonshotai/Kimi-K2-Instruct": LATENT,
+    "moonshotai/Kimi-K2.5": LATENT,
+    "moonshotai/Kimi-K3": RECURRENT,
+    "nvidia/Gemma-4-31B-IT-NVFP4": UNKNOWN,
+    "nvidia/Llama-3_3-Nemotron-Super-49B-v1": UNKNOWN,
+    "nvidia/Nemotron-H-56B-Base-8K": RECURRENT,
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": RECURRENT,
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": RECURRENT,
+    "openai/gpt-oss-120b": MIXTURE,
+    "openai/gpt-oss-20b": MIXTURE,
+    "orion": UNKNOWN,
+    "phi-3_5-vision": UNKNOWN,
+    "qwen": UNKNOWN,
+    "Qwen/Qwen3-235B-A22B-FP8": QUANTIZED,
+    "Qwen/Qwen3-32B-FP8": QUANTIZED,
+    "Qwen/Qwen3.5-122B-A10B": RECURRENT,
+    "Qwen/Qwen3.5-27B": RECURRENT,
+    "Qwen/Qwen3.5-35B-A3B": RECURRENT,
+    "Qwen/Qwen3.5-397B-A17B": RECURRENT,
+    "rwkv5_3b": RECURRENT,
+    "stepfun-ai/Step-3.7-Flash": MIXTURE,
+    "XiaomiMiMo/MiMo-7B-Base": UNKNOWN,
+    "XiaomiMiMo/MiMo-V2-Flash": MIXTURE,
+    "zai-org/GLM-5": LATENT,
+    "zai-org/GLM-5.1": LATENT,
+    "zai-org/GLM-5.2": LATENT,
+}
+
+
+def test_most_published_configs_are_accepted() -> None:
+    assert len(CONFIGS) >= 110
+    assert REFUSED.keys() <= CONFIGS.keys()
+    assert len(REFUSED) < 0.4 * len(CONFIGS)
+
+
+@pytest.mark.parametrize("checkpoint", [name for name in CONFIGS if name not in REFUSED])
+def test_a_published_config_is_accepted(checkpoint: str) -> None:
+    spec = spec_from_config(CONFIGS[checkpoint])
+    assert spec.num_params > 100_000_000
+
+
+@pytest.mark.parametrize("checkpoint", REFUSED)
+def test_a_published_config_is_refused_for_a_true_reason(checkpoint: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=REFUSED[checkpoint]):
+        spec_from_config(CONFIGS[checkpoint])
