@@ -12,7 +12,6 @@ import torch
 
 from headrace.dist.collectives import TensorGroup, connect
 from headrace.dist.mesh import Mesh
-from headrace.dist.rendezvous import Rendezvous
 
 Result = TypeVar("Result")
 
@@ -29,7 +28,7 @@ def on_ranks(size: int, function: Callable[[TensorGroup], Result], *, whole_expe
         def run(rank: int) -> Result:
             torch.set_num_threads(1)
             with torch.inference_mode():
-                group = connect(mesh_of(rank), Rendezvous(path=str(store)), "gloo").tensor
+                group = connect(mesh_of(rank), store, "gloo").tensor
                 assert group is not None
                 return function(group)
 

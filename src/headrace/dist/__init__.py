@@ -1,7 +1,6 @@
 """Several processes that compute one model together.
 
     mesh.py          which process this is: its rank, and the number of ranks
-    rendezvous.py    how the ranks find each other
     collectives.py   what the ranks of a group compute together: sums, gathered tensors; over Gloo or NCCL
 
 A rank is a process with a part of the model. There is no global group and no global rank: what needs one gets it as an

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -226,7 +227,7 @@ def _load(start: wire.Start) -> Decoder:
 
     config = start.config
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
-    groups = connect(start.mesh, start.rendezvous, "nccl" if start.backend == "nccl" else "gloo")
+    groups = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
     return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
-from headrace.dist.rendezvous import Rendezvous
 from headrace.engine.ranks import wire
 from headrace.engine.ranks.processes import RankProcesses
 from headrace.engine.ranks.ranks_runner import PipelineRunner, RanksRunner
@@ -39,20 +38,20 @@ class RankStart:
         from headrace.dist.collectives import connect
 
         settings, backend = self._settings, self._backend
-        store = Rendezvous(path=str(self._directory / "store"))
+        path = self._directory / "store"
         self.processes.wait_for(wire.Started)
         self.processes.start(
             [
-                wire.Start(self._config, settings, settings.mesh_of(rank), backend, store, self._device_index(rank))
+                wire.Start(self._config, settings, settings.mesh_of(rank), backend, str(path), self._device_index(rank))
                 for rank in range(1, settings.num_ranks)
             ]
         )
         try:
-            self._groups = self.processes.call(lambda: connect(settings.mesh_of(0), store, backend))
+            self._groups = self.processes.call(lambda: connect(settings.mesh_of(0), path, backend))
         except RuntimeError as error:
             raise EngineDeadError(
-                f"the {settings.num_ranks} ranks could not connect over {backend}: {error}; the file {store.path} must "
-                "be writable"
+                f"the {settings.num_ranks} ranks could not connect over {backend}: {error}; the file {path} must be "
+                "writable"
             ) from error
         return self._groups
 
