@@ -73,6 +73,7 @@ def test_every_stage_has_a_micro_batch(stages: LLM) -> None:
     assert runner.num_overlapping_steps > 0.8 * runner.num_steps
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_killed_ends_the_engine_with_its_name(tiny_directory: Path) -> None:
     with running(tiny_directory, pipeline_parallel_size=2, max_model_len=512) as llm:
         (rank,) = ranks_of(os.getpid())[-1:]
