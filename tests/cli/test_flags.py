@@ -18,7 +18,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 EXAMPLES: dict[str, Any] = {"load_format": "gguf", "dtype": "float32", "device": "cpu", "scheduling_policy": "priority"}
 EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization": 0.5, "enable_chunked_prefill": False}
 EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
-EXAMPLES |= {"chat_template": "t.jinja", "default_chat_template_kwargs": {"a": 1}}
+EXAMPLES |= {"chat_template": "t.jinja", "default_chat_template_kwargs": {"a": 1}, "enable_expert_parallel": True}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 
 
@@ -54,7 +54,11 @@ def test_no_flags_give_the_default_config() -> None:
 def test_every_field_of_the_config_has_a_flag_that_sets_it(name: str) -> None:
     value = EXAMPLES.get(name, 7)
     flag = flag_of(name)
-    arguments = ["--no-" + flag.removeprefix("--")] if value is False else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    arguments = (
+        ["--no-" + flag.removeprefix("--")]
+        if value is False
+        else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    )
     assert config_of(*arguments) == EngineConfig(**{name: value})
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import AsyncEngine
+from headrace.config import EngineConfig
 from tests.server.test_serve import LimitedEngine, Running, with_server
 
 NAMES = ("tiny", "alias", "org/model")
 KEYS = ("first", "second")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_directory: Path) -> Iterator[LimitedEngine]:
+    made = LimitedEngine.of(EngineConfig(model=str(tiny_directory), device="cpu", max_num_seqs=4, max_model_len=128))
+    yield made
+    asyncio.run(made.close())
 
 
 def _with_key(key: str) -> dict[str, str]:
@@ -42,7 +52,7 @@ def test_each_of_several_keys_is_accepted(engine: LimitedEngine) -> None:
 @pytest.mark.parametrize("options", [None, {"include_usage": False}])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_every_stream_ends_with_the_usage_if_the_server_says_so(
-    engine: AsyncEngine, path: str, options: dict[str, Any] | None
+    engine: LimitedEngine, path: str, options: dict[str, Any] | None
 ) -> None:
     asked = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     field = "messages" if "chat" in path else "prompt"

@@ -15,7 +15,12 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.other_settings import READABLE_NUMBERS, own_value, read_number
 
-SHORT_FLAGS: dict[str, Sequence[str]] = {"tensor_parallel_size": ("-tp",), "quantization": ("-q",)}  # as vLLM has them
+SHORT_FLAGS: dict[str, Sequence[str]] = {  # as vLLM has them
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "enable_expert_parallel": ("-ep",),
+    "quantization": ("-q",),
+}
 
 _METAVARS = {"api_key": "KEY", "chat_template": "FILE"}
 

@@ -3,15 +3,20 @@ one.
 
 `ops.route` chooses the experts and sorts the routes by expert; `ops.PackedExperts` multiplies each route's row by the
 matrix of its expert, all experts in one call. Nothing here reads a value on the host, so a CUDA graph can hold it.
+
+Over several ranks each has a part of every expert, or (`experts`) all of some: it then computes the routes to these
+only. All ranks have all tokens and choose the same routes, and the sum over the ranks is the same in both cases.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headrace.dist.collectives import TensorGroup
+from headrace.dist.mesh import Span
 from headrace.kernels import ops
 from headrace.models.layers import GATED, Mlp
 from headrace.models.spec import Activation, Routing
@@ -19,7 +24,7 @@ from headrace.models.spec import Activation, Routing
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    router: ops.PackedLinear  # [E, H]
+    router: ops.PackedLinear  # [experts of all ranks, H]
     up: ops.PackedExperts  # [E, 2 * I, H], the gate before it
     down: ops.PackedExperts  # [E, H, I]
     shared: Mlp | None
@@ -31,7 +36,8 @@ class Mixture:
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
-    group: TensorGroup | None = None  # the ranks that divide the width of each expert
+    group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
+    experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
     @property
     def takes_fp8(self) -> bool:
@@ -46,10 +52,14 @@ class Mixture:
             scale=self.scale,
             jitter=self.jitter,
         )
+        if self.experts is not None:
+            routes = routes_to(self.experts, routes)
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
+        if self.experts is not None:
+            out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
         out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
@@ -58,3 +68,19 @@ class Mixture:
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)
         return out if self.shared_gate is None else out.mul_(self.shared_gate(x).sigmoid_())
+
+
+def routes_to(experts: Span, routes: ops.Routes) -> ops.Routes:
+    """The same routes with those to `experts` first, and only the ends of these."""
+    num_routes, ends = routes.order.shape[0], routes.ends
+    first = ends[experts.start - 1] if experts.start else torch.zeros_like(ends[0])
+    rotated = (torch.arange(num_routes, device=ends.device) + first) % max(num_routes, 1)
+    return ops.Routes(routes.weights, routes.order[rotated], ends[experts.start : experts.end] - first)
+
+
+def _has_other_expert(routes: ops.Routes) -> Tensor:  # [R]
+    """Whether a route's expert is on another rank, so that nothing was computed for it."""
+    num_routes = routes.order.shape[0]
+    is_other = torch.empty(num_routes, dtype=torch.bool, device=routes.order.device)
+    is_other[routes.order.long()] = torch.arange(num_routes, device=routes.order.device) >= routes.ends[-1]
+    return is_other
