@@ -15,7 +15,8 @@ from headrace.cli.serving_table import counts_table
 from headrace.config import EngineConfig
 from headrace.doctor.readers.vllm_flags import VLLM_FLAGS
 from headrace.errors import ConfigError
-from headrace.other_flags import OTHER_FLAGS, OtherFlag
+from headrace.flag_groups import OtherFlag
+from headrace.other_flags import OTHER_FLAGS
 from headrace.other_settings import as_arguments, find_other, flag_of
 
 GUIDE = Path(__file__).parents[1] / "docs" / "coming-from-vllm.md"

@@ -6,57 +6,7 @@ Data only; `other_settings.py` applies it. A test compares the names with those 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Outcome = Literal["ignored", "refused"]
-OFF = "false"  # the neutral value of most switches
-_EMPTY = ("{}", "[]", "()", "set()")  # configs and lists that set nothing
-
-
-@dataclass(frozen=True, slots=True)
-class OtherFlag:
-    outcome: Outcome
-    answer: str  # what replaced it, or why it is not needed
-    takes_value: bool = True
-    neutral: tuple[str, ...] = ()  # values that match what Headrace does anyway, in lower case
-    takes_list: bool = False  # all words up to the next flag
-
-    def message(self, name: str) -> str:
-        return f"{name} is {self.outcome}: {self.answer}"
-
-    def is_neutral(self, value: object) -> bool:
-        """None is what Python programs pass for "not set"."""
-        return value is None or str(value).lower() in self.neutral or (self.takes_value and str(value) in _EMPTY)
-
-
-@dataclass(frozen=True, slots=True)
-class FlagGroup:
-    """Flags with the same answer. Names are without dashes, short ones with theirs; after `=`, the neutral values,
-    separated by `|`. `lists` take several words, `values` one, `switches` none."""
-
-    outcome: Outcome
-    answer: str
-    values: str = ""
-    switches: str = ""
-    lists: str = ""
-
-    def flags(self) -> dict[str, OtherFlag]:
-        kinds = ((self.values, True, False), (self.switches, False, False), (self.lists, True, True))
-        return {
-            flag: OtherFlag(self.outcome, self.answer, takes_value, neutral, takes_list)
-            for names, takes_value, takes_list in kinds
-            for flag, neutral in (_entry(word, is_switch=not takes_value) for word in names.split())
-        }
-
-
-def _entry(word: str, *, is_switch: bool) -> tuple[str, tuple[str, ...]]:
-    name, has_neutral, neutral = word.partition("=")
-    flag = name if name.startswith("-") else f"--{name}"
-    if has_neutral:
-        return flag, tuple(neutral.split("|"))
-    return flag, (OFF,) if is_switch else ()
-
+from headrace.flag_groups import FlagGroup, OtherFlag
 
 _ONE_LAYOUT = (
     "a model is divided over the processes of one machine, by --tensor-parallel-size and --pipeline-parallel-size; "
@@ -100,7 +50,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup(
         "ignored",
         "one block in a hundred is kept free for running sequences when a request starts",
-        values="watermark watermark-config",
+        values="watermark",
     ),
     FlagGroup(
         "ignored",
@@ -405,8 +355,8 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup("refused", "the client runs the tools", values="tool-server"),
     FlagGroup("ignored", "--reasoning-parser is enough", switches="enable-reasoning", values="reasoning-config"),
     FlagGroup(
-        "ignored",
-        "the arguments of a call are always held to the schema where the tool says strict",
+        "refused",
+        "calls that a request forces are held to the schema of the tool; those of tool_choice auto are parsed",
         values="tool-strict-level",
     ),
     FlagGroup(
@@ -424,10 +374,11 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup("ignored", "the usage always includes them", switches="enable-prompt-tokens-details"),
     FlagGroup("refused", "system_fingerprint is always null", values="fingerprint-mode=none fingerprint-value"),
     FlagGroup(
-        "ignored",
-        "/v1/messages gives the chat template what the request says",
+        "refused",
+        "/v1/messages gives the chat template the effort of the request",
         values="anthropic-disabled-thinking-effort",
     ),
+    FlagGroup("refused", "answers have no watermark", values="watermark-config"),
     FlagGroup("ignored", "there is no Cohere API", values="cohere-format", switches="cohere-is-reasoning-model=true"),
     # ---- the server
     FlagGroup("refused", "the server speaks HTTP only", values="grpc-port", switches="grpc"),
@@ -480,7 +431,12 @@ GROUPS: tuple[FlagGroup, ...] = (
         "ignored",
         "/metrics has the times of all requests, and --otlp-traces-endpoint those of each",
         lists="collect-detailed-traces",
-        switches="enable-per-request-metrics enable-mfu-metrics",
+        switches="enable-mfu-metrics",
+    ),
+    FlagGroup(
+        "refused",
+        "answers have no times; /metrics has those of all requests, and --otlp-traces-endpoint those of each",
+        switches="enable-per-request-metrics",
     ),
     FlagGroup(
         "refused",

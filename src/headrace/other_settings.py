@@ -14,7 +14,8 @@ from decimal import Decimal
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.other_flags import OF_THE_SERVER, OFF, OTHER_FLAGS, OtherFlag
+from headrace.flag_groups import OFF, OtherFlag
+from headrace.other_flags import OF_THE_SERVER, OTHER_FLAGS
 
 ALIASES = {  # vLLM's names for settings that Headrace has
     "data_parallel_size": ("-dp",),

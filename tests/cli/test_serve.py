@@ -16,7 +16,8 @@ from headrace.cli.serve import Parsed, build_parser, option_groups, read
 from headrace.cli.serving_table import table as options_table
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.other_settings import ALIASES, OTHER_FLAGS
+from headrace.other_flags import OTHER_FLAGS
+from headrace.other_settings import ALIASES
 from headrace.server.options import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-operations.md"

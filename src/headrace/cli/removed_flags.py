@@ -10,7 +10,8 @@ from typing import Any
 from headrace.cli.engine_flags import json_flags, list_flags
 from headrace.cli.parser import CommandParser
 from headrace.errors import ConfigError
-from headrace.other_flags import GROUPS, OTHER_FLAGS, FlagGroup, OtherFlag
+from headrace.flag_groups import FlagGroup, OtherFlag
+from headrace.other_flags import GROUPS, OTHER_FLAGS
 from headrace.other_settings import OtherSetting, accepted, find_other, flag_of
 
 

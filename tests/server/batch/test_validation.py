@@ -26,6 +26,12 @@ def test_the_model_may_be_left_out(tmp_path: Path) -> None:
     assert not validated(tmp_path, [given]).errors
 
 
+def test_all_names_of_the_model_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(as_jsonl([line("a", model="alias")]))
+    assert not validate(path, endpoint=COMPLETIONS, model_name=MODEL, max_requests=1, other_names=["alias"]).errors
+
+
 @pytest.mark.parametrize(
     ("bad", "code", "param"),
     [
