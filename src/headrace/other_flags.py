@@ -360,9 +360,9 @@ GROUPS: tuple[FlagGroup, ...] = (
         values="tool-strict-level",
     ),
     FlagGroup(
-        "refused",
-        "the chat template decides; a --chat-template of your own can leave the tools out",
-        switches="exclude-tools-when-tool-choice-none",
+        "ignored",
+        "tool_choice none always leaves the tools out of the prompt",
+        switches="exclude-tools-when-tool-choice-none=true",
     ),
     FlagGroup("refused", "the role of answers is always assistant", values="response-role=assistant"),
     FlagGroup("refused", "chat templates in requests are never run", switches="trust-request-chat-template"),
