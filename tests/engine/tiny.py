@@ -185,6 +185,11 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.Glm4MoeForCausalLM,
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "use_qk_norm": True},
     ),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24, "rope_parameters": LLAMA3_ROPE},
+    ),
     "minimax_m2": (
         transformers.MiniMaxM2Config,
         transformers.MiniMaxM2ForCausalLM,
@@ -223,6 +228,7 @@ MIXTURES = (
     "ernie4_5_moe",
     "granitemoe",
     "glm4_moe",
+    "gpt_oss",
     "minimax_m2",
 )
 CHAT_TEMPLATE = (

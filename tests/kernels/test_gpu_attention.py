@@ -55,6 +55,23 @@ def test_attention_matches_its_reference(
     assert relative_error(found, expected) < place.attention_error
 
 
+@cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 16)])
+@pytest.mark.parametrize("window", [None, 50])
+def test_sinks_take_their_share(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    """With one sink far below all scores, one far above, and others among them; contexts are split and not."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1, 1, 1, 40], [1, 199, 150, 120], 16, Splits(3, num_seqs=2))
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    sinks = torch.linspace(-30.0, 30.0, num_heads, device=place.device)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, window, sinks=sinks)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, sinks=sinks)
+    assert relative_error(found, expected) < place.attention_error
+
+
 @cases("num_seqs longest", gpu=[(40, 3000), (300, 1500)], interpreted=[(3, 200)])
 def test_splits_of_contexts_are_merged_by_the_last_to_end(place: Place, num_seqs: int, longest: int) -> None:
     """The arrival counts are zero again afterwards, and the result is the same each time."""

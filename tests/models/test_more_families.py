@@ -42,6 +42,10 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 DEEPSEEK = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
 DEEPSEEK |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
 MINIMAX = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
+GPT_OSS |= {"intermediate_size": 64}
+GPT_OSS |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False}}
+GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 32}
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
 MINISTRAL3_ROPE = {
     "rope_type": "yarn",
@@ -159,6 +163,7 @@ MODELS: dict[str, Any] = {
     ),
     "glm 4.5": lambda: causal("Glm4Moe", **DEEPSEEK, use_qk_norm=True, attention_bias=True, routed_scaling_factor=2.5),
     "dots1": lambda: causal("Dots1", **DEEPSEEK, num_hidden_layers=3, sliding_window=8, max_window_layers=2),
+    "gpt-oss": lambda: causal("GptOss", **GPT_OSS),
     "minimax m2": lambda: causal(
         "MiniMaxM2", num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8, **MINIMAX
     ),

@@ -46,8 +46,6 @@ REFUSED = {
     "nvidia/Nemotron-H-56B-Base-8K": RECURRENT,
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": RECURRENT,
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": RECURRENT,
-    "openai/gpt-oss-120b": MIXTURE,
-    "openai/gpt-oss-20b": MIXTURE,
     "orion": UNKNOWN,
     "phi-3_5-vision": UNKNOWN,
     "qwen": UNKNOWN,

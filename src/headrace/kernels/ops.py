@@ -28,6 +28,7 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "gelu",
@@ -185,14 +186,16 @@ def paged_attention(
     softcap: float | None = None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
-    // window * window..p, if the window does not slide.
+    // window * window..p, if the window does not slide. A sink is one more score of its head, without a value: it only
+    takes its share of the softmax.
 
     `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
     out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
-        q, cache, layout, scale, window, softcap, slides=slides
+        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks
     )
     return out
 
@@ -207,6 +210,13 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     """Uses the tanh approximation of GELU."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
+    return out
+
+
+def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I]
+    """Computes gate * sigmoid(1.702 * gate) * (up + 1), with gate up to 7 and up between -7 and 7."""
+    kernels = kernels_for(gate_up.device, gate_up.dtype)
+    out: Rows = kernels.clamped_silu_and_mul_fp8(gate_up) if as_fp8 else kernels.clamped_silu_and_mul(gate_up)
     return out
 
 

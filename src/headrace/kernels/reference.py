@@ -16,6 +16,8 @@ from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayou
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+CLAMP = 7.0  # of gpt-oss: the gate has this maximum, the other half this size
+CLAMPED_SILU_SLOPE = 1.702
 
 
 class PackedLinear:
@@ -235,9 +237,10 @@ def paged_attention(
     softcap: float | None = None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq]
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or
-    to p // window * window..p, if the window does not slide."""
+    to p // window * window..p, if the window does not slide. A sink is one more score of its head, without a value."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
     for seq, (slot, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
@@ -245,7 +248,7 @@ def paged_attention(
         blocks = layout.block_tables[slot, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
-        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides)
+        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides, sinks)
     return out.flatten(1)
 
 
@@ -264,6 +267,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
     slides: bool,
+    sinks: Tensor | None,
 ) -> Tensor:  # [Q, Hq, D]
     group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
     keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
@@ -275,7 +279,12 @@ def _attend(
     if window is not None:
         first = positions - window + 1 if slides else positions // window * window
         hidden |= key_positions < first[:, None]
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        extra = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        weights = torch.cat((scores, extra), dim=-1).softmax(dim=-1)[:, :, :-1]
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
 
@@ -287,6 +296,16 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return gate * torch.sigmoid(CLAMPED_SILU_SLOPE * gate) * (up + 1)
+
+
+def clamped_silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    return quantize_rows(clamped_silu_and_mul(gate_up))
 
 
 def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:

@@ -30,6 +30,7 @@ class Traits(TypedDict, total=False):
     post_norms: bool
     norm_offset: float
     bare_norms: bool
+    has_sinks: bool
     clip_qkv: float | None
     is_parallel: bool
     shares_norm: bool
@@ -69,6 +70,7 @@ class Family:
     defaults: Config = field(default_factory=dict)  # config keys that a file may omit
     derived: Callable[[Config], Config] = _as_it_is  # adds common keys that follow from its own
     implies: Config = field(default_factory=dict)  # keys that may be stated, but only as what is always the case
+    quantizations: frozenset[str] = frozenset()  # quant_method of weights that are dequantized at load
     activations: tuple[str, ...] = ("silu", "swish")  # names of its activation in config.json
     has_rope: bool = True
     widens_by: int | None = None  # MLP width as a multiple of the hidden size, where the config omits it

@@ -244,6 +244,34 @@ MIXTURES = (
         stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}),
     ),
     Family(
+        name="gpt_oss",
+        models="gpt-oss 20B and 120B",
+        architectures=("GptOssForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.gpt_oss,
+        reads=_EXPERTS | {"attention_bias", "sliding_window", "layer_types"},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+        },
+        quantizations=frozenset({"mxfp4"}),
+        stored=Stored(
+            names={
+                "mlp.experts.*.gate_up_proj": "mlp.experts.gate_up_proj",
+                "mlp.experts.*.down_proj": "mlp.experts.down_proj",
+            }
+        ),
+    ),
+    Family(
         name="minimax_m2",
         models="MiniMax M2",
         architectures=("MiniMaxM2ForCausalLM",),

@@ -11,7 +11,7 @@ from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
-GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+GATED = {"silu": ops.silu_and_mul, "clamped_silu": ops.clamped_silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 _PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 
@@ -79,6 +79,7 @@ class Attention:
     softcap: float | None
     eps: float
     clip: float | None = None  # queries, keys and values are clamped to this size
+    sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
@@ -100,7 +101,9 @@ class Attention:
         )
         if self.query_scales is not None:
             q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
-        mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides)
+        mixed = ops.paged_attention(
+            q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides, sinks=self.sinks
+        )
         return self.output(mixed if kept is None else mixed[kept])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headrace.dist.collectives import TensorGroup
@@ -31,6 +32,8 @@ class Mixture:
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
+    up_bias: Tensor | None = None  # [E, 2 * I]
+    down_bias: Tensor | None = None  # [E, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert
 
     @property
@@ -48,8 +51,12 @@ class Mixture:
         )
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
+        if self.up_bias is not None:
+            wide += self.up_bias[_experts_of(routes)]
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
+        if self.down_bias is not None:
+            out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
         out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
@@ -58,3 +65,10 @@ class Mixture:
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)
         return out if self.shared_gate is None else out.mul_(self.shared_gate(x).sigmoid_())
+
+
+def _experts_of(routes: ops.Routes) -> Tensor:  # [R] int64
+    """Returns the expert of each route."""
+    places = torch.arange(routes.order.shape[0], dtype=torch.int32, device=routes.order.device)
+    experts = torch.searchsorted(routes.ends, places, right=True)  # of the routes in `order`
+    return torch.empty_like(experts).index_copy_(0, routes.order.long(), experts)

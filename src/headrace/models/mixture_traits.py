@@ -120,6 +120,33 @@ def _deepseek_mixture(config: Config) -> Traits:
     )
 
 
+def gpt_oss(config: Config) -> Traits:
+    if (config["swiglu_limit"], config["swiglu_alpha"]) != (7.0, 1.702):
+        raise UnsupportedModelError(
+            f"swiglu_limit {config['swiglu_limit']} with swiglu_alpha {config['swiglu_alpha']} is not supported, "
+            "only 7.0 with 1.702"
+        )
+    biased, num_layers = bool(config["attention_bias"]), config["num_hidden_layers"]
+    default = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
+    windows = windows_of_kinds(config.get("layer_types") or default, config["sliding_window"], num_layers)
+    common: Traits = {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": True,
+        "has_sinks": True,
+        "activation": "clamped_silu",
+        "windows": windows,
+    }
+    return common | mixture(
+        config,
+        range(num_layers),
+        "softmax_of_chosen",
+        expert_size=count(config, "intermediate_size"),
+        router_bias=True,
+        interleaves=True,
+    )
+
+
 def minimax_m2(config: Config) -> Traits:
     if not set(config.get("attn_type_list") or ()) <= {1}:
         raise UnsupportedModelError("MiniMax models with linear attention in some layers are not supported")

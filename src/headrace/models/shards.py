@@ -1,7 +1,7 @@
 """Divides a model over the ranks of a mesh: which rows or columns of each tensor a rank has. Imports no torch.
 
     rows of                columns of           whole on every rank
-    q, k, v (heads)        o (heads)            norms (but those over all heads), router, position embeddings
+    q, k, v, sinks (heads) o (heads)            norms (but those over all heads), router, position embeddings
     gate, up (width)       down (width)
     embeddings, head (vocabulary)               biases of o and down: on rank 0 only, since they are added once
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # need multiples of 16.
 _WIDTH_UNITS = (256, 128, 64, 32, 16)
 
-_COLUMN_PARALLEL = re.compile(r".*\.(gate|up)_proj\.(weight|bias)")
+_COLUMN_PARALLEL = re.compile(r".*\.(gate|up|gate_up)_proj\.(weight|bias)")
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 
 
@@ -133,7 +133,8 @@ class Shards:
         if ".self_attn." in name:
             return self._part_of_attention(name)
         if _COLUMN_PARALLEL.fullmatch(name):
-            return Part(rows=self._width(self._width_of(name)))
+            span = self._width(self._width_of(name))
+            return Part(rows=span.times(2) if ".gate_up_proj." in name else span)
         if name.endswith(".down_proj.weight"):
             return Part(columns=self._width(self._width_of(name)))
         return WHOLE
@@ -143,6 +144,8 @@ class Shards:
         stem = name.split(".self_attn.")[1].split(".", maxsplit=1)[0]
         if stem == "o_proj":
             return Part(columns=heads.queries.times(head_dim)) if name.endswith(".weight") else WHOLE
+        if stem == "sinks":
+            return Part(rows=heads.queries)
         if stem in ("q_norm", "k_norm") and not self.whole.wide_qk_norm:
             return WHOLE  # of one head, the same for all
         return Part(rows=(heads.queries if stem.startswith("q") else heads.kv).times(head_dim))

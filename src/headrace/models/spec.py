@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
 Shape = tuple[int, ...]
 
@@ -56,6 +56,10 @@ class MixtureSpec:
     corrects_choice: bool = False  # a bias per expert is added to the scores by which experts are chosen
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
+    num_groups: int = 1  # of experts: those of a token are from a few groups
+    num_groups_chosen: int = 1
+    router_bias: bool = False
+    interleaves: bool = False  # rows 2i and 2i + 1 of an expert's first matrix are those of its gate and up projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class ModelSpec:
     query_growth: QueryGrowth | None = None
     num_positions: int | None = None  # learned position embeddings; None: none
     position_offset: int = 0  # so many of them come before that of the first token
+    has_sinks: bool = False  # each query head has a learned score without a value: attention to no token
     clip_qkv: float | None = None  # queries, keys and values are clamped to this size
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
@@ -184,6 +189,8 @@ class ModelSpec:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
+        if self.has_sinks:
+            shapes["self_attn.sinks.bias"] = (self.num_heads,)
         if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
             shapes["mlp.router_correction.bias"] = (self.mixture.num_experts,)
         for name, shape, has_bias in self._layer_matrices(index):
@@ -234,11 +241,21 @@ class ModelSpec:
     def _mixture_matrices(self) -> list[tuple[str, Shape, bool]]:
         mixture = self.mixture
         assert mixture is not None
-        matrices: list[tuple[str, Shape, bool]] = [("mlp.router", (mixture.num_experts, self.hidden_size), False)]
+        matrices: list[tuple[str, Shape, bool]] = [
+            ("mlp.router", (mixture.num_experts, self.hidden_size), mixture.router_bias)
+        ]
         for expert in range(mixture.num_experts):
-            matrices += self._mlp_matrices(f"mlp.experts.{expert}", mixture.expert_size)
+            matrices += self._expert_matrices(f"mlp.experts.{expert}", mixture)
         if mixture.shared_size is not None:
             matrices += self._mlp_matrices("mlp.shared_expert", mixture.shared_size)
         if mixture.gates_shared:
             matrices.append(("mlp.shared_expert_gate", (1, self.hidden_size), False))
         return matrices
+
+    def _expert_matrices(self, name: str, mixture: MixtureSpec) -> list[tuple[str, Shape, bool]]:
+        if not mixture.interleaves:
+            return self._mlp_matrices(name, mixture.expert_size)
+        return [
+            (f"{name}.gate_up_proj", (2 * mixture.expert_size, self.hidden_size), self.mlp_bias),
+            (f"{name}.down_proj", (self.hidden_size, mixture.expert_size), self.mlp_bias),
+        ]

@@ -130,6 +130,10 @@ def mixture(
     corrects_choice: bool = False,
     scale: float = 1.0,
     jitter: float = 0.0,
+    router_bias: bool = False,
+    interleaves: bool = False,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Traits:
     num_layers = config["num_hidden_layers"]
     if not set(layers) <= set(range(num_layers)):
@@ -152,6 +156,10 @@ def mixture(
             corrects_choice=corrects_choice,
             scale=scale,
             jitter=jitter,
+            router_bias=router_bias,
+            interleaves=interleaves,
+            num_groups=num_groups,
+            num_groups_chosen=num_groups_chosen,
         )
     }
 

@@ -48,7 +48,6 @@ class ModelShape:
     experts: Experts | None = None
     windows: tuple[int | None, ...] = ()  # one per layer; empty: full attention everywhere
     dtype: str = "bfloat16"  # of the published checkpoint
-    own_bits_per_expert_weight: float | None = None  # experts published only in this format, such as MXFP4
     why_not_run: str | None = None  # why the engine cannot run it; None: it can
     spec: ModelSpec | None = field(default=None, compare=False)
 
@@ -167,43 +166,6 @@ def shape_of_mla(name: str, config: Mapping[str, Any]) -> ModelShape:
             num_layers=num_mixed, num_experts=num_experts, num_chosen=num_chosen, params_each=3 * hidden * expert_size
         ),
         why_not_run="multi-head latent attention is not implemented",
-    )
-
-
-def shape_of_gpt_oss(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """gpt-oss: a mixture in every layer with experts in MXFP4, attention sinks, every second layer with a window."""
-    hidden, layers, heads = (_number(config, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    kv_heads, head_dim, vocab = (_number(config, k) for k in ("num_key_value_heads", "head_dim", "vocab_size"))
-    num_experts, width = _number(config, "num_local_experts"), _number(config, "intermediate_size")
-    q_size, kv_size = heads * head_dim, kv_heads * head_dim
-    attention = hidden * (2 * q_size + 2 * kv_size)
-    num_chosen = _number(config, "num_experts_per_tok")
-    window = config.get("sliding_window")
-    biases = q_size + 2 * kv_size + hidden + num_experts * (1 + 2 * width + hidden)
-    return ModelShape(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        max_model_len=_number(config, "max_position_embeddings"),
-        linear_params=layers * attention,
-        embedding_params=vocab * hidden,
-        head_params=vocab * hidden,
-        other_params=layers * (2 * hidden + heads + biases + hidden * num_experts) + hidden,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        kv_elements_per_token=2 * layers * kv_size,
-        attention_width=q_size,
-        q_size=q_size,
-        kv_size=kv_size,
-        mlp_width=num_chosen * width,
-        experts=Experts(
-            num_layers=layers, num_experts=num_experts, num_chosen=num_chosen, params_each=3 * hidden * width
-        ),
-        windows=tuple(window if index % 2 == 0 else None for index in range(layers)) if window else (),
-        own_bits_per_expert_weight=4.25,  # MXFP4: four bits, and an eight-bit scale per 32 weights
-        why_not_run="attention sinks and MXFP4 experts are not implemented",
     )
 
 

@@ -203,12 +203,23 @@ def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True)
 
 def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     mixture = spec.mixture
-    assert mixture is not None and spec.is_gated and not spec.mlp_bias
+    assert mixture is not None and spec.is_gated
     experts = [f"{prefix}experts.{expert}." for expert in range(mixture.num_experts)]
+    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
+    ups, downs = (
+        [tuple(name + part for part in before) for name in experts],
+        [(name + "down_proj",) for name in experts],
+    )
+    has_down_bias = spec.mlp_bias and reader.shards.has_row_biases
     return Mixture(
-        router=ops.pack_linear(reader.tensor(prefix + "router.weight")),
-        up=reader.experts([(name + "gate_proj.weight", name + "up_proj.weight") for name in experts]),
-        down=reader.experts([(name + "down_proj.weight",) for name in experts]),
+        router=ops.pack_linear(
+            reader.tensor(prefix + "router.weight"),
+            reader.tensor(prefix + "router.bias") if mixture.router_bias else None,
+        ),
+        up=reader.experts(ups, interleaved=mixture.interleaves),
+        down=reader.experts(downs),
+        up_bias=reader.expert_biases(ups, interleaved=mixture.interleaves) if spec.mlp_bias else None,
+        down_bias=reader.expert_biases(downs) if has_down_bias else None,
         shared=None if mixture.shared_size is None else _mlp(reader, spec, prefix + "shared_expert.", adds_up=False),
         num_chosen=mixture.num_chosen,
         routing=mixture.routing,
@@ -243,6 +254,7 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
         softcap=spec.attention_softcap,
         eps=spec.norm_eps,
         clip=spec.clip_qkv,
+        sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
     )
 
 
@@ -318,17 +330,29 @@ class _Reader:
         packed = self.linear(name, has_bias=has_bias and self.shards.has_row_biases)
         return packed if self.group is None or not adds_up else RowParallelLinear(packed, self.group)
 
-    def experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
+    def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
-        num_rows = sum(self.source.shape(name)[0] for name in names[0])
-        width = self.source.shape(names[0][0])[1]
-        stack = _allocate((len(names), num_rows, width), self._dtype, self.device)
-        for expert, parts in zip(stack, names, strict=True):
-            self._fill_rows(parts, expert)
+        stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._as_fp8)
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
+
+    def expert_biases(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> Tensor:  # [E, N]
+        stack = self._stack(names, "bias", interleaved=interleaved)
+        self.num_bytes += stack.nbytes
+        return stack
+
+    def _stack(self, names: list[tuple[str, ...]], kind: str, *, interleaved: bool) -> Tensor:
+        """`interleaved`: rows 2i become the first half, rows 2i + 1 the second."""
+        wholes = [tuple(f"{name}.{kind}" for name in parts) for parts in names]
+        shapes = [self.source.shape(name) for name in wholes[0]]
+        stack = _allocate((len(names), sum(shape[0] for shape in shapes), *shapes[0][1:]), self._dtype, self.device)
+        for expert, parts in zip(stack, wholes, strict=True):
+            self._fill_rows(parts, expert)
+            if interleaved:
+                expert.copy_(torch.cat((expert[::2], expert[1::2])))
+        return stack
 
     def norm(self, name: str) -> Norm:
         if self._spec.bare_norms:
