@@ -206,10 +206,8 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     assert mixture is not None and spec.is_gated
     experts = [f"{prefix}experts.{expert}." for expert in range(mixture.num_experts)]
     before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
-    ups, downs = (
-        [tuple(name + part for part in before) for name in experts],
-        [(name + "down_proj",) for name in experts],
-    )
+    ups = [tuple(name + part for part in before) for name in experts]
+    downs: list[tuple[str, ...]] = [(name + "down_proj",) for name in experts]
     has_down_bias = spec.mlp_bias and reader.shards.has_row_biases
     return Mixture(
         router=ops.pack_linear(
