@@ -102,16 +102,20 @@ def route(
     correction: Tensor | None = None,  # [E] float32
     scale: float = 1.0,
     jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Routes:
     """Routes each token to the `num_chosen` experts of its highest logits; with a `correction`, to those of the highest
-    scores (sigmoid or softmax of the logits) plus correction.
+    scores (sigmoid or softmax of the logits) plus correction. Experts in groups: only those of the groups with the
+    highest logit, or with the highest sum of two corrected scores.
 
     The `rule` gives the routes' weights, which are multiplied by `scale`: the sigmoid of each logit, or its share among
     the chosen ones (sigmoid_of_chosen); its share in the softmax over all experts (softmax), over the chosen ones
     (softmax_of_chosen), or over those not chosen before it whose logits are within 2 * `jitter` of it, relative to the
     larger of the two (sparsemixer)."""
     route = kernels_for(logits.device, logits.dtype).route
-    routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter)
+    groups = {"num_groups": num_groups, "num_groups_chosen": num_groups_chosen}
+    routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter, **groups)
     return routes
 
 

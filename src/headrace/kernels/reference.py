@@ -92,10 +92,29 @@ def route(
     correction: Tensor | None = None,  # [E]
     scale: float = 1.0,
     jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Routes:
     """Sends each token to the experts of its highest logits, and sorts the routes by expert."""
+    groups = (num_groups, num_groups_chosen)
+    chosen, weights = choose_experts(logits, num_chosen, rule, correction=correction, jitter=jitter, groups=groups)
+    experts = chosen.flatten()
+    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
+    return Routes(weights.flatten() * scale, experts.argsort(stable=True).int(), ends.int())
+
+
+def choose_experts(
+    logits: Tensor,  # [T, E]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None,
+    jitter: float = 0.0,
+    groups: tuple[int, int] = (1, 1),  # how many there are, and how many of them each token may choose from
+) -> tuple[Tensor, Tensor]:  # [T, num_chosen] twice
+    """Returns the experts of each token and the weights of its routes, without their scale."""
     wide = logits.float()
-    chosen = _choose(wide, num_chosen, rule, correction)
+    chosen = _choose(wide, num_chosen, rule, correction, groups)
     highest = wide.gather(-1, chosen)
     if rule == "sparsemixer":
         weights = _sparsemixer_weights(wide, chosen, jitter)
@@ -106,16 +125,29 @@ def route(
     else:
         whole = wide if rule == "softmax" else highest
         weights = (highest - whole.logsumexp(-1, keepdim=True)).exp()
-    experts = chosen.flatten()
-    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
-    return Routes(weights.flatten() * scale, experts.argsort(stable=True).int(), ends.int())
+    return chosen, weights
 
 
-def _choose(logits: Tensor, num_chosen: int, rule: str, correction: Tensor | None) -> Tensor:  # [T, num_chosen]
-    if correction is None:
-        return logits.topk(num_chosen, dim=-1).indices
-    scores = logits.sigmoid() if rule.startswith("sigmoid") else logits.softmax(-1)
-    return (scores + correction).topk(num_chosen, dim=-1).indices
+def _choose(
+    logits: Tensor, num_chosen: int, rule: str, correction: Tensor | None, groups: tuple[int, int]
+) -> Tensor:  # [T, num_chosen]
+    scores = logits
+    if correction is not None:
+        scores = (logits.sigmoid() if rule.startswith("sigmoid") else logits.softmax(-1)) + correction
+    num_groups, num_groups_chosen = groups
+    if num_groups_chosen < num_groups:
+        scores = _within_groups(scores, num_groups, num_groups_chosen, num_best=1 if correction is None else 2)
+    return scores.topk(num_chosen, dim=-1).indices
+
+
+def _within_groups(scores: Tensor, num_groups: int, num_groups_chosen: int, *, num_best: int) -> Tensor:  # [T, E]
+    """Hides the experts of all groups but those whose best experts have the highest sum of scores."""
+    by_group = scores.unflatten(-1, (num_groups, -1))  # [T, groups, experts of a group]
+    best = by_group.topk(num_best, dim=-1).values.sum(-1)
+    chosen = best.topk(num_groups_chosen, dim=-1).indices
+    is_hidden = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
+    visible: Tensor = by_group.masked_fill(is_hidden[:, :, None], float("-inf"))
+    return visible.flatten(-2)
 
 
 def _sparsemixer_weights(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:  # [T, num_chosen]

@@ -609,7 +609,8 @@ _REASONS = {
         "rescale_every",
         "conv_L_cache",
     ): ": it has recurrent layers, which are not supported yet",
-    ("kv_lora_rank",): ": it has multi-head latent attention, which is not supported yet",
+    ("index_topk",): ": it has sparse attention, which is not supported yet",
+    ("kv_lora_rank",): ": it has multi-head latent attention in a model of a kind that Headrace does not know",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation, MixtureSpec, QueryGrowth
+from headrace.models.spec import Activation, LatentSpec, MixtureSpec, QueryGrowth
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -39,6 +39,7 @@ class Traits(TypedDict, total=False):
     mixture: MixtureSpec
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
+    latent: LatentSpec
     num_positions: int
     position_offset: int
     embedding_scale: float

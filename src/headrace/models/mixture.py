@@ -32,6 +32,8 @@ class Mixture:
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
+    num_groups: int = 1  # of experts
+    num_groups_chosen: int = 1
     up_bias: Tensor | None = None  # [E, 2 * I]
     down_bias: Tensor | None = None  # [E, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert
@@ -48,6 +50,8 @@ class Mixture:
             correction=self.correction,
             scale=self.scale,
             jitter=self.jitter,
+            num_groups=self.num_groups,
+            num_groups_chosen=self.num_groups_chosen,
         )
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]

@@ -1,7 +1,7 @@
 """Divides a model over the ranks of a mesh: which rows or columns of each tensor a rank has. Imports no torch.
 
     rows of                columns of           whole on every rank
-    q, k, v, sinks (heads) o (heads)            norms (but those over all heads), router, position embeddings
+    q, k, v, sinks (heads) o (heads)            latents, norms (but those over all heads), router, position embeddings
     gate, up (width)       down (width)
     embeddings, head (vocabulary)               biases of o and down: on rank 0 only, since they are added once
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from headrace.dist.mesh import Mesh, Span, divided
 from headrace.errors import ConfigError
-from headrace.models.spec import ModelSpec, Shape
+from headrace.models.spec import LatentSpec, ModelSpec, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,6 +142,8 @@ class Shards:
     def _part_of_attention(self, name: str) -> Part:
         heads, head_dim = self.heads, self.whole.head_dim
         stem = name.split(".self_attn.")[1].split(".", maxsplit=1)[0]
+        if self.whole.latent is not None:
+            return _part_of_latent(stem, heads.queries, self.whole.latent)
         if stem == "o_proj":
             return Part(columns=heads.queries.times(head_dim)) if name.endswith(".weight") else WHOLE
         if stem == "sinks":
@@ -166,6 +168,15 @@ class Shards:
 
     def _vocabularies(self) -> list[Span]:
         return divided(self.whole.vocab_size, self.mesh.tensor_size)
+
+
+def _part_of_latent(stem: str, heads: Span, latent: LatentSpec) -> Part:
+    """Latents are whole on every rank; what is computed from them is divided by heads."""
+    if stem in ("q_proj", "q_b_proj"):
+        return Part(rows=heads.times(latent.still_dim + latent.rotary_dim))
+    if stem == "kv_b_proj":
+        return Part(rows=heads.times(latent.still_dim + latent.value_dim))
+    return Part(columns=heads.times(latent.value_dim)) if stem == "o_proj" else WHOLE
 
 
 def check_divisible(spec: ModelSpec, size: int, *, evenly: bool) -> None:

@@ -63,6 +63,17 @@ class MixtureSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: what `latent.py` computes queries, keys and values from."""
+
+    query_rank: int | None  # size of the query latent; None: queries are computed from the hidden state
+    kv_rank: int  # size of the latent of keys and values
+    still_dim: int  # dimensions of a query or key head that do not rotate; they come first
+    rotary_dim: int  # those that do; all heads have the same in their keys
+    value_dim: int  # of a value head
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only model. Built by `families` from config.json or GGUF metadata, already checked."""
 
@@ -103,6 +114,7 @@ class ModelSpec:
     local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
     query_growth: QueryGrowth | None = None
+    latent: LatentSpec | None = None  # of multi-head latent attention; a head is what rotates and what does not
     num_positions: int | None = None  # learned position embeddings; None: none
     position_offset: int = 0  # so many of them come before that of the first token
     has_sinks: bool = False  # each query head has a learned score without a value: attention to no token
@@ -189,6 +201,10 @@ class ModelSpec:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
+        if self.latent is not None:
+            shapes["self_attn.kv_a_layernorm.weight"] = (self.latent.kv_rank,)
+            if self.latent.query_rank is not None:
+                shapes["self_attn.q_a_layernorm.weight"] = (self.latent.query_rank,)
         if self.has_sinks:
             shapes["self_attn.sinks.bias"] = (self.num_heads,)
         if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
@@ -217,17 +233,31 @@ class ModelSpec:
 
     def _layer_matrices(self, index: int) -> list[tuple[str, Shape, bool]]:
         """Returns names, shapes, and whether there is a bias."""
+        mlp = self._mixture_matrices() if self.has_mixture(index) else self._mlp_matrices("mlp", self.intermediate_size)
+        if self.latent is not None:
+            return self._latent_matrices(self.latent) + mlp
         hidden = self.hidden_size
         return [
             ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
             ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
-            *(
-                self._mixture_matrices()
-                if self.has_mixture(index)
-                else self._mlp_matrices("mlp", self.intermediate_size)
-            ),
+            *mlp,
+        ]
+
+    def _latent_matrices(self, latent: LatentSpec) -> list[tuple[str, Shape, bool]]:
+        hidden, heads, rank = self.hidden_size, self.num_heads, latent.query_rank
+        queries: list[tuple[str, Shape, bool]] = [("self_attn.q_proj", (self.q_size, hidden), False)]
+        if rank is not None:
+            queries = [
+                ("self_attn.q_a_proj", (rank, hidden), False),
+                ("self_attn.q_b_proj", (self.q_size, rank), False),
+            ]
+        return [
+            *queries,
+            ("self_attn.kv_a_proj", (latent.kv_rank + latent.rotary_dim, hidden), False),
+            ("self_attn.kv_b_proj", (heads * (latent.still_dim + latent.value_dim), latent.kv_rank), False),
+            ("self_attn.o_proj", (hidden, heads * latent.value_dim), False),
         ]
 
     def _mlp_matrices(self, name: str, width: int) -> list[tuple[str, Shape, bool]]:

@@ -87,7 +87,7 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     linear = other = params_each = 0
     for index, count in _kinds_of_layers(spec):
         shapes = spec.layer_shapes(index)
-        of_experts = {key: shape for key, shape in shapes.items() if ".mlp.experts." in key}
+        of_experts = {key: s for key, s in shapes.items() if ".mlp.experts." in key and _is_matrix(key)}
         matrices = {key: s for key, s in shapes.items() if key not in of_experts and _is_matrix(key)}
         linear += count * _size(matrices.values())
         other += count * (_size(shapes.values()) - _size(matrices.values()) - _size(of_experts.values()))
@@ -126,8 +126,9 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     )
 
 
-def shape_of_mla(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """DeepSeek V2 and V3: multi-head latent attention, whose cache is one latent vector per token and layer."""
+def shape_of_mla(name: str, config: Mapping[str, Any], why_not_run: str) -> ModelShape:
+    """Multi-head latent attention that the engine does not run, with a cache of one latent vector per token and
+    layer."""
     hidden, layers, heads = (_number(config, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
     nope, value = _number(config, "qk_nope_head_dim"), _number(config, "v_head_dim")
@@ -165,7 +166,7 @@ def shape_of_mla(name: str, config: Mapping[str, Any]) -> ModelShape:
         experts=Experts(
             num_layers=num_mixed, num_experts=num_experts, num_chosen=num_chosen, params_each=3 * hidden * expert_size
         ),
-        why_not_run="multi-head latent attention is not implemented",
+        why_not_run=why_not_run,
     )
 
 

@@ -28,11 +28,11 @@ def find_shape(model: str) -> ModelShape:
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes, also if the engine does not run its architecture."""
     whole, config = config, dict(config.get("text_config") or config)
-    if config.get("kv_lora_rank"):
-        return shape_of_mla(name, config)
     try:
         return shape_of_spec(name, spec_from_config(whole))
     except UnsupportedModelError as error:
+        if config.get("kv_lora_rank"):
+            return shape_of_mla(name, config, str(error))
         return _as_llama(name, config, str(error))
 
 

@@ -21,6 +21,7 @@ from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
+from headrace.models.latent import LatentOutput, LatentProjection, latent_head_order
 from headrace.models.layers import Attention, Mlp, Norm, QueryKeyNorms, WideNorms
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
@@ -32,13 +33,14 @@ from headrace.models.parallel import (
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
-from headrace.models.spec import ModelSpec, RopeSpec, Shape
+from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
 _EMBEDDINGS = "model.embed_tokens.weight"
-_ROTATED = re.compile(r".*\.self_attn\.[qk]_(proj|norm)\.(weight|bias)")
+_ROTATED = re.compile(r".*\.self_attn\.(q|k|q_b)_(proj|norm)\.(weight|bias)")
+_LATENT_EPS = 1e-6  # of the norms of latents, whatever the config says of the others
 
 
 def load_decoder(
@@ -226,6 +228,8 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
         scale=mixture.scale,
         jitter=mixture.jitter,
+        num_groups=mixture.num_groups,
+        num_groups_chosen=mixture.num_groups_chosen,
         shared_gate=ops.pack_linear(reader.tensor(prefix + "shared_expert_gate.weight"))
         if mixture.gates_shared
         else None,
@@ -236,9 +240,15 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
 def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Attention:
     prefix, rotates = f"model.layers.{index}.self_attn.", index not in spec.ropeless_layers
     q_norm, k_norm = _head_norms(reader, spec, prefix, rotates=rotates)
+    output = reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias)
+    if spec.latent is None:
+        qkv = reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias)
+    else:
+        qkv = _latent_projection(reader, spec, spec.latent, prefix)
+        output = LatentOutput(output, spec.num_heads, spec.latent.value_dim)
     return Attention(
-        qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
-        output=reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias),
+        qkv=qkv,
+        output=output,
         q_norm=q_norm,
         k_norm=k_norm,
         wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
@@ -253,6 +263,21 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
         eps=spec.norm_eps,
         clip=spec.clip_qkv,
         sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
+    )
+
+
+def _latent_projection(reader: _Reader, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentProjection:
+    has_rank = latent.query_rank is not None
+    before = ("q_a_proj" if has_rank else "q_proj", "kv_a_proj")
+    return LatentProjection(
+        down=reader.linear(*(prefix + name for name in before), has_bias=False),
+        query_norm=Norm(reader.float32(prefix + "q_a_layernorm.weight"), None, _LATENT_EPS) if has_rank else None,
+        query_up=reader.linear(prefix + "q_b_proj", has_bias=False) if has_rank else None,
+        kv_norm=Norm(reader.float32(prefix + "kv_a_layernorm.weight"), None, _LATENT_EPS),
+        kv_up=reader.linear(prefix + "kv_b_proj", has_bias=False),
+        latent=latent,
+        num_heads=spec.num_heads,
+        rotates_pairs=spec.rotates_pairs,
     )
 
 
@@ -283,6 +308,12 @@ def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms:
     )
 
 
+def _head_order(spec: ModelSpec) -> list[int] | None:
+    if spec.latent is not None:
+        return latent_head_order(spec.latent, rotates_pairs=spec.rotates_pairs)
+    return head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
+
+
 class _Reader:
     """Allocates tensors in the decoder's type and device, lets the source fill them, and counts their bytes."""
 
@@ -302,7 +333,7 @@ class _Reader:
         self.group = group
         self.num_bytes = 0
         self._spec = spec = shards.spec
-        self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
+        self._head_order = _head_order(spec)
         self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
