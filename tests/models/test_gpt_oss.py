@@ -12,16 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.dist.collectives import TensorGroup
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import open_checkpoint
 from headrace.models.hub_config import spec_from_config
 from headrace.models.weights.mxfp4 import dequantize
-from tests.dist.ranks import on_ranks
-from tests.models.test_more_families import build, check
-from tests.models.test_parity import SCHEDULES, TEXT_LENS, PagedRun
-from tests.models.test_sharded_decoder import load_part
-from tests.tolerances import assert_logits
+from tests.models.test_more_families import GPT_OSS, TINY, build, check
+from tests.models.test_sharded_decoder import check_logits
 
 pytestmark = pytest.mark.parity
 MODEL_FILE = "model.safetensors"
@@ -61,18 +57,7 @@ def test_experts_in_mxfp4_are_dequantized_at_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_have_the_sinks_of_their_heads_and_their_part_of_each_expert(size: int, tmp_path: Path) -> None:
-    model = save_in_mxfp4(tmp_path)
-    texts = [torch.randint(96, (length,)) for length in TEXT_LENS]
-
-    def run(group: TensorGroup) -> PagedRun:
-        run = PagedRun(load_part(tmp_path, group), texts)
-        for step in SCHEDULES["mixed batches"]:
-            run.step(step)
-        return run
-
-    for each in on_ranks(size, run):
-        for text, parts in zip(texts, each.logits, strict=True):
-            assert_logits(torch.cat(parts), model, text)
+    check_logits(tmp_path, save_in_mxfp4(tmp_path), size)
 
 
 def test_every_value_of_fp4_is_scaled_by_a_power_of_two() -> None:
@@ -99,6 +84,6 @@ def test_blocks_and_scales_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], message: str) -> None:
-    config = build("gpt-oss").config.to_dict() | {"architectures": ["GptOssForCausalLM"]}
+    config = TINY | GPT_OSS | {"architectures": ["GptOssForCausalLM"]}
     with pytest.raises(UnsupportedModelError, match=message):
         spec_from_config(config | changes)

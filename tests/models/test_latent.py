@@ -1,45 +1,16 @@
-"""Multi-head latent attention on several ranks, and what is refused. Parity of one rank is in test_more_families."""
+"""Multi-head latent attention: the order of dimensions, and what is refused. Parity is in test_more_families."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from headrace.dist.collectives import TensorGroup
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.hub_config import spec_from_config
 from headrace.models.latent import latent_head_order
 from headrace.models.spec import LatentSpec
-from tests.dist.ranks import on_ranks
-from tests.models.test_more_families import build
-from tests.models.test_parity import SCHEDULES, TEXT_LENS, PagedRun
-from tests.models.test_sharded_decoder import load_part
-from tests.tolerances import assert_logits
-
-pytestmark = pytest.mark.parity
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("deepseek v3", 2), *(pytest.param("deepseek v2-lite", n, marks=pytest.mark.slow) for n in (2, 3))],
-)
-def test_ranks_have_whole_latents_and_their_heads(name: str, size: int, tmp_path: Path) -> None:
-    model = build(name)
-    model.save_pretrained(tmp_path)
-    texts = [torch.randint(96, (length,)) for length in TEXT_LENS]
-
-    def run(group: TensorGroup) -> PagedRun:
-        run = PagedRun(load_part(tmp_path, group), texts)
-        for step in SCHEDULES["mixed batches"]:
-            run.step(step)
-        return run
-
-    for each in on_ranks(size, run):
-        for text, parts in zip(texts, each.logits, strict=True):
-            assert_logits(torch.cat(parts), model, text)
+from tests.models.test_more_families import LATENT, TINY
 
 
 def test_each_half_of_a_head_starts_with_what_rotates() -> None:
@@ -61,6 +32,6 @@ def test_each_half_of_a_head_starts_with_what_rotates() -> None:
 def test_what_would_be_computed_wrongly_is_refused(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    config = build("deepseek v2").config.to_dict() | {"architectures": ["DeepseekV2ForCausalLM"]}
+    config = TINY | LATENT | {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "group_limited_greedy"}
     with pytest.raises(error, match=message):
-        spec_from_config(config | changes)
+        spec_from_config(config | {"n_group": 3, "topk_group": 2} | changes)

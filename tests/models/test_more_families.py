@@ -168,6 +168,8 @@ MODELS: dict[str, Any] = {
     ),
     "glm 4.5": lambda: causal("Glm4Moe", **DEEPSEEK, use_qk_norm=True, attention_bias=True, routed_scaling_factor=2.5),
     "dots1": lambda: causal("Dots1", **DEEPSEEK, num_hidden_layers=3, sliding_window=8, max_window_layers=2),
+    "stablelm 2 12b": lambda: causal("StableLm", qk_layernorm=True, use_parallel_residual=True),
+    "command r+": lambda: causal("Cohere", use_qk_norm=True, logit_scale=0.5),
     "deepseek v2-lite": lambda: causal("DeepseekV2", **LATENT | {"q_lora_rank": None}, rope_parameters=LATENT_YARN),
     "deepseek v2": lambda: causal(
         "DeepseekV2", **LATENT, topk_method="group_limited_greedy", n_group=3, topk_group=2, routed_scaling_factor=4.0

@@ -22,6 +22,7 @@ class Traits(TypedDict, total=False):
     head_bias: bool
     qk_norm: bool
     wide_qk_norm: bool
+    head_qk_norm: bool
     bare_qk_norm: bool
     layer_norm: bool
     norm_bias: bool

@@ -148,6 +148,8 @@ class Shards:
             return Part(columns=heads.queries.times(head_dim)) if name.endswith(".weight") else WHOLE
         if stem == "sinks":
             return Part(rows=heads.queries)
+        if stem in ("q_norm", "k_norm") and self.whole.head_qk_norm:
+            return Part(rows=heads.queries if stem == "q_norm" else heads.kv)
         if stem in ("q_norm", "k_norm") and not self.whole.wide_qk_norm:
             return WHOLE  # of one head, the same for all
         return Part(rows=(heads.queries if stem.startswith("q") else heads.kv).times(head_dim))

@@ -99,6 +99,7 @@ class ModelSpec:
     head_bias: bool = False  # of the LM head
     qk_norm: bool = False  # queries and keys are normed per head
     wide_qk_norm: bool = False  # they are normed over all heads together
+    head_qk_norm: bool = False  # LayerNorm without bias per head, with other weights for each head
     bare_qk_norm: bool = False  # per head, without weights, in the layers that rotate
     layer_norm: bool = False  # norms are LayerNorm, not RMS norm
     norm_bias: bool = False  # and have a bias
@@ -199,6 +200,11 @@ class ModelSpec:
             shapes |= self._norm_shapes(name)
         if self.qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        if self.head_qk_norm:
+            shapes |= {
+                "self_attn.q_norm.weight": (self.num_heads, self.head_dim),
+                "self_attn.k_norm.weight": (self.num_kv_heads, self.head_dim),
+            }
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
         if self.latent is not None:

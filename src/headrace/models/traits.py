@@ -374,6 +374,7 @@ def stablelm(config: Config) -> Traits:
     is_parallel = bool(config.get("use_parallel_residual"))
     return {
         "qkv_bias": bool(config.get("use_qkv_bias")),
+        "head_qk_norm": bool(config.get("qk_layernorm")),
         "layer_norm": True,
         "norm_bias": True,
         "is_parallel": is_parallel,
@@ -390,6 +391,7 @@ def cohere(config: Config) -> Traits:
         "is_parallel": True,
         "shares_norm": True,
         "rotates_pairs": True,
+        "head_qk_norm": bool(config.get("use_qk_norm")),
         "logit_scale": number(config, "logit_scale"),
     }
 

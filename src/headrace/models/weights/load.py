@@ -22,7 +22,7 @@ from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
 from headrace.models.latent import LatentOutput, LatentProjection, latent_head_order
-from headrace.models.layers import Attention, Mlp, Norm, QueryKeyNorms, WideNorms
+from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorms, WideNorms
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
     ParallelWideNorms,
@@ -251,7 +251,7 @@ def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, qu
         output=output,
         q_norm=q_norm,
         k_norm=k_norm,
-        wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
+        wide_norms=_norms_of_all_heads(reader, spec, prefix),
         cos_sin=cos_sin,
         query_scales=query_scales if spec.grows_queries(index) else None,
         num_heads=spec.num_heads,
@@ -290,6 +290,13 @@ def _head_norms(reader: _Reader, spec: ModelSpec, prefix: str, *, rotates: bool)
     if not spec.qk_norm:
         return None, None
     return reader.norm_weight(prefix + "q_norm.weight"), reader.norm_weight(prefix + "k_norm.weight")
+
+
+def _norms_of_all_heads(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms | None:
+    if spec.head_qk_norm:
+        weights = [reader.float32(f"{prefix}{side}_norm.weight") for side in "qk"]
+        return HeadNorms(torch.cat(weights), spec.norm_eps)
+    return _wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None
 
 
 def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms:
@@ -421,7 +428,8 @@ class _Reader:
     def _fill(self, name: str, out: Tensor) -> None:
         self.source.fill(name, out)
         if self._head_order is not None and _ROTATED.fullmatch(name):
-            heads = out.unflatten(0, (-1, len(self._head_order)))  # [heads, D, ...]
+            sizes = (-1, len(self._head_order))
+            heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
             heads.copy_(heads[:, self._head_order])
         self._num_read += out.numel() * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)
