@@ -57,6 +57,10 @@ class EngineConfig:
     )
     device: Device = setting("auto", "where the model runs")
     tensor_parallel_size: int = setting(1, "processes that share one copy of the model, one per GPU")
+    pipeline_parallel_size: int = setting(1, "stages with consecutive layers of the model; each has its own processes")
+    enable_expert_parallel: bool = setting(
+        False, "the processes of tensor_parallel_size divide the experts of a mixture, not the matrices of each"
+    )
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
     max_num_seqs: int | None = setting(None, "maximum sequences in one step; default: from model and memory")
     max_num_batched_tokens: int | None = setting(None, "maximum tokens in one step; default: from model and device")
@@ -124,7 +128,7 @@ class EngineConfig:
             raise ConfigError(f"tokenizer must be text or a path, got {self.tokenizer!r}")
         if not isinstance(self.revision, (str, NoneType)):
             raise ConfigError(f"revision must be text, got {self.revision!r}")
-        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+        for name in ("enable_chunked_prefill", "enable_prefix_caching", "enable_expert_parallel"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
@@ -146,6 +150,8 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: KvCacheDType
     device: Device
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    enable_expert_parallel: bool
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
@@ -172,6 +178,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _AT_LEAST_ONE = (
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

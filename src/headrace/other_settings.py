@@ -59,8 +59,8 @@ ALIASES = {  # vLLM's names for settings that Headrace has
 }
 
 _ONE_LAYOUT = (
-    "a model is divided by --tensor-parallel-size only; --data-parallel-size starts several engines behind one "
-    "address, and a job several workers"
+    "a model is divided over the processes of one machine, by --tensor-parallel-size and --pipeline-parallel-size; "
+    "--data-parallel-size starts several engines behind one address, and a job several workers"
 )
 _SEVERAL_ENGINES = "only 'headrace serve' and AsyncEngine have it; 'headrace run' runs several engines with --workers"
 _NO_DRAFTS = "there is no speculative decoding yet"
@@ -110,7 +110,11 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--no-async-scheduling": _ignored_switch("scheduling is always asynchronous: steps are submitted ahead of results"),
     "--enforce-eager": _ignored_switch("CUDA graphs are always used on a GPU; answers are the same"),
     "--trust-remote-code": _ignored_switch("code from a model's repository is never run; supported families need none"),
-    "--distributed-executor-backend": _ignored("the engine runs in its own process", "mp", "uni"),
+    "--distributed-executor-backend": _refused(
+        "ranks are processes of one machine, without Ray; a job has a cluster's machines with 'headrace run'",
+        "mp",
+        "uni",
+    ),
     "--enable-server-load-tracking": _ignored_switch("/load is always available"),
     "--enable-tokenizer-info-endpoint": _ignored_switch("/tokenizer_info is always available"),
     "--h11-max-incomplete-event-size": _ignored("--max-header-bytes is the limit"),
@@ -134,10 +138,6 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--profiler-config": _refused("use --profiler-dir DIR, which turns on /start_profile and /stop_profile"),
     "--max-log-len": _ignored("prompts and answers are never logged"),
     # of current versions, not supported
-    "--pipeline-parallel-size": _refused(_ONE_LAYOUT, "1"),
-    "-pp": _refused(_ONE_LAYOUT, "1"),
-    "--enable-expert-parallel": _refused_switch(_ONE_LAYOUT),
-    "-ep": _refused_switch(_ONE_LAYOUT),
     "--data-parallel-size-local": _refused(_ONE_LAYOUT, "1"),
     "--data-parallel-backend": _ignored(_ONE_LAYOUT, "mp"),
     "--data-parallel-rank": _refused(_ONE_LAYOUT, "0"),
@@ -147,6 +147,9 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "-pcp": _refused(_ONE_LAYOUT, "1"),
     "--nnodes": _refused(_ONE_LAYOUT, "1"),
     "--node-rank": _refused(_ONE_LAYOUT, "0"),
+    "--master-addr": _refused(_ONE_LAYOUT, "127.0.0.1", "localhost"),
+    "--master-port": _ignored(_ONE_LAYOUT),
+    "--headless": _refused_switch(_ONE_LAYOUT),
     "--enable-eplb": _refused_switch(_ONE_LAYOUT),
     "--enable-dbo": _refused_switch(_ONE_LAYOUT),
     "--disable-custom-all-reduce": _ignored_switch("all-reduces are those of NCCL"),
@@ -207,8 +210,8 @@ OTHER_FLAGS: dict[str, OtherFlag] = {
     "--max-seq-len": _refused("use --max-model-len"),
     "--max-beam-width": _ignored("the number of beams is a parameter of each request", "1"),
     "--tp-size": _refused("use --tensor-parallel-size", "1"),
-    "--pp-size": _refused(_ONE_LAYOUT, "1"),
-    "--ep-size": _refused(_ONE_LAYOUT, "1"),
+    "--pp-size": _refused("use --pipeline-parallel-size", "1"),
+    "--ep-size": _refused("use --enable-expert-parallel, over the ranks of --tensor-parallel-size", "1"),
     "--cp-size": _refused(_ONE_LAYOUT, "1"),
     "--context-parallel-size": _refused(_ONE_LAYOUT, "1"),
     "--moe-tensor-parallel-size": _refused(_ONE_LAYOUT, "1", "-1"),

@@ -76,6 +76,9 @@ class StepPlan:
     table_writes: TableWrites | None = None
     copies: tuple[tuple[int, int], ...] = ()  # (source, target) blocks
     readout_chunks: tuple[ReadoutChunk, ...] = ()
+    # [slots that decode, which come first] the token that each computes. In a pipeline the stage that embeds it has not
+    # sampled it, so the host sends it. None: the device has it.
+    next_tokens: IntArray | None = None
     is_steady: bool = False  # a decode step for the same slots as the step before: only table writes can differ
 
 

@@ -16,14 +16,20 @@ from headrace.dist.mesh import Mesh
 Result = TypeVar("Result")
 
 
-def on_ranks(size: int, function: Callable[[TensorGroup], Result]) -> list[Result]:
+def on_ranks(size: int, function: Callable[[TensorGroup], Result], *, whole_experts: bool = False) -> list[Result]:
     """Calls the function on every rank at the same time; returns the results in the order of the ranks."""
+
+    def mesh_of(rank: int) -> Mesh:
+        return Mesh(rank, size, whole_experts=whole_experts)
+
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(size) as pool:
         store = Path(directory) / "store"
 
         def run(rank: int) -> Result:
             torch.set_num_threads(1)
             with torch.inference_mode():
-                return function(connect(Mesh(rank, size), store, "gloo"))
+                group = connect(mesh_of(rank), store, "gloo").tensor
+                assert group is not None
+                return function(group)
 
         return list(pool.map(run, range(size)))

@@ -189,9 +189,9 @@ def test_flags_that_vllm_removed_are_mistakes_there_and_ignored_here(flag: str) 
 
 
 def test_a_flag_that_headrace_refuses_comes_with_its_answer() -> None:
-    (finding,) = judged("headrace serve qwen3-8b --pipeline-parallel-size 2").problems[:1]
-    assert finding.severity == "mistake" and "several servers" in dict(finding.numbers)["--pipeline-parallel-size"]
-    assert mistakes("headrace serve qwen3-8b --pipeline-parallel-size 1") == []
+    (finding,) = judged("headrace serve qwen3-8b --nnodes 2").problems[:1]
+    assert finding.severity == "mistake" and "one machine" in dict(finding.numbers)["--nnodes"]
+    assert mistakes("headrace serve qwen3-8b --nnodes 1") == []
 
 
 @pytest.mark.parametrize(

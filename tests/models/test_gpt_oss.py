@@ -55,9 +55,13 @@ def test_experts_in_mxfp4_are_dequantized_at_load(tmp_path: Path) -> None:
     assert torch.equal(ours, model.state_dict()["model.layers.1.mlp.experts.down_proj"][2].t())
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_ranks_have_the_sinks_of_their_heads_and_their_part_of_each_expert(size: int, tmp_path: Path) -> None:
-    check_logits(tmp_path, save_in_mxfp4(tmp_path), size)
+@pytest.mark.parametrize(
+    ("size", "whole_experts"), [(2, False), (2, True), pytest.param(3, False, marks=pytest.mark.slow)]
+)
+def test_ranks_have_the_sinks_of_their_heads_and_their_part_of_the_experts(
+    size: int, whole_experts: bool, tmp_path: Path
+) -> None:
+    check_logits(tmp_path, save_in_mxfp4(tmp_path), size, whole_experts=whole_experts)
 
 
 def test_every_value_of_fp4_is_scaled_by_a_power_of_two() -> None:

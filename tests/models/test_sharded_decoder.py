@@ -12,12 +12,13 @@ import pytest
 import torch
 import transformers
 
-from headrace.dist.collectives import TensorGroup
+from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
 from headrace.errors import ConfigError
 from headrace.models import Decoder, ModelSpec, load_decoder, open_checkpoint
 from headrace.models.hub_config import spec_from_config
 from headrace.models.shards import Shards, check_divisible
+from headrace.models.spec import MixtureSpec
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import slice_of
 from tests import seeds
@@ -64,7 +65,14 @@ def load_part(directory: Path, group: TensorGroup, **options: Any) -> Decoder:
     return load_decoder(open_checkpoint(str(directory)), dtype=torch.float32, device="cpu", group=group, **options)
 
 
-def check_logits(directory: Path, model: transformers.PreTrainedModel, size: int, max_len: int | None = None) -> None:
+def check_logits(
+    directory: Path,
+    model: transformers.PreTrainedModel,
+    size: int,
+    max_len: int | None = None,
+    *,
+    whole_experts: bool = False,
+) -> None:
     texts = [torch.randint(model.config.vocab_size, (length,)) for length in TEXT_LENS]
 
     def run(group: TensorGroup) -> PagedRun:
@@ -73,7 +81,7 @@ def check_logits(directory: Path, model: transformers.PreTrainedModel, size: int
             run.step(step)
         return run
 
-    runs = on_ranks(size, run)
+    runs = on_ranks(size, run, whole_experts=whole_experts)
     for text, *parts in zip(texts, *(run.logits for run in runs), strict=True):
         logits = [torch.cat(part) for part in parts]
         assert_logits(logits[0], model, text)
@@ -108,6 +116,71 @@ def test_every_family_computes_the_logits_of_transformers_on_any_number_of_ranks
 ) -> None:
     """Three ranks have uneven heads, widths and vocabularies; of two KV heads, two of them share one."""
     check_logits(tmp_path, save(tmp_path, name), size, MAX_LENS.get(name))
+
+
+MIXTURES = [name for name in FAMILIES if name.startswith(("llama 4", "mixtral", "qwen3 moe"))]
+
+
+@pytest.mark.parametrize("name", ["llama 4, dense layers, two experts a token", "mixtral"])
+def test_two_ranks_with_whole_experts_compute_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    check_logits(tmp_path, save(tmp_path, name), 2, MAX_LENS.get(name), whole_experts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        (name, size)
+        for name, size in itertools.product(MIXTURES, (2, 3, 4))
+        if (name, size) != ("mixtral, sliding window, all experts", 4)  # it has three experts, which is refused
+    ],
+)
+def test_every_mixture_computes_the_logits_of_transformers_with_whole_experts(
+    name: str, size: int, tmp_path: Path
+) -> None:
+    """Three ranks have uneven numbers of experts."""
+    check_logits(tmp_path, save(tmp_path, name), size, MAX_LENS.get(name), whole_experts=True)
+
+
+def test_each_rank_reads_only_its_experts(tmp_path: Path) -> None:
+    model = save(tmp_path, "mixtral")
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    on_both = sum(p.nbytes for name, p in model.named_parameters() if "norm" in name or name.endswith("gate.weight"))
+    read = on_ranks(2, lambda group: load_part(tmp_path, group).num_bytes_read, whole_experts=True)
+    assert sum(read) == whole + on_both  # norms and routers
+    assert max(read) < 0.52 * whole
+
+
+def test_each_stage_reads_only_its_layers(tmp_path: Path) -> None:
+    model = save(tmp_path, "llama, tied, one kv head a query head")
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    decoders = [
+        load_decoder(
+            open_checkpoint(str(tmp_path)),
+            dtype=torch.float32,
+            stages=StageLink(Mesh(pipeline_rank=stage, pipeline_size=2), None, "gloo"),
+        )
+        for stage in range(2)
+    ]
+    table = model.get_input_embeddings().weight
+    assert sum(decoder.num_bytes_read for decoder in decoders) == whole + table.nbytes  # tied: on both stages
+    assert sum(len(decoder.layers) for decoder in decoders) == model.config.num_hidden_layers
+    assert [decoder.head is None for decoder in decoders] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(1, "tensor_parallel_size, which is 1"), (16, "8 experts of a layer are less than the tensor_parallel_size=16")],
+)
+def test_experts_that_cannot_be_divided_are_refused_with_the_numbers(size: int, message: str) -> None:
+    mixture = MixtureSpec(layers=(0,), num_experts=8, num_chosen=2, expert_size=64, routing="softmax")
+    with pytest.raises(ConfigError, match=message):
+        check_divisible(replace(spec_of(), mixture=mixture), size, evenly=False, whole_experts=True)
+
+
+def test_whole_experts_need_a_mixture() -> None:
+    with pytest.raises(ConfigError, match="needs a mixture of experts, and llama has none"):
+        check_divisible(spec_of(), 2, evenly=False, whole_experts=True)
 
 
 def spec_of(**changes: Any) -> ModelSpec:

@@ -119,6 +119,7 @@ class CheckingRunner:
         self._slots: dict[int, DeviceSlot] = {}
         self._last: StepPlan | None = None
         self._uncollected: deque[int] = deque()
+        self._sampling: dict[int, set[int]] = {}  # slots whose tokens are in a pipeline, by step
         self.is_closed = False
 
     def submit(self, plan: StepPlan) -> StepResult:
@@ -128,12 +129,14 @@ class CheckingRunner:
         self._write_tokens(plan, work)
         self._write_digests(work)
         self._last = plan
+        self._sampling[plan.step] = set(plan.slots[plan.samples].tolist())
         self._uncollected.append(plan.step)
         readout_results = tuple(self._read_out(chunk) for chunk in plan.readout_chunks)
         return replace(self._sample(plan), readout_results=readout_results)
 
     def collect(self, ticket: StepResult) -> StepResult:
         assert self._uncollected.popleft() == ticket.step, "results are collected in the order of submission"
+        del self._sampling[ticket.step]
         return ticket
 
     def close(self) -> None:
@@ -159,6 +162,19 @@ class CheckingRunner:
             assert not admitted or set(admitted) == set(slots), "prompts share a step with decoding"
         if plan.is_steady:
             self._check_steady(plan)
+        assert (plan.next_tokens is not None) <= (limits.num_stages > 1)
+        if limits.num_stages > 1:
+            self._check_microbatch(plan)
+
+    def _check_microbatch(self, plan: StepPlan) -> None:
+        """In a pipeline, a slot that decodes has its token on the host, and none of its own on the way."""
+        tokens = [] if plan.next_tokens is None else plan.next_tokens.tolist()
+        decoding = plan.slots[: len(tokens)].tolist()
+        assert tokens == [self._slots[number].tokens[-1] for number in decoding]
+        admitted_at = {number: self._slots[number].admitted_at for number in decoding}
+        assert len(self._sampling) < self._limits.num_stages, "more plans in flight than stages"
+        for step, sampling in self._sampling.items():
+            assert not [number for number in sampling & set(decoding) if admitted_at[number] <= step]
 
     def _check_readouts(self, plan: StepPlan) -> None:
         computed = dict(zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True))

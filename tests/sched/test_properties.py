@@ -39,6 +39,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         queue_policy=draw(st.sampled_from(["fcfs", "priority"])),
         capacity_policy=draw(st.sampled_from(["max_utilization", "guaranteed_no_evict", "static_batch"])),
+        num_stages=draw(st.sampled_from([1, 1, 2, 3])),
     )
 
 

@@ -12,7 +12,11 @@ from headrace.cli.parser import CommandParser
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
-SHORT_FLAGS: dict[str, Sequence[str]] = {"tensor_parallel_size": ("-tp",)}  # as vLLM has it
+SHORT_FLAGS: dict[str, Sequence[str]] = {  # as vLLM has them
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "enable_expert_parallel": ("-ep",),
+}
 
 
 def add_engine_flags(parser: CommandParser, aliases: Mapping[str, Sequence[str]] | None = None) -> None:

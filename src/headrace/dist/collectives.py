@@ -1,4 +1,6 @@
-"""What the ranks of a group compute together. Every rank makes the same calls in the same order.
+"""What ranks compute together, and the hidden states that go from stage to stage.
+
+Every rank of a tensor group makes the same calls in the same order.
 
     all_reduce      the sum of all ranks' tensors, in place; by far the most frequent: twice per layer
     gather_columns  [T, C] of each rank -> [T, sum of C] on all ranks, bitwise equal everywhere
@@ -7,11 +9,14 @@
 Gloo connects CPUs over TCP on the loopback interface and needs no shared memory. NCCL connects GPUs; its calls are
 queued on the stream, and a CUDA graph can hold them. `all_reduce` is the place where another transport for small
 messages would be chosen, by their size.
+
+A stage sends while it computes the next micro-batch: at most one send waits for its receiver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +24,16 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.nn.functional import pad
 
 from headrace.dist.mesh import Mesh
 
 Backend = Literal["gloo", "nccl"]
 
-COLLECTIVE_TIMEOUT_S = 60.0  # ranks wait for plans outside of collectives, so one that takes this long hangs
 _LOOPBACK = "127.0.0.1"
+COLLECTIVE_TIMEOUT_S = 60.0  # ranks wait for plans outside of collectives, so one that takes this long hangs
+_TAG = 0  # of messages between stages: they arrive in the order in which they are sent
 
 
 class TensorGroup:
@@ -71,27 +78,85 @@ class TensorGroup:
             self._group.abort()
 
 
-def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> TensorGroup:
+class StageLink:
+    """Owns the connections of one rank to the same tensor rank of the stages before and after. Used by one thread;
+    `abort` by any."""
+
+    def __init__(self, mesh: Mesh, process_group: Any, backend: Backend) -> None:
+        self.mesh = mesh
+        self.backend = backend
+        self._group = process_group
+        self._sending: tuple[Any, Tensor] | None = None  # the last send, and what it reads
+
+    def send(self, x: Tensor) -> None:
+        """Sends a tensor to the next stage, which must not change any more. Waits only for the send before."""
+        self.flush()
+        self._sending = self._group.send([x], self.mesh.pipeline_rank + 1, _TAG), x
+
+    def receive(self, out: Tensor) -> Tensor:
+        """Waits for a tensor of the stage before."""
+        self._group.recv([out], self.mesh.pipeline_rank - 1, _TAG).wait()
+        return out
+
+    def flush(self) -> None:
+        """Waits until the next stage has what was sent."""
+        if self._sending is not None:
+            self._sending[0].wait()
+            self._sending = None
+
+    def abort(self) -> None:
+        """See `TensorGroup.abort`."""
+        if self.backend == "nccl":
+            self._group.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The connections of one rank."""
+
+    mesh: Mesh
+    tensor: TensorGroup | None  # None: there is one tensor rank
+    stages: StageLink | None  # None: there is one stage
+
+    def abort(self) -> None:
+        for group in (self.tensor, self.stages):
+            if group is not None:
+                group.abort()
+
+
+def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Groups:
     """Connects this rank with the others, which must do the same. They find each other by the file at `store_path`."""
-    from torch._C._distributed_c10d import FileStore
+    store, timeout = FileStore(str(store_path)), timedelta(seconds=timeout_s)
+    store.set_timeout(timeout)
 
-    store = FileStore(str(store_path), mesh.tensor_size)
-    store.set_timeout(timedelta(seconds=timeout_s))
-    group = (_nccl if backend == "nccl" else _gloo)(store, mesh, timedelta(seconds=timeout_s))
-    return TensorGroup(mesh, group, backend)
+    def group(name: str, rank: int, size: int) -> Any:
+        if size == 1:
+            return None
+        members = PrefixStore(name, store)
+        if backend == "nccl":
+            return _nccl(members, rank, size, timeout)
+        return _gloo(members, rank, size, timeout)
+
+    tensor = group(f"tensor-{mesh.pipeline_rank}", mesh.tensor_rank, mesh.tensor_size)
+    stages = group(f"stages-{mesh.tensor_rank}", mesh.pipeline_rank, mesh.pipeline_size)
+    return Groups(
+        mesh,
+        None if tensor is None else TensorGroup(mesh, tensor, backend),
+        None if stages is None else StageLink(mesh, stages, backend),
+    )
 
 
-def _gloo(store: Any, mesh: Mesh, timeout: timedelta) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     # By default Gloo listens on the address of the host's name, which other machines can reach.
     options._devices = [gloo.create_device(hostname=_LOOPBACK)]
     options._timeout = timeout
-    return gloo(store, mesh.tensor_rank, mesh.tensor_size, options)
+    return gloo(store, rank, size, options)
 
 
-def _nccl(store: Any, mesh: Mesh, timeout: timedelta) -> Any:
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timeout
-    return nccl(store, mesh.tensor_rank, mesh.tensor_size, options)
+    return nccl(store, rank, size, options)

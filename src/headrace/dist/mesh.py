@@ -7,17 +7,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`tensor_rank` of `tensor_size` ranks, which divide the matrices of every layer. Rank 0 has the scheduler."""
+    """A rank of `tensor_size` x `pipeline_size`. Tensor ranks divide the matrices of every layer; pipeline ranks, the
+    stages, divide the layers. Rank 0 has the scheduler.
+
+        2 x 2    stage 0: ranks 0 1    stage 1: ranks 2 3    hidden states go from 0 to 2 and from 1 to 3
+    """
 
     tensor_rank: int = 0
     tensor_size: int = 1
+    pipeline_rank: int = 0
+    pipeline_size: int = 1
+    whole_experts: bool = False  # tensor ranks divide the experts of a mixture, not the matrices of each
 
     def __post_init__(self) -> None:
         assert 0 <= self.tensor_rank < self.tensor_size
+        assert 0 <= self.pipeline_rank < self.pipeline_size
+
+    @classmethod
+    def of_rank(cls, rank: int, *, tensor_size: int, pipeline_size: int, whole_experts: bool = False) -> Mesh:
+        pipeline_rank, tensor_rank = divmod(rank, tensor_size)
+        return cls(tensor_rank, tensor_size, pipeline_rank, pipeline_size, whole_experts)
 
     @property
-    def is_single(self) -> bool:
-        return self.tensor_size == 1
+    def is_first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline_rank == self.pipeline_size - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +47,9 @@ class Span:
     @property
     def size(self) -> int:
         return self.end - self.start
+
+    def __contains__(self, unit: int) -> bool:
+        return self.start <= unit < self.end
 
     def times(self, width: int) -> Span:
         """The elements of these units, each `width` wide."""

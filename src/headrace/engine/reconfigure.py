@@ -31,6 +31,8 @@ OF_THE_MODEL = (
     "quantization",
     "device",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
 )
 _RESOLVED = ("dtype", "quantization", "device")  # of these, the ones that may be automatic
 
@@ -50,10 +52,10 @@ def reconfigure(engine: Engine, given: Mapping[str, Any], deliver: Deliver) -> R
     started, model, old = perf_counter(), engine.model, engine.config
     if model is None or old is None:
         raise OtherWeightsError("this engine runs in another process; start a new one")
-    if engine.settings.tensor_parallel_size > 1:
+    if engine.settings.num_ranks > 1:
         raise OtherWeightsError(
-            f"an engine with tensor_parallel_size={engine.settings.tensor_parallel_size} keeps its settings: each rank "
-            "has its own runner; start a new one"
+            f"an engine with {engine.settings.parallel_sizes} keeps its settings: each rank has its own runner; start "
+            "a new one"
         )
     config = config_of(model, given)
     facts = facts_without(model)

@@ -12,7 +12,7 @@ from headrace.engine.settings import Choice, Settings
 from headrace.engine.threads import MAX_THREADS_PER_CORE, Threads, choose_threads
 from headrace.errors import ConfigError
 from headrace.hardware import MachineFacts
-from headrace.models.shards import Shards, check_divisible
+from headrace.models.shards import Shards, check_divisible, check_stages
 from headrace.models.spec import ModelSpec
 
 GIB = 2**30
@@ -91,6 +91,8 @@ class _Resolver:
         self._config = config
         self._spec = spec
         self._size = config.tensor_parallel_size
+        self._num_stages = config.pipeline_parallel_size
+        self._num_ranks = self._size * self._num_stages
         self._facts = facts
         self._choices: list[Choice] = []
         self._warnings: list[str] = []
@@ -116,6 +118,8 @@ class _Resolver:
             dtype=dtype,
             quantization=quantization,
             tensor_parallel_size=self._size,
+            pipeline_parallel_size=self._num_stages,
+            enable_expert_parallel=config.enable_expert_parallel,
             kv_dtype=kv_dtype,
             load_format=config.load_format,
             num_threads=threads.num_threads,
@@ -174,20 +178,46 @@ class _Resolver:
         return "cuda"
 
     def _check_ranks(self) -> None:
-        size = self._size
-        if size == 1:
-            return
-        check_divisible(self._spec, size, evenly=self._on_gpu)
-        if self._on_gpu and size > self._facts.num_gpus and not may_share_gpus():
+        size, whole_experts = self._size, self._config.enable_expert_parallel
+        check_divisible(self._spec, size, evenly=self._on_gpu, whole_experts=whole_experts)
+        check_stages(self._spec, self._num_stages)
+        self._check_devices()
+        if self._num_stages > 1:
+            self._note_stages()
+        if size > 1:
+            self._note_tensor_ranks(size)
+        if whole_experts:
+            assert self._spec.mixture is not None
+            num_experts = self._shards.experts.size
+            reason = f"as set: each rank has up to {num_experts} of {self._spec.mixture.num_experts} experts of a layer"
+            self._note("enable_expert_parallel", True, reason)
+
+    def _check_devices(self) -> None:
+        sizes = {"tensor_parallel_size": self._size, "pipeline_parallel_size": self._num_stages}
+        given = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        num_ranks = self._num_ranks
+        if self._on_gpu and self._num_stages > 1:
             raise ConfigError(
-                f"tensor_parallel_size={size} needs {size} GPUs, one per rank, and this process may use "
+                f"pipeline_parallel_size={self._num_stages} is not supported on GPUs yet: only the CPU's runner "
+                f"runs a stage; use tensor_parallel_size={num_ranks}, or device='cpu'"
+            )
+        if self._on_gpu and num_ranks > self._facts.num_gpus and num_ranks > 1 and not may_share_gpus():
+            raise ConfigError(
+                f"{given} needs {num_ranks} GPUs, one per rank, and this process may use "
                 f"{self._facts.num_gpus}; lower it, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
             )
-        if not self._on_gpu and size > self._facts.num_cores:
+        if not self._on_gpu and num_ranks > max(self._facts.num_cores, 1):
             self._warnings.append(
-                f"tensor_parallel_size={size} is more than the {self._facts.num_cores} cores that this process may "
-                "use: ranks wait for each other in every step; lower it"
+                f"{given} is more than the {self._facts.num_cores} cores that this process may use: ranks wait for "
+                "each other in every step; lower it"
             )
+
+    def _note_stages(self) -> None:
+        spec, num_stages = self._spec, self._num_stages
+        reason = f"as set: each stage has up to {self._shards.layers.size} of {spec.num_layers} layers"
+        self._note("pipeline_parallel_size", num_stages, reason)
+
+    def _note_tensor_ranks(self, size: int) -> None:
         heads = self._shards.heads
         self._note(
             "tensor_parallel_size",
@@ -223,12 +253,16 @@ class _Resolver:
 
     @property
     def _shards(self) -> Shards:
-        """Rank 0's, which are the largest."""
-        return Shards(self._spec, Mesh(0, self._size))
+        """Those of the first stage's first rank, which has the most layers, heads and experts."""
+        return self._shards_of(0)
+
+    def _shards_of(self, stage: int) -> Shards:
+        mesh = Mesh(0, self._size, stage, self._num_stages, self._config.enable_expert_parallel)
+        return Shards(self._spec, mesh)
 
     @property
     def _num_ranks_per_device(self) -> int:
-        return -(-self._size // self._facts.num_gpus) if self._on_gpu else self._size
+        return -(-self._num_ranks // self._facts.num_gpus) if self._on_gpu else self._num_ranks
 
     def _dtype(self) -> str:
         if self._on_gpu:
@@ -289,9 +323,10 @@ class _Resolver:
                     f"num_threads={given} is more than the {num_cores} cores that this process may use: threads wait "
                     f"for each other in every step; set {num_cores} or less"
                 )
-        weight_bytes = self._weight_bytes(dtype) * (1 if self._on_gpu else self._size)
+        num_ranks = self._num_ranks
+        weight_bytes = self._weight_bytes(dtype) * (1 if self._on_gpu else num_ranks)
         threads = choose_threads(self._config, self._facts, on_gpu=self._on_gpu, weight_bytes=weight_bytes)
-        shared = f", {max(1, threads.num_threads // self._size)} for each of {self._size} ranks" * (self._size > 1)
+        shared = f", {max(1, threads.num_threads // num_ranks)} for each of {num_ranks} ranks" * (num_ranks > 1)
         self._note("num_threads", threads.num_threads, threads.reason + shared)
         if self._facts.topology is not None:
             self._note("cpu_affinity", threads.cpu_affinity, threads.affinity_reason)
@@ -390,7 +425,7 @@ class _Resolver:
 
     @property
     def _over_ranks(self) -> str:
-        return f", over {self._size} ranks" if self._num_ranks_per_device > 1 else ""
+        return f", over {self._num_ranks} ranks" if self._num_ranks_per_device > 1 else ""
 
     def _gpu_memory(self, max_num_seqs: int) -> _Memory:
         """The share is of the whole GPU, so that the shares of several engines add up; others' memory counts."""
@@ -471,8 +506,10 @@ class _Resolver:
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _weight_bytes(self, dtype: str) -> int:
-        """The weights of one rank."""
-        shards = self._shards
+        """The weights of the rank with the most: the first stage also has the embeddings, the last one the head."""
+        return max(self._weight_bytes_of(self._shards_of(stage), dtype) for stage in {0, self._num_stages - 1})
+
+    def _weight_bytes_of(self, shards: Shards, dtype: str) -> int:
         num_bytes = shards.num_params * BYTES_OF[dtype]
         if self._config.quantization == "fp8":
             num_bytes -= shards.num_linear_params * (BYTES_OF[dtype] - 1)

@@ -19,12 +19,12 @@ GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.dist.collectives import TensorGroup
+    from headrace.dist.collectives import Groups
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
 
 
 def load_decoder(
-    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, group: TensorGroup | None = None
+    checkpoint: Checkpoint, settings: Settings, on_stage: OnStage, groups: Groups | None = None
 ) -> Decoder:
     """Load the weights, or this rank's part of them."""
     import torch
@@ -44,7 +44,8 @@ def load_decoder(
             seed=settings.seed,
             max_len=settings.max_model_len,
             progress=lambda done, total: on_stage("load", done, total or 0),
-            group=group,
+            group=None if groups is None else groups.tensor,
+            stages=None if groups is None else groups.stages,
         )
 
 
@@ -74,7 +75,9 @@ def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
 
 
 def depth_of(settings: Settings) -> int:
-    """How many steps are submitted ahead of the last applied one."""
+    """How many steps are submitted ahead of the last applied one: in a pipeline one for each stage."""
+    if settings.pipeline_parallel_size > 1:
+        return settings.pipeline_parallel_size
     return GPU_DEPTH if settings.device == "cuda" else 1
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.config import CapacityPolicy, LoadFormat, Quantization, QueuePolicy
+from headrace.dist.mesh import Mesh
 from headrace.sched import SchedulerLimits
 
 Source = Literal["given", "automatic", "default", "reported"]
@@ -53,14 +54,34 @@ class Settings:
     warnings: tuple[str, ...] = ()  # values that are allowed and probably a mistake, one line each
     quantization: Quantization | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     cpu_affinity: str = "none"  # CPUs of the engine's threads as a list (0-7,16), or "none"
     full_step_tokens: int = 1 << 30  # see SchedulerLimits
     full_rate_seqs: int | None = None  # fewer running sequences waste the device; None: max_num_seqs
     min_free_slots_to_start: int = 1  # see SchedulerLimits
 
     @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def parallel_sizes(self) -> str:
+        """The sizes above 1, for messages."""
+        sizes = {name: getattr(self, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+
+    def mesh_of(self, rank: int) -> Mesh:
+        return Mesh.of_rank(
+            rank,
+            tensor_size=self.tensor_parallel_size,
+            pipeline_size=self.pipeline_parallel_size,
+            whole_experts=self.enable_expert_parallel,
+        )
+
+    @property
     def threads_per_rank(self) -> int:
-        return max(1, self.num_threads // self.tensor_parallel_size)
+        return max(1, self.num_threads // self.num_ranks)
 
     @property
     def kv_cache_size_tokens(self) -> int:
@@ -85,4 +106,5 @@ class Settings:
             capacity_policy=self.capacity_policy,
             full_step_tokens=self.full_step_tokens,
             min_free_slots_to_start=self.min_free_slots_to_start,
+            num_stages=self.pipeline_parallel_size,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.dist.collectives import TensorGroup
+from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
@@ -32,19 +32,24 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    spec: ModelSpec  # with this rank's heads and widths, if the model is divided
+    spec: ModelSpec  # with this rank's layers, heads and widths, if the model is divided
     dtype: torch.dtype  # of the weights and the cache
     device: torch.device
     embeddings: Embeddings
     positions: Tensor | None  # [P, H], learned; None: the model has none
     layers: tuple[Layer, ...]
-    norm: Norm
-    head_norm: Norm  # `norm` with the logit scale, where the model has one
-    head: ops.PackedLinear  # [V, H]; the embedding table itself when they are tied
+    norm: Norm | None  # None: a later stage of a pipeline has it, and the head
+    head_norm: Norm | None  # `norm` with the logit scale, where the model has one
+    head: ops.PackedLinear | None  # [V, H]; the embedding table itself when they are tied
     max_len: int  # positions in the rotary tables
     num_bytes: int  # of the weights
     num_bytes_read: int = 0  # from files, to load them
-    group: TensorGroup | None = None  # the ranks that the model is divided over
+    group: TensorGroup | None = None  # the ranks that the layers are divided over
+    stages: StageLink | None = None  # the stages before and after this one
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.head is not None
 
     def hidden(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
@@ -53,7 +58,9 @@ class Decoder:
         values.
 
         With `kept` (indexes of tokens), returns only these: for the others the last layer only stores keys and values.
+        A stage before the last one takes no `kept`, and sends the residual stream to the next stage.
         """
+        assert kept is None or self.is_last_stage
         residual = self.embeddings(token_ids)
         if self.positions is not None:
             residual.add_(self.positions.index_select(0, layout.positions))
@@ -70,14 +77,20 @@ class Decoder:
             x = _post_normed(x, layer.attention_post_norm)
             x = _feed(layer, x, residual)
             x = _post_normed(x, layer.mlp_post_norm)
-        return residual if x is None else residual.add_(x)
+        residual = residual if x is None else residual.add_(x)
+        if not self.is_last_stage:
+            assert self.stages is not None
+            self.stages.send(residual)
+        return residual
 
     def normed(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, H]: applies the final norm, for embedding requests."""
+        assert self.norm is not None
         return self.norm.plain(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V]: computes logits. Pass only the tokens that will be sampled from."""
+        assert self.head is not None and self.head_norm is not None
         logits = self.head(self.head_norm.plain(hidden))
         return logits if self.spec.logit_softcap is None else ops.soft_cap(logits, self.spec.logit_softcap)
 

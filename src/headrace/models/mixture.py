@@ -3,6 +3,9 @@ one.
 
 `ops.route` chooses the experts and sorts the routes by expert; `ops.PackedExperts` multiplies each route's row by the
 matrix of its expert, all experts in one call. Nothing here reads a value on the host, so a CUDA graph can hold it.
+
+Over several ranks each has a part of every expert, or (`experts`) all of some: it then computes the routes to these
+only. All ranks have all tokens and choose the same routes, and the sum over the ranks is the same in both cases.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.dist.collectives import TensorGroup
+from headrace.dist.mesh import Span
 from headrace.kernels import ops
 from headrace.models.layers import GATED, Mlp
 from headrace.models.spec import Activation, Routing
@@ -20,7 +24,7 @@ from headrace.models.spec import Activation, Routing
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    router: ops.PackedLinear  # [E, H]
+    router: ops.PackedLinear  # [experts of all ranks, H]
     up: ops.PackedExperts  # [E, 2 * I, H], the gate before it
     down: ops.PackedExperts  # [E, H, I]
     shared: Mlp | None
@@ -36,7 +40,8 @@ class Mixture:
     num_groups_chosen: int = 1
     up_bias: Tensor | None = None  # [E, 2 * I]
     down_bias: Tensor | None = None  # [E, H]
-    group: TensorGroup | None = None  # the ranks that divide the width of each expert
+    group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
+    experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
     @property
     def takes_fp8(self) -> bool:
@@ -53,6 +58,8 @@ class Mixture:
             num_groups=self.num_groups,
             num_groups_chosen=self.num_groups_chosen,
         )
+        if self.experts is not None:
+            routes = routes_to(self.experts, routes)
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
         if self.up_bias is not None:
@@ -61,6 +68,8 @@ class Mixture:
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
         if self.down_bias is not None:
             out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)
+        if self.experts is not None:
+            out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
         if self.num_chosen > 1:
             out = out.view(x.shape[0], self.num_chosen, out.shape[1]).sum(1)
         out = out if self.shared is None else out.add_(self._of_shared(self.shared, x))
@@ -72,7 +81,24 @@ class Mixture:
 
 
 def _experts_of(routes: ops.Routes) -> Tensor:  # [R] int64
-    """Returns the expert of each route."""
+    """Returns the expert of each route, counted from the first of this rank; any, if it is on another rank."""
     places = torch.arange(routes.order.shape[0], dtype=torch.int32, device=routes.order.device)
     experts = torch.searchsorted(routes.ends, places, right=True)  # of the routes in `order`
+    experts = experts.clamp_(max=routes.ends.shape[0] - 1)
     return torch.empty_like(experts).index_copy_(0, routes.order.long(), experts)
+
+
+def routes_to(experts: Span, routes: ops.Routes) -> ops.Routes:
+    """The same routes with those to `experts` first, and only the ends of these."""
+    num_routes, ends = routes.order.shape[0], routes.ends
+    first = ends[experts.start - 1] if experts.start else torch.zeros_like(ends[0])
+    rotated = (torch.arange(num_routes, device=ends.device) + first) % max(num_routes, 1)
+    return ops.Routes(routes.weights, routes.order[rotated], ends[experts.start : experts.end] - first)
+
+
+def _has_other_expert(routes: ops.Routes) -> Tensor:  # [R]
+    """Whether a route's expert is on another rank, so that nothing was computed for it."""
+    num_routes = routes.order.shape[0]
+    is_other = torch.empty(num_routes, dtype=torch.bool, device=routes.order.device)
+    is_other[routes.order.long()] = torch.arange(num_routes, device=routes.order.device) >= routes.ends[-1]
+    return is_other

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.dist.collectives import TensorGroup
+from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Span
 from headrace.kernels import ops
 from headrace.kernels.layout import Rows
@@ -65,6 +65,23 @@ class VocabularyParallelEmbeddings:
     @property
     def num_bytes(self) -> int:
         return self.embeddings.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedHidden:
+    """In place of the embeddings: the residual stream as the stage before has left it."""
+
+    stages: StageLink
+    hidden_size: int
+    dtype: torch.dtype
+
+    def __call__(self, token_ids: Tensor) -> Tensor:  # [T] -> [T, H]
+        out = torch.empty(len(token_ids), self.hidden_size, dtype=self.dtype, device=token_ids.device)
+        return self.stages.receive(out)
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@
 
 Heads are divided in whole groups: a KV head with its query heads. With fewer KV heads than ranks, each KV head is on
 several ranks, which divide its query heads. Parts may be uneven; the first ranks have the larger ones.
+
+With whole experts, a rank has all of some experts instead of a part of each. A stage of a pipeline has consecutive
+layers; the first one also has the embeddings, the last one the final norm and the head.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from headrace.dist.mesh import Mesh, Span, divided
 from headrace.errors import ConfigError
-from headrace.models.spec import LatentSpec, ModelSpec, Shape
+from headrace.models.spec import LatentSpec, MixtureSpec, ModelSpec, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
 _WIDTH_UNITS = (256, 128, 64, 32, 16)
 
 _COLUMN_PARALLEL = re.compile(r".*\.(gate|up|gate_up)_proj\.(weight|bias)")
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias")
+_EMBEDDINGS = "model.embed_tokens.weight"
+_VOCABULARY = (_EMBEDDINGS, "lm_head.weight", "lm_head.bias")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +82,41 @@ class Shards:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The rank's own sizes: heads, and widths of MLPs and experts. The vocabulary is whole: every rank has all
-        logits."""
-        heads, mixture = self.heads, self.whole.mixture
-        if mixture is not None:
-            mixture = replace(
-                mixture,
-                expert_size=self._width(mixture.expert_size).size,
-                shared_size=None if mixture.shared_size is None else self._width(mixture.shared_size).size,
-            )
+        """The rank's own sizes: layers (counted from 0), heads, and widths of MLPs and experts. The vocabulary is
+        whole: every rank of the last stage has all logits."""
+        heads, layers = self.heads, self.layers
         return replace(
             self.whole,
+            num_layers=layers.size,
+            windows=self.whole.windows[layers.start : layers.end],
+            ropeless_layers=_moved(self.whole.ropeless_layers, layers),
             num_heads=heads.queries.size,
             num_kv_heads=heads.kv.size,
             intermediate_size=self._width(self.whole.intermediate_size).size,
-            mixture=mixture,
+            mixture=None if self.whole.mixture is None else self._mixture(self.whole.mixture),
         )
+
+    def _mixture(self, mixture: MixtureSpec) -> MixtureSpec:
+        return replace(
+            mixture,
+            layers=_moved(mixture.layers, self.layers),
+            expert_size=mixture.expert_size if self.mesh.whole_experts else self._width(mixture.expert_size).size,
+            shared_size=None if mixture.shared_size is None else self._width(mixture.shared_size).size,
+        )
+
+    @cached_property
+    def layers(self) -> Span:
+        """The layers of this rank's stage."""
+        return divided(self.whole.num_layers, self.mesh.pipeline_size)[self.mesh.pipeline_rank]
+
+    @cached_property
+    def experts(self) -> Span:
+        """The experts that this rank computes, of each mixture."""
+        assert self.whole.mixture is not None
+        num_experts = self.whole.mixture.num_experts
+        if not self.mesh.whole_experts:
+            return Span(0, num_experts)
+        return divided(num_experts, self.mesh.tensor_size)[self.mesh.tensor_rank]
 
     @cached_property
     def heads(self) -> Heads:
@@ -117,16 +141,34 @@ class Shards:
         return sum(math.prod(s) for name, s in self.tensor_shapes().items() if name.endswith("_proj.weight"))
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        return {name: self.part(name).shape(shape) for name, shape in self.whole.tensor_shapes().items()}
+        shapes = self.whole.tensor_shapes()
+        return {name: self.part(name).shape(shape) for name, shape in shapes.items() if self.has(name)}
+
+    def has(self, name: str) -> bool:
+        """Whether this rank has the tensor, or a part of it."""
+        layer = _LAYER.fullmatch(name)
+        if layer is None:
+            return self._has_outer(name)
+        return int(layer[1]) in self.layers and (layer[2] is None or int(layer[2]) in self.experts)
+
+    def _has_outer(self, name: str) -> bool:
+        is_tied = name == _EMBEDDINGS and self.whole.tie_embeddings
+        is_first = name.startswith("model.embed_")
+        return (is_first and self.mesh.is_first_stage) or ((is_tied or not is_first) and self.mesh.is_last_stage)
 
     @property
     def has_row_biases(self) -> bool:
         """Whether this rank adds the biases of layers whose outputs are added up over the ranks."""
         return self.mesh.tensor_rank == 0
 
+    @property
+    def has_expert_biases(self) -> bool:
+        """Whether this rank adds the biases of its experts' outputs: each expert's are added once."""
+        return self.mesh.whole_experts or self.has_row_biases
+
     def part(self, name: str) -> Part:
         """The part of a tensor, by its canonical name."""
-        if self.mesh.is_single:
+        if self.mesh.tensor_size == 1 or (self.mesh.whole_experts and ".mlp.experts." in name):
             return WHOLE
         if name in _VOCABULARY:
             return Part(rows=self.vocabulary)
@@ -181,47 +223,84 @@ def _part_of_latent(stem: str, heads: Span, latent: LatentSpec) -> Part:
     return Part(columns=heads.times(latent.value_dim)) if stem == "o_proj" else WHOLE
 
 
-def check_divisible(spec: ModelSpec, size: int, *, evenly: bool) -> None:
-    """Refuses a number of ranks that the model cannot be divided over; `evenly`: with equal parts."""
+def _moved(layers: tuple[int, ...], stage: Span) -> tuple[int, ...]:
+    """Of these layers, those of a stage, counted from its first one."""
+    return tuple(layer - stage.start for layer in layers if layer in stage)
+
+
+def check_divisible(spec: ModelSpec, size: int, *, evenly: bool, whole_experts: bool = False) -> None:
+    """Refuses a number of ranks that the model cannot be divided over; `evenly`: with equal parts. The number of whole
+    experts may differ between ranks in any case."""
+    if whole_experts:
+        _check_experts(spec, size)
     if size == 1:
         return
-    if not _can_divide_heads(spec, size):
-        raise _refused(spec, size, "each rank needs a query head of its own, and one KV head at most is shared")
-    if evenly and not _divides_evenly(spec, size):
-        raise _refused(spec, size, "ranks on GPUs need equal parts, since all of them replay the same CUDA graphs")
+    widths = _widths(spec, whole_experts=whole_experts)
+    if not _can_divide_heads(spec, size, widths):
+        raise _refused(spec, size, widths, "each rank needs a query head of its own, and one KV head at most is shared")
+    if evenly and not _divides_evenly(spec, size, widths):
+        reason = "ranks on GPUs need equal parts, since all of them replay the same CUDA graphs"
+        raise _refused(spec, size, widths, reason)
 
 
-def _refused(spec: ModelSpec, size: int, reason: str) -> ConfigError:
-    possible = [str(n) for n in range(2, spec.num_heads + 1) if _can_divide_heads(spec, n) and _divides_evenly(spec, n)]
+def check_stages(spec: ModelSpec, num_stages: int) -> None:
+    if num_stages > spec.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} is more than the {spec.num_layers} layers of the model, and each "
+            "stage needs one; lower it"
+        )
+
+
+def _check_experts(spec: ModelSpec, size: int) -> None:
+    if spec.mixture is None:
+        raise ConfigError(
+            f"enable_expert_parallel needs a mixture of experts, and {spec.family} has none; leave it out"
+        )
+    if size == 1:
+        raise ConfigError(
+            "enable_expert_parallel divides the experts over the ranks of tensor_parallel_size, which is 1; raise it, "
+            "or leave enable_expert_parallel out"
+        )
+    if spec.mixture.num_experts < size:
+        raise ConfigError(
+            f"enable_expert_parallel: the {spec.mixture.num_experts} experts of a layer are less than the "
+            f"tensor_parallel_size={size} ranks; lower it, or leave enable_expert_parallel out"
+        )
+
+
+def _refused(spec: ModelSpec, size: int, widths: list[int], reason: str) -> ConfigError:
+    possible = [
+        str(n)
+        for n in range(2, spec.num_heads + 1)
+        if _can_divide_heads(spec, n, widths) and _divides_evenly(spec, n, widths)
+    ]
     way_out = f"sizes that divide it evenly: {', '.join(possible[:8])}" if possible else "leave it at 1"
     return ConfigError(
         f"tensor_parallel_size={size} does not divide the model: {spec.num_heads} query heads, {spec.num_kv_heads} KV "
-        f"heads, MLP width {_widths_text(spec)}; {reason}; {way_out}"
+        f"heads, MLP width {' and '.join(f'{width:,}' for width in dict.fromkeys(widths))}; {reason}; {way_out}"
     )
 
 
-def _widths(spec: ModelSpec) -> list[int]:
+def _widths(spec: ModelSpec, *, whole_experts: bool) -> list[int]:
+    """The widths of MLPs that are divided over the ranks."""
     mixture = spec.mixture
     if mixture is None:
         return [spec.intermediate_size]
     dense = [spec.intermediate_size] if len(mixture.layers) < spec.num_layers else []
-    return [*dense, mixture.expert_size, *([] if mixture.shared_size is None else [mixture.shared_size])]
+    experts = [] if whole_experts else [mixture.expert_size]
+    return [*dense, *experts, *([] if mixture.shared_size is None else [mixture.shared_size])]
 
 
-def _widths_text(spec: ModelSpec) -> str:
-    return " and ".join(f"{width:,}" for width in dict.fromkeys(_widths(spec)))
-
-
-def _divides_evenly(spec: ModelSpec, size: int) -> bool:
+def _divides_evenly(spec: ModelSpec, size: int, widths: list[int]) -> bool:
     has_even_heads = spec.num_heads % size == 0 and (spec.num_kv_heads % size == 0 or size % spec.num_kv_heads == 0)
-    return has_even_heads and all(width % size == 0 for width in _widths(spec))
+    return has_even_heads and all(width % size == 0 for width in widths)
 
 
-def _can_divide_heads(spec: ModelSpec, size: int) -> bool:
+def _can_divide_heads(spec: ModelSpec, size: int, widths: list[int]) -> bool:
     """Whether every rank gets a query head, and something of every width and of the vocabulary."""
     max_copies = -(-size // spec.num_kv_heads)
     has_heads = spec.num_kv_heads >= size or spec.num_heads // spec.num_kv_heads >= max_copies
-    return has_heads and min(*_widths(spec), spec.vocab_size) >= size
+    return has_heads and min([*widths, spec.vocab_size]) >= size
 
 
 def _heads(spec: ModelSpec, size: int) -> list[Heads]:

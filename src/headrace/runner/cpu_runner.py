@@ -79,6 +79,8 @@ class CpuRunner:
         """End after the submitted steps and free the KV cache, even if something still refers to this runner."""
         if vars(self):
             self._stream.shutdown()
+            if self._decoder.stages is not None:
+                self._decoder.stages.flush()
             vars(self).clear()
 
     @torch.inference_mode()
@@ -87,6 +89,9 @@ class CpuRunner:
         slots, num_tokens, samples = (torch.from_numpy(a).to(self._device) for a in self._unfinished(plan))
         if not len(slots):
             return StepResult(plan.step, *_NOTHING)
+        if not self._decoder.is_last_stage:
+            self._pass_on(slots, num_tokens)
+            return StepResult(plan.step, *_NOTHING)
         outputs = self._compute(plan, slots, num_tokens, samples)
         sampling_slots = slots[samples]
         if not len(sampling_slots):
@@ -94,6 +99,12 @@ class CpuRunner:
         sampled = self._sample(self._decoder.logits(outputs.last_hidden), sampling_slots, masks)
         self._append(sampling_slots, sampled)
         return _result(plan.step, sampling_slots, sampled, outputs)
+
+    def _pass_on(self, slots: Tensor, num_tokens: Tensor) -> None:
+        """Run this stage, and send its hidden states to the next one."""
+        token_ids, layout = self._layout(slots, num_tokens)
+        self._slots.advance(slots, num_tokens)
+        self._decoder.hidden(token_ids, layout, self._caches)
 
     def _sample(self, logits: Tensor, slots: Tensor, masks: Masks | None) -> Sampled:
         placed = None if masks is None else PlacedMasks.of(masks, slots.numpy(), self._device)
@@ -123,7 +134,10 @@ class CpuRunner:
 
     def _apply_changes(self, plan: StepPlan) -> None:
         self._slots.write(plan)
-        for entry in plan.slot_entries:
+        if plan.next_tokens is not None and not self._decoder.is_last_stage:
+            slots = torch.from_numpy(plan.slots[: len(plan.next_tokens)])
+            self._slots.put_next(slots, torch.from_numpy(plan.next_tokens))
+        for entry in plan.slot_entries if self._decoder.is_last_stage else ():
             self._prompt_logprobs.enter(entry)
             self._sampler.enter_slot(
                 entry.slot,
@@ -141,7 +155,10 @@ class CpuRunner:
         ops.copy_blocks(self._caches, sources, targets)
 
     def _unfinished(self, plan: StepPlan) -> tuple[IntArray, IntArray, BoolArray]:
-        """The plan without slots that have ended in a step whose result the scheduler had not seen yet."""
+        """The plan without slots that have ended in a step whose result the scheduler had not seen yet. In a pipeline
+        it has seen all: a slot is planned again once its token is known."""
+        if self._decoder.stages is not None:
+            return plan.slots, plan.num_tokens, plan.samples
         is_unfinished = ~self._slots.is_finished.numpy()[plan.slots]
         if is_unfinished.all():
             return plan.slots, plan.num_tokens, plan.samples

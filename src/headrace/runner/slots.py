@@ -63,6 +63,10 @@ class DeviceSlots:
         )
         return self.tokens[token_slots, positions], layout
 
+    def put_next(self, slots: Tensor, tokens: Tensor) -> None:
+        """Write the token that each slot computes next."""
+        self.tokens[slots, self.computed[slots]] = tokens.int()
+
     def advance(self, slots: Tensor, num_tokens: Tensor) -> None:
         self.computed[slots] += num_tokens
 

@@ -14,15 +14,17 @@ _NO_SLOTS: IntArray = np.empty(0, np.int64)
 class PlanDraft:
     """Collects what one step does, within its token budget. Made and finished inside `Scheduler.plan`."""
 
-    def __init__(self, step: int, budget: int) -> None:
+    def __init__(self, step: int, budget: int, max_seqs: int | None = None) -> None:
         self.step = step
-        self.budget = budget  # tokens that still fit
+        self.budget = budget  # tokens that still fit; none once it has `max_seqs` sequences
+        self.max_seqs = max_seqs  # None: any number
         self.background_budget = budget  # those of background sequences
         self.num_background = 0  # their tokens so far
         self.has_preempted = False
         # Blocks that prefill writes in this step. Copies run before it, so none may read these.
         self.written: set[int] = set()
         self._decoding = _NO_SLOTS
+        self._next_tokens: IntArray | None = None
         self._slots: list[int] = []
         self._num_tokens: list[int] = []
         self._samples: list[bool] = []
@@ -43,17 +45,24 @@ class PlanDraft:
     def budget_of(self, request: Request) -> int:
         return min(self.budget, self.background_budget) if request.is_background else self.budget
 
-    def compute_decoding(self, slots: IntArray, *, num_background: int = 0) -> None:
+    def compute_decoding(
+        self, slots: IntArray, next_tokens: IntArray | None = None, *, num_background: int = 0
+    ) -> None:
         self._decoding = slots
-        self.budget -= len(slots)
+        self._next_tokens = next_tokens
+        self._spend(len(slots))
         self._count_background(num_background)
 
     def compute(self, slot: int, num_tokens: int, *, samples: bool, is_background: bool = False) -> None:
         self._slots.append(slot)
         self._num_tokens.append(num_tokens)
         self._samples.append(samples)
-        self.budget -= num_tokens
+        self._spend(num_tokens)
         self._count_background(num_tokens if is_background else 0)
+
+    def _spend(self, num_tokens: int) -> None:
+        is_full = self.max_seqs is not None and len(self._decoding) + len(self._slots) >= self.max_seqs
+        self.budget = 0 if is_full else self.budget - num_tokens
 
     def _count_background(self, num_tokens: int) -> None:
         self.num_background += num_tokens
@@ -86,6 +95,7 @@ class PlanDraft:
             else None,
             copies=tuple(self._copies),
             readout_chunks=tuple(self._readout_chunks),
+            next_tokens=self._next_tokens,
             is_steady=not self._slots and last is not None and last.slots is self._decoding,
         )
 

@@ -26,6 +26,7 @@ class SchedulerLimits:
     min_free_slots_to_start: int = (
         1  # start sequences only when this many slots are free: fewer steps then contain prefill
     )
+    num_stages: int = 1  # of a pipeline: see `sched/microbatches.py`
 
     def __post_init__(self) -> None:
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running sequence must fit in one step"

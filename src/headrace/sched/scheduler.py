@@ -21,6 +21,7 @@ from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
 from headrace.sched.draft import PlanDraft
 from headrace.sched.events import EventWriter
 from headrace.sched.limits import SchedulerLimits
+from headrace.sched.microbatches import Microbatches
 from headrace.sched.placement import Placement
 from headrace.sched.queue import WaitingQueue
 from headrace.sched.readout_chunks import readout_chunk
@@ -64,6 +65,7 @@ class Scheduler:
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
         self._placement = Placement(limits, self.tables, self.slots)
+        self._microbatches = Microbatches(limits.num_stages, self.slots)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
         self._next_forks: list[Sequence] = []  # those whose prompt is computed in the last planned step
@@ -136,7 +138,10 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute, or if steps in flight have to end first."""
-        draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens)
+        if self._microbatches.is_full:
+            return None
+        max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
+        draft = PlanDraft(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
         self._forks.extend(self._next_forks)
         self._next_forks.clear()
         is_urgent = self._make_room_for_urgent()
@@ -162,6 +167,7 @@ class Scheduler:
         plan = draft.finish(self._last_plan)
         self._last_plan = plan
         self._next_step += 1
+        self._microbatches.num_in_flight += 1
         self._count(plan, draft.num_prompts_completed)
         if self._queue.by_priority:
             self._pace.planned(plan, self._clock(), background, num_background=draft.num_background)
@@ -189,16 +195,17 @@ class Scheduler:
         if len(slots):
             is_limited = background.max_tokens is not None
             num_background = int(self.slots.is_background[slots].sum()) if is_limited else 0
-            draft.compute_decoding(slots, num_background=num_background)
+            next_tokens = self._microbatches.planned(slots, draft.step)
+            draft.compute_decoding(slots, next_tokens, num_background=num_background)
             self.slots.advance_decoding(slots)
 
     def _decoding_with_blocks(self, draft: PlanDraft, priority: int | None, max_background: int | None) -> IntArray:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
-        slots, growing = self._decoding_and_growing(priority, max_background)
+        slots, growing = self._decoding_and_growing(draft, priority, max_background)
         while len(growing) > self.tables.pool.num_available:
             self._preempt(max(self.slots.running(), key=self._queue.order))
             draft.has_preempted = True
-            slots, growing = self._decoding_and_growing(priority, max_background)
+            slots, growing = self._decoding_and_growing(draft, priority, max_background)
         if len(growing):
             blocks = self.tables.pool.take(len(growing))
             for slot, block in zip(growing.tolist(), blocks, strict=True):
@@ -209,8 +216,11 @@ class Scheduler:
             self._placement.capacity.grew(len(growing))
         return slots
 
-    def _decoding_and_growing(self, priority: int | None, max_background: int | None) -> tuple[IntArray, IntArray]:
+    def _decoding_and_growing(
+        self, draft: PlanDraft, priority: int | None, max_background: int | None
+    ) -> tuple[IntArray, IntArray]:
         slots = self.slots.decoding_within(priority=priority, max_background=max_background)
+        slots = self._microbatches.share_of(slots, draft.max_seqs)
         return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
 
     def _table_of(self, slot: int) -> BlockTable:
@@ -311,6 +321,10 @@ class Scheduler:
     def _num_startable(self) -> int:
         return min(self.slots.num_free, self.max_running - self.slots.num_running)
 
+    def _num_next(self) -> int:
+        """Sequences that could start now."""
+        return max(0, min(self._num_waiting, self._num_startable()))
+
     def _next_waiting(self) -> Sequence | None:
         while self._forks and self._forks[0].state is not State.WAITING:
             self._forks.popleft()
@@ -405,6 +419,7 @@ class Scheduler:
 
     def apply(self, result: StepResult) -> list[SequenceEvent]:
         """Take in the result of a step; returns events for watched sequences and for those that ended."""
+        self._microbatches.num_in_flight -= 1
         now = self._clock()
         self._pace.applied(result.step, now)
         is_own = self.slots.since[result.slots] <= result.step

@@ -25,6 +25,7 @@ from headrace.startup import StartupStage
 from headrace.types import Request, SamplingParams, SequenceEvent, TokenIds
 
 _DTYPES: dict[str, np.dtype[Any]] = {
+    "|u1": np.dtype(np.uint8),
     "<i4": np.dtype(np.int32),
     "<i8": np.dtype(np.int64),
     "<f4": np.dtype(np.float32),

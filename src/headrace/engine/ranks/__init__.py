@@ -1,4 +1,5 @@
-"""One model on several ranks, each a process with its part of the weights and of the KV cache (tensor parallelism).
+"""One model on several ranks, each a process with its part of the weights and of the KV cache (tensor and pipeline
+parallelism).
 
     rank 0: the engine's process                              ranks 1 ..: python -m headrace.engine.ranks.child
     core ─▶ RanksRunner.submit ─▶ plan ══ socket pair ══════▶ reader thread ─▶ main thread: its own runner
@@ -12,6 +13,9 @@
 
 The scheduler runs once, on rank 0. All ranks execute the same plans in the same order and sample the same tokens, since
 they have the same logits, bitwise; nothing is sent back but heartbeats.
+
+In a pipeline, rank 0 runs the first stage only. The last stage samples, and its first rank sends each result to rank 0;
+the plan of a sequence's next step has its token (`PipelineRunner`). Stages send hidden states to each other.
 
 Start: rank 0 resolves the settings and starts the others, which import torch meanwhile. All connect with each other,
 load their part, and measure a step on a GPU. Rank 0 sizes the KV cache by the rank with the least memory and sends the

@@ -14,13 +14,14 @@ import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.engine.process.channel import Channel, FrameChannel
+from headrace.engine.process.channel import Channel
 from headrace.engine.process.child import die_with, ignore_stop_signals, set_up_output
 from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
@@ -54,14 +55,42 @@ class ReceivedMasks:
         return wire.bits_of(message)
 
 
+class ResultSender:
+    """Sends the result of each step to rank 0 as soon as it is there: a thread of the last stage's first rank."""
+
+    def __init__(
+        self, runner: Runner, send: Callable[[wire.Reply], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        self._runner, self._send, self._fail = runner, send, fail
+        self._tickets: SimpleQueue[Any] = SimpleQueue()  # None: no more
+        self._thread = threading.Thread(target=self._run, name="headrace-results", daemon=True)
+        self._thread.start()
+
+    def put(self, ticket: Any) -> None:
+        self._tickets.put(ticket)
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        self._tickets.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (ticket := self._tickets.get()) is not None:
+                self._send(wire.Result(self._runner.collect(ticket)))
+        except BaseException as error:  # noqa: BLE001  the rank's edge too: rank 0 reports it
+            self._fail(error)
+
+
 class RankChild:
     """A rank at the other end of a channel to rank 0."""
 
-    def __init__(self, channel: FrameChannel, heartbeat_s: float) -> None:
+    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
         self._channel = channel
         self._heartbeat_s = heartbeat_s
         self._commands: SimpleQueue[wire.Command] = SimpleQueue()
         self._mask_bits: SimpleQueue[wire.MaskBits] = SimpleQueue()  # in the order of their steps
+        self._needs_masks = True  # it samples: its stage is the last one
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -73,11 +102,21 @@ class RankChild:
             self._reply(wire.Started())
             self._serve()
         except BaseException as error:  # noqa: BLE001  the rank's edge: rank 0 reports it
-            if not isinstance(error, HeadraceError):
-                _log.error("the rank has failed", exc_info=error)
-            self._reply(Failed(type(error).__name__, str(error).encode(errors="replace").decode()))
+            self._report(error)
             return 1
         return 0
+
+    def _report(self, error: BaseException) -> None:
+        if not isinstance(error, HeadraceError):
+            _log.error("the rank has failed", exc_info=error)
+        self._reply(Failed(type(error).__name__, str(error).encode(errors="replace").decode()))
+
+    def _fail(self, error: BaseException) -> None:
+        """End the process for an error on another thread than the main one."""
+        self._report(error)
+        self._channel.drain(DRAIN_S)
+        sys.stderr.flush()
+        os._exit(1)
 
     def _serve(self) -> None:
         from headrace.engine import runners
@@ -93,8 +132,24 @@ class RankChild:
         release_unused()
         freeze_loaded_objects()
         self._reply(wire.Built())
-        self._run_plans(runner, runners.depth_of(settings))
+        mesh = start.mesh
+        self._needs_masks = mesh.is_last_stage
+        if mesh.pipeline_size > 1 and mesh.is_last_stage and mesh.tensor_rank == 0:
+            self._run_last_stage(runner)
+        else:
+            self._run_plans(runner, runners.depth_of(settings))
         runner.close()
+
+    def _run_last_stage(self, runner: Runner) -> None:
+        sender, last = ResultSender(runner, self._reply, self._fail), None
+        while isinstance(command := self._commands.get(), (wire.Plan, wire.SteadyPlan)):
+            last = wire.plan_of(command, last)
+            sender.put(runner.submit(last, self._masks_of(last, command)))
+        sender.close()
+
+    def _masks_of(self, plan: StepPlan, command: wire.Plan | wire.SteadyPlan) -> ReceivedMasks | None:
+        slots = wire.mask_slots_of(command)
+        return None if slots is None or not self._needs_masks else ReceivedMasks(plan.step, slots, self._mask_bits)
 
     def _run_plans(self, runner: Runner, depth: int) -> None:
         """Run plans until Close. As many steps are in flight as on rank 0."""
@@ -110,9 +165,7 @@ class RankChild:
                 break
             assert isinstance(command, (wire.Plan, wire.SteadyPlan))
             last = wire.plan_of(command, last)
-            slots = wire.mask_slots_of(command)
-            masks = None if slots is None else ReceivedMasks(last.step, slots, self._mask_bits)
-            tickets.append(runner.submit(last, masks))
+            tickets.append(runner.submit(last, self._masks_of(last, command)))
             if len(tickets) > depth:
                 runner.collect(tickets.popleft())
         while tickets:
@@ -148,7 +201,8 @@ class RankChild:
             for frame in frames:
                 command = wire.decode_command(frame)
                 if isinstance(command, wire.MaskBits):
-                    self._mask_bits.put(command)
+                    if self._needs_masks:
+                        self._mask_bits.put(command)
                 else:
                     self._commands.put(command)
             if monotonic() >= heartbeat_at:
@@ -173,8 +227,8 @@ def _load(start: wire.Start) -> Decoder:
 
     config = start.config
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
-    group = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
-    return runners.load_decoder(checkpoint, start.settings, ignore_stage, group)
+    groups = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
+    return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
 
 
 def main(argv: list[str]) -> int:

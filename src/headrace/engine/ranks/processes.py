@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from time import monotonic
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from headrace.engine.process.health_check import HealthCheck
 from headrace.engine.process.wire import Failed
 from headrace.engine.ranks import wire
 from headrace.errors import EngineDeadError, HeadraceError
+from headrace.steps import StepResult
 
 Reply = TypeVar("Reply", wire.Started, wire.Loaded, wire.Built)
 Result = TypeVar("Result")
@@ -53,6 +55,7 @@ class RankProcesses:
         self._failure: HeadraceError | None = None
         self._on_failure = on_failure
         self._is_closing = False
+        self._results: dict[int, Future[StepResult]] = {}  # of submitted steps, by their number
         self._ranks = [_Rank(self, rank, size, timeout_s) for rank in range(1, size)]
         for rank in self._ranks:
             rank.start()
@@ -78,6 +81,15 @@ class RankProcesses:
             raise self._failure
         for rank in self._ranks:
             rank.send(frame)
+
+    def expect_result(self, step: int) -> Future[StepResult]:
+        """The result that the last stage of a pipeline will send. Called before the plan is sent."""
+        future: Future[StepResult] = Future()
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._results[step] = future
+        return future
 
     def wait_for(self, kind: type[Reply]) -> list[Reply]:
         """The replies of this kind, one of each rank. Raises the failure of a rank."""
@@ -142,6 +154,17 @@ class RankProcesses:
         with self._changed:
             self._changed.notify_all()
 
+    def took_result(self, result: StepResult) -> None:
+        with self._changed:
+            future = self._results.pop(result.step)
+        future.set_result(result)
+
+    def _fail_results(self) -> None:
+        with self._changed:
+            futures, self._results = list(self._results.values()), {}
+        for future in futures:
+            future.set_exception(self.failure or EngineDeadError("the ranks were closed"))
+
     def report(self, error: HeadraceError, *, is_certain: bool) -> None:
         """A rank has failed. `is_certain`: no report of another rank could explain it."""
         with self._changed:
@@ -152,6 +175,7 @@ class RankProcesses:
             self._failure = error
             self._changed.notify_all()
         self.kill()
+        self._fail_results()
         self._on_failure()
 
 
@@ -233,6 +257,8 @@ class _Rank:
             has_run = wire.Built in self.replies
             error = error_of(Failed(reply.kind, f"{self._name}: {reply.text}"), has_run=has_run)
             self._owner.report(error, is_certain=not isinstance(error, EngineDeadError))
+        elif isinstance(reply, wire.Result):
+            self._owner.took_result(reply.result)
         elif not isinstance(reply, wire.Heartbeat):
             self.replies[type(reply)] = reply
             self._owner.took_reply()

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
-from headrace.dist.mesh import Mesh
 from headrace.engine.ranks import wire
 from headrace.engine.ranks.processes import RankProcesses
-from headrace.engine.ranks.ranks_runner import RanksRunner
+from headrace.engine.ranks.ranks_runner import PipelineRunner, RanksRunner
 from headrace.engine.settings import Settings
 from headrace.errors import EngineDeadError
 from headrace.hardware import MachineFacts
 from headrace.steps import Runner
 
 if TYPE_CHECKING:
-    from headrace.dist.collectives import Backend, TensorGroup
+    from headrace.dist.collectives import Backend, Groups
 
 
 class RankStart:
@@ -30,31 +29,31 @@ class RankStart:
 
     def __init__(self, config: EngineConfig, settings: Settings, *, num_gpus: int) -> None:
         self._config, self._settings, self._num_gpus = config, settings, num_gpus
-        self._group: TensorGroup | None = None
+        self._groups: Groups | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
-        self.processes = RankProcesses(settings.tensor_parallel_size, self._abort)
+        self.processes = RankProcesses(settings.num_ranks, self._abort)
 
-    def connect(self) -> TensorGroup:
+    def connect(self) -> Groups:
         """Let the ranks load their parts; returns rank 0's connection to them."""
         from headrace.dist.collectives import connect
 
-        size, store, backend = self._settings.tensor_parallel_size, self._directory / "store", self._backend
+        settings, backend = self._settings, self._backend
+        path = self._directory / "store"
         self.processes.wait_for(wire.Started)
         self.processes.start(
             [
-                wire.Start(
-                    self._config, self._settings, Mesh(rank, size), backend, str(store), self._device_index(rank)
-                )
-                for rank in range(1, size)
+                wire.Start(self._config, settings, settings.mesh_of(rank), backend, str(path), self._device_index(rank))
+                for rank in range(1, settings.num_ranks)
             ]
         )
         try:
-            self._group = self.processes.call(lambda: connect(Mesh(0, size), store, backend))
+            self._groups = self.processes.call(lambda: connect(settings.mesh_of(0), path, backend))
         except RuntimeError as error:
             raise EngineDeadError(
-                f"the {size} ranks could not connect over {backend}: {error}; the file {store} must be writable"
+                f"the {settings.num_ranks} ranks could not connect over {backend}: {error}; the file {path} must be "
+                "writable"
             ) from error
-        return self._group
+        return self._groups
 
     def narrowest(self, facts: MachineFacts) -> MachineFacts:
         """The machine with the GPU of the rank that has the least memory, once all have loaded their parts."""
@@ -72,11 +71,12 @@ class RankStart:
         """Let the other ranks build their runners, at the same time as rank 0: they warm up together."""
         self.processes.send(wire.encode(wire.Build(settings)))
 
-    def runner_of(self, own: Runner) -> RanksRunner:
+    def runner_of(self, own: Runner) -> RanksRunner | PipelineRunner:
         """The runner of the engine, once all ranks have theirs."""
         self.processes.wait_for(wire.Built)
         shutil.rmtree(self._directory, ignore_errors=True)  # all connections exist
-        return RanksRunner(own, self.processes)
+        is_pipeline = self._settings.pipeline_parallel_size > 1
+        return PipelineRunner(own, self.processes) if is_pipeline else RanksRunner(own, self.processes)
 
     def end(self) -> None:
         """End all ranks: the start has failed."""
@@ -85,12 +85,12 @@ class RankStart:
 
     @property
     def _backend(self) -> Backend:
-        has_gpu_each = self._settings.tensor_parallel_size <= self._num_gpus
+        has_gpu_each = self._settings.num_ranks <= self._num_gpus
         return "nccl" if self._settings.device == "cuda" and has_gpu_each else "gloo"
 
     def _device_index(self, rank: int) -> int | None:
         return rank % self._num_gpus if self._settings.device == "cuda" else None
 
     def _abort(self) -> None:
-        if self._group is not None:
-            self._group.abort()
+        if self._groups is not None:
+            self._groups.abort()

@@ -1,7 +1,7 @@
 """The messages between rank 0 and the other ranks, as msgpack of known types: nothing is pickled.
 
     rank 0 ─▶ rank   Start, Build, then Plan or SteadyPlan for each step, MaskBits where a grammar needs them, Close
-    rank ─▶ rank 0   Heartbeats; Started, Loaded, Built; or Failed
+    rank ─▶ rank 0   Heartbeats; Started, Loaded, Built; Result for each step, of a pipeline's last stage; or Failed
 
 Arrays are sent as their bytes: a plan is encoded without a loop over its sequences, except those that enter a slot.
 """
@@ -18,7 +18,7 @@ from headrace.config import EngineConfig
 from headrace.dist.mesh import Mesh
 from headrace.engine.process.wire import Failed, array_from, plain
 from headrace.engine.settings import Settings
-from headrace.steps import Bitmask, IntArray, ReadoutChunk, SlotEntry, StepPlan, TableWrites
+from headrace.steps import Bitmask, IntArray, ReadoutChunk, SlotEntry, StepPlan, StepResult, TableWrites
 from headrace.types import SamplingParams
 
 
@@ -50,6 +50,7 @@ class Plan(_Message, frozen=True):
     copies: tuple[tuple[int, int], ...]
     readout_chunks: tuple[ReadoutChunk, ...]
     mask_slots: bytes | None  # int64 [Q]
+    next_tokens: bytes | None  # int64 [D]
 
 
 class SteadyPlan(_Message, frozen=True):
@@ -58,6 +59,7 @@ class SteadyPlan(_Message, frozen=True):
     step: int
     table_writes: bytes
     mask_slots: bytes | None
+    next_tokens: bytes | None
 
 
 class MaskBits(_Message, frozen=True):
@@ -87,16 +89,34 @@ class Built(_Message, frozen=True):
     """Its runner takes plans."""
 
 
+class Result(_Message, frozen=True):
+    result: StepResult
+
+
 class Heartbeat(_Message, frozen=True):
     pass
 
 
 Command: TypeAlias = Start | Build | Plan | SteadyPlan | MaskBits | Close
-Reply: TypeAlias = Started | Loaded | Built | Heartbeat | Failed
+Reply: TypeAlias = Started | Loaded | Built | Result | Heartbeat | Failed
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
+
+def _shaped(value: Any) -> Any:
+    """Arrays of a result may have two dimensions: sent with their shape."""
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return *plain(np.ascontiguousarray(value).reshape(-1)), value.shape
+    return plain(value)
+
+
+def _shaped_from(kind: type[Any], sent: Any) -> Any:
+    name, data, *shape = sent
+    flat = array_from(kind, (name, data))
+    return flat.reshape(shape[0]) if shape else flat
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_shaped)
 _command_decoder = msgspec.msgpack.Decoder(Command, dec_hook=array_from)
-_reply_decoder = msgspec.msgpack.Decoder(Reply, dec_hook=array_from)
+_reply_decoder = msgspec.msgpack.Decoder(Reply, dec_hook=_shaped_from)
 _ENTRY_FIELDS = get_type_hints(SlotEntry) | {"params": dict[str, Any]}
 _entries_decoder = msgspec.msgpack.Decoder(
     list[msgspec.defstruct("SentSlotEntry", [*_ENTRY_FIELDS.items()])],  # type: ignore[misc]
@@ -120,8 +140,9 @@ def decode_reply(frame: bytes) -> Reply:
 
 def plan_message(plan: StepPlan, mask_slots: IntArray | None) -> Plan | SteadyPlan:
     masks = None if mask_slots is None else mask_slots.tobytes()
+    next_tokens = None if plan.next_tokens is None else plan.next_tokens.tobytes()
     if plan.is_steady:
-        return SteadyPlan(plan.step, _writes_sent(plan.table_writes), masks)
+        return SteadyPlan(plan.step, _writes_sent(plan.table_writes), masks, next_tokens)
     return Plan(
         step=plan.step,
         slots=plan.slots.tobytes(),
@@ -133,15 +154,18 @@ def plan_message(plan: StepPlan, mask_slots: IntArray | None) -> Plan | SteadyPl
         copies=plan.copies,
         readout_chunks=plan.readout_chunks,
         mask_slots=masks,
+        next_tokens=next_tokens,
     )
 
 
 def plan_of(message: Plan | SteadyPlan, last: StepPlan | None) -> StepPlan:
     """The plan as rank 0 has it. `last` is the one before."""
     writes = _writes_of(message.table_writes)
+    next_tokens = None if message.next_tokens is None else np.frombuffer(bytearray(message.next_tokens), np.int64)
     if isinstance(message, SteadyPlan):
         assert last is not None
-        return replace(last, step=message.step, table_writes=writes, slot_entries=(), copies=(), is_steady=True)
+        steady = replace(last, step=message.step, table_writes=writes, slot_entries=(), copies=(), is_steady=True)
+        return replace(steady, next_tokens=next_tokens)
     return StepPlan(
         step=message.step,
         slots=np.frombuffer(bytearray(message.slots), np.int64),
@@ -152,6 +176,7 @@ def plan_of(message: Plan | SteadyPlan, last: StepPlan | None) -> StepPlan:
         table_writes=writes,
         copies=message.copies,
         readout_chunks=message.readout_chunks,
+        next_tokens=next_tokens,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import Quantization
-from headrace.dist.collectives import TensorGroup
+from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.dist.mesh import Mesh
 from headrace.errors import ModelError
 from headrace.kernels import ops
@@ -26,6 +26,7 @@ from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorm
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
     ParallelWideNorms,
+    ReceivedHidden,
     RowParallelLinear,
     VocabularyParallelEmbeddings,
     VocabularyParallelHead,
@@ -54,41 +55,51 @@ def load_decoder(
     max_len: int | None = None,
     progress: Progress = lambda num_bytes, total: None,
     group: TensorGroup | None = None,
+    stages: StageLink | None = None,
 ) -> Decoder:
     """Loads the checkpoint's model to `device`. `max_len` bounds the rotary tables of an engine with a shorter context.
-    `progress` is called with the bytes loaded so far, and their total. With a `group`, only this rank's part is read,
-    and the decoder's spec has its sizes."""
+    `progress` is called with the bytes loaded so far, and their total. With a `group` or `stages`, only this rank's
+    part is read, and the decoder's spec has its sizes."""
     device = torch.device(device)
     source = _source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
-    shards = Shards(checkpoint.spec, Mesh() if group is None else group.mesh)
-    spec = shards.spec
+    shards = Shards(checkpoint.spec, _mesh(group, stages))
+    spec, mesh = shards.spec, shards.mesh
     reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
     # The largest matrices first: packing may copy them, and little else is loaded yet.
     embeddings, head = _both_ends(reader, spec)
+    if stages is not None and not mesh.is_first_stage:
+        embeddings = ReceivedHidden(stages, spec.hidden_size, dtype)
+    assert embeddings is not None
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
     tables = _cos_sin_tables(spec, max_len, device)
-    norm = reader.norm("model.norm")
+    norm = reader.norm("model.norm") if mesh.is_last_stage else None
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
     decoder = Decoder(
         spec=spec,
         dtype=dtype,
         device=device,
-        embeddings=_scaled(embeddings, spec, dtype),
-        positions=_positions(reader, spec),
+        embeddings=_scaled(embeddings, spec, dtype) if mesh.is_first_stage else embeddings,
+        positions=_positions(reader, spec) if mesh.is_first_stage else None,
         head=head,
         group=group,
+        stages=stages,
         layers=tuple(
             _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
         ),
         norm=norm,
-        head_norm=_scaled_norm(norm, spec.logit_scale),
+        head_norm=None if norm is None else _scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
         num_bytes=reader.num_bytes,
         num_bytes_read=source.num_bytes_read,
     )
     progress(decoder.num_bytes, decoder.num_bytes)
     return decoder
+
+
+def _mesh(group: TensorGroup | None, stages: StageLink | None) -> Mesh:
+    connected = stages or group
+    return Mesh() if connected is None else connected.mesh
 
 
 def with_max_len(decoder: Decoder, max_len: int) -> Decoder:
@@ -128,32 +139,35 @@ def _source(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource
     return checkpoint.weights
 
 
-def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
-    """Returns the embeddings and the head, each of this rank's part of the vocabulary."""
+def _both_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings | None, ops.PackedLinear | None]:
+    """Returns the embeddings, if this is the first stage, and the head, if it is the last one, each of this rank's part
+    of the vocabulary."""
     embeddings, head = _own_ends(reader, spec)
     group, shards = reader.group, reader.shards
     if group is None:
         return embeddings, head
     return (
-        VocabularyParallelEmbeddings(embeddings, shards.vocabulary, group),
-        VocabularyParallelHead(head, group, shards.vocabulary_sizes),
+        None if embeddings is None else VocabularyParallelEmbeddings(embeddings, shards.vocabulary, group),
+        None if head is None else VocabularyParallelHead(head, group, shards.vocabulary_sizes),
     )
 
 
-def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings, ops.PackedLinear]:
-    """If they are tied, one read serves both."""
-    stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu else None
-    bias = reader.tensor("lm_head.bias") if spec.head_bias else None
-    if not spec.tie_embeddings:
-        head = ops.pack_linear(reader.tensor("lm_head.weight"), bias)
-        if stored is None:
-            return DenseEmbeddings(reader.tensor(_EMBEDDINGS)), head
-    else:
-        table = reader.tensor(_EMBEDDINGS)
-        head = ops.pack_linear(table, bias)
-        if stored is None:
-            return DenseEmbeddings(table), head
-    return QuantizedEmbeddings(stored, spec.hidden_size), head
+def _own_ends(reader: _Reader, spec: ModelSpec) -> tuple[Embeddings | None, ops.PackedLinear | None]:
+    """If they are tied and both here, one read serves both."""
+    is_first, is_last = reader.shards.mesh.is_first_stage, reader.shards.mesh.is_last_stage
+    stored = reader.source.stored_rows(_EMBEDDINGS) if reader.is_plain_cpu and is_first else None
+    table: Tensor | None = None
+    head: ops.PackedLinear | None = None
+    if is_last:
+        bias = reader.tensor("lm_head.bias") if spec.head_bias else None
+        weight = reader.tensor(_EMBEDDINGS if spec.tie_embeddings else "lm_head.weight")
+        table = weight if spec.tie_embeddings else None
+        head = ops.pack_linear(weight, bias)
+    if not is_first:
+        return None, head
+    if stored is not None:
+        return QuantizedEmbeddings(stored, spec.hidden_size), head
+    return DenseEmbeddings(reader.tensor(_EMBEDDINGS) if table is None else table), head
 
 
 def _positions(reader: _Reader, spec: ModelSpec) -> Tensor | None:
@@ -178,12 +192,12 @@ def _scaled_norm(norm: Norm, scale: float | None) -> Norm:
 
 
 def _layer(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Layer:
-    prefix = f"model.layers.{index}."
+    prefix = f"model.layers.{reader.shards.layers.start + index}."
     attention_norm = reader.norm(prefix + "input_layernorm") if spec.pre_norms else None
     has_norm_of_its_own = spec.pre_norms and not spec.shares_norm
     return Layer(
         attention_norm=attention_norm,
-        attention=_attention(reader, spec, index, cos_sin, query_scales),
+        attention=_attention(reader, spec, index, prefix + "self_attn.", cos_sin, query_scales),
         attention_post_norm=reader.norm(prefix + "post_attention_layernorm") if spec.post_norms else None,
         mlp_norm=reader.norm(prefix + spec.mlp_norm_name) if has_norm_of_its_own else attention_norm,
         mlp=_mixture(reader, spec, prefix + "mlp.") if spec.has_mixture(index) else _mlp(reader, spec, prefix + "mlp."),
@@ -206,11 +220,12 @@ def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True)
 def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     mixture = spec.mixture
     assert mixture is not None and spec.is_gated
-    experts = [f"{prefix}experts.{expert}." for expert in range(mixture.num_experts)]
+    own = reader.shards.experts
+    experts = [f"{prefix}experts.{expert}." for expert in range(own.start, own.end)]
     before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
     ups = [tuple(name + part for part in before) for name in experts]
     downs: list[tuple[str, ...]] = [(name + "down_proj",) for name in experts]
-    has_down_bias = spec.mlp_bias and reader.shards.has_row_biases
+    has_down_bias = spec.mlp_bias and reader.shards.has_expert_biases
     return Mixture(
         router=ops.pack_linear(
             reader.tensor(prefix + "router.weight"),
@@ -234,11 +249,14 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         if mixture.gates_shared
         else None,
         group=reader.group,
+        experts=None if own.size == mixture.num_experts else own,
     )
 
 
-def _attention(reader: _Reader, spec: ModelSpec, index: int, cos_sin: Tensor, query_scales: Tensor | None) -> Attention:
-    prefix, rotates = f"model.layers.{index}.self_attn.", index not in spec.ropeless_layers
+def _attention(
+    reader: _Reader, spec: ModelSpec, index: int, prefix: str, cos_sin: Tensor, query_scales: Tensor | None
+) -> Attention:
+    rotates = index not in spec.ropeless_layers
     q_norm, k_norm = _head_norms(reader, spec, prefix, rotates=rotates)
     output = reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias)
     if spec.latent is None:
