@@ -238,6 +238,24 @@ def test_attention_over_shared_prefixes_matches_its_reference(
     assert relative_error(found, expected) < place.attention_error
 
 
+@cases("num_heads num_kv_heads head_dim block_size", gpu=[(64, 8, 64, 16)], interpreted=[(3, 1, 24, 4)])
+def test_a_sink_is_added_once_after_the_shared_prefix(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    from headrace.kernels import gpu
+
+    context_lens = [45] * 5 + [50, 5, 45] + [87] * 5
+    context_lens = [length * block_size // 4 for length in context_lens]
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, Splits(3, num_seqs=9))
+    layout = with_shared_prefixes(place, layout, context_lens, block_size, num_heads // num_kv_heads, head_dim)
+    cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    sinks = torch.linspace(0.0, 6.0, num_heads, device=place.device)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, sinks=sinks)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, sinks=sinks)
+    assert relative_error(found, expected) < place.attention_error
+
+
 @pytest.mark.gpu
 def test_no_number_of_tiles_needs_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.kernels import gpu
