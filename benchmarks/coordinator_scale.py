@@ -290,7 +290,7 @@ class Mark:
 def run(shape: Shape, source: Path, cluster: Cluster) -> None:
     """Run the job with the cluster's engines in the place of engine processes."""
     with ExitStack() as stack:
-        stack.enter_context(patch("headrace.jobs.spec.MAX_WORKERS", 10_000))
+        stack.enter_context(patch("headrace.jobs.spec.MAX_ENGINES", 10_000))
         numbers = iter(range(shape.num_workers))
         replaced = "headrace.jobs.run.run_job.start_in_process"
         stack.enter_context(patch(replaced, lambda share, report: cluster.start_of(next(numbers))))

@@ -182,7 +182,7 @@ class ServerMetrics:
     def load(self) -> EngineLoad:
         """The gauges of all engines that respond, as of the last `observe`."""
         values = (self._stores.read(series) for series in (table.RUNNING, table.WAITING, table.KV_USE))
-        return EngineLoad(*(value if isinstance(value, float) else 0.0 for value in values))
+        return EngineLoad(*(value if isinstance(value, (int, float)) else 0.0 for value in values))
 
     def copy(self) -> Values:
         """All values at this moment, by series name."""
