@@ -59,6 +59,20 @@ def test_greedy_tokens_equal_transformers_through_chunks_prefix_hits_and_mixed_b
     assert stats.num_prefix_hit_tokens > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2", "deepseek_v3"])
+def test_preempted_sequences_of_families_with_another_attention_get_the_same_tokens(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path, family)
+    prompts = prompts_with_a_shared_prefix()
+    expected = [greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
+    with LLM(str(tmp_path), max_num_seqs=6, num_gpu_blocks_override=14, block_size=8, max_model_len=112) as llm:
+        outputs = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, OPEN_ENDED, use_tqdm=False)]
+        assert llm.stats.scheduler.num_preemptions > 0
+    assert outputs == expected
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -100,6 +100,9 @@ def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig
     return transformers.FalconConfig(**values)
 
 
+LATENT: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENT |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": None}
+LATENT |= {"q_lora_rank": 32, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 24}
 FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama3": (
@@ -185,6 +188,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         transformers.Glm4MoeForCausalLM,
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "use_qk_norm": True},
     ),
+    "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM, LATENT | {"q_lora_rank": None}),
+    "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, LATENT),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24, "rope_parameters": LLAMA3_ROPE},
+    ),
     "minimax_m2": (
         transformers.MiniMaxM2Config,
         transformers.MiniMaxM2ForCausalLM,
@@ -212,6 +222,9 @@ LIKE_OTHERS = {"llama3", "ministral", "phi", "phi4", "olmo3", "glm", "stablelm",
     "granitemoe",
     "glm4_moe",
     "minimax_m2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
 }
 MIXTURES = (
     "llama4",
@@ -223,6 +236,9 @@ MIXTURES = (
     "ernie4_5_moe",
     "granitemoe",
     "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
     "minimax_m2",
 )
 CHAT_TEMPLATE = (

@@ -80,6 +80,7 @@ def attention(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: tor
         gpu.paged_attention(q, cache, layout, 0.1, None, None)
         gpu.paged_attention(q, cache, layout, 0.1, 64, 30.0)
         gpu.paged_attention(q, cache, layout, 0.1, 64, slides=False)
+        gpu.paged_attention(q, cache, layout, 0.1, 64, sinks=torch.zeros(num_heads))
         seqs_per_tile = shared_shape(head_dim, cache_dtype).rows // (num_heads // num_kv_heads)
         shared = SharedPrefixes(
             torch.zeros(16, dtype=torch.int32),

@@ -113,13 +113,31 @@ def test_the_reference_caps_scores_softly() -> None:
     torch.testing.assert_close(out[0], scores.softmax(0) @ step.values[0][0])
 
 
+def test_a_sink_of_the_reference_is_a_key_whose_value_is_zero() -> None:
+    step = build_step([(1, 2)], heads=(1, 1))
+    out = reference.paged_attention(step.q, step.cache, step.layout, 1.0, sinks=torch.tensor([0.7]))
+    scores = torch.cat((step.keys[0][0] @ step.q[0, 0], torch.tensor([0.7])))
+    torch.testing.assert_close(out[0], scores.softmax(0)[:2] @ step.values[0][0])
+
+
 def assert_like_reference(
-    step: Step, *, window: int | None = None, softcap: float | None = None, slides: bool = True
+    step: Step,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    slides: bool = True,
+    sinks: Tensor | None = None,
 ) -> None:
-    scale = step.q.shape[-1] ** -0.5
-    expected = reference.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
-    out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, slides=slides)
+    scale, further = step.q.shape[-1] ** -0.5, {"slides": slides, "sinks": sinks}
+    expected = reference.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, **further)
+    out = attention.paged_attention(step.q, step.cache, step.layout, scale, window, softcap, **further)
     torch.testing.assert_close(out, expected, **tolerance(step))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_kernel_gives_sinks_their_share(window: int | None) -> None:
+    sinks = torch.tensor([-30.0, 0.5, 3.0, 30.0] * 3)[:9]
+    assert_like_reference(build_step(MIXED, heads=(9, 3)), window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 5])

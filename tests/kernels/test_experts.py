@@ -48,6 +48,29 @@ def test_tokens_go_to_their_highest_experts(rule: str, num_chosen: int) -> None:
     assert order == sorted(order, key=lambda route: (expected[route][0], route))
 
 
+@cases("num_tokens num_experts", gpu=[(300, 256)], interpreted=[(20, 12)])
+@pytest.mark.parametrize("is_corrected", [False, True])
+def test_tokens_stay_within_their_best_groups(
+    place: Place, num_tokens: int, num_experts: int, is_corrected: bool
+) -> None:
+    """The best group is that of the highest logit, or of the two highest corrected scores."""
+    from headrace.kernels import gpu
+
+    logits = torch.randn(num_tokens, num_experts, device=place.device)
+    correction = torch.rand(num_experts, device=place.device) if is_corrected else None
+    rule = "sigmoid_of_chosen" if is_corrected else "softmax"
+    groups = {"num_groups": 4, "num_groups_chosen": 2}
+    found = gpu.route(logits, 3, rule, correction=correction, scale=2.5, **groups)
+    same = reference.route(logits, 3, rule, correction=correction, scale=2.5, **groups)
+    assert torch.equal(found.order, same.order) and torch.equal(found.ends, same.ends)
+    torch.testing.assert_close(found.weights, same.weights)
+    for token, experts in zip(logits, experts_of(found).view(num_tokens, 3).tolist(), strict=True):
+        by_group = (token if correction is None else token.sigmoid() + correction).view(4, -1)
+        best = by_group.sort(descending=True).values[:, : 2 if is_corrected else 1].sum(1)
+        allowed = set(best.topk(2).indices.tolist())
+        assert {expert // (num_experts // 4) for expert in experts} <= allowed
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_chosen", [1, 3])
 def test_each_route_is_multiplied_by_the_matrix_of_its_expert(num_chosen: int, dtype: torch.dtype) -> None:

@@ -55,6 +55,23 @@ def test_attention_matches_its_reference(
     assert relative_error(found, expected) < place.attention_error
 
 
+@cases("num_heads num_kv_heads head_dim", gpu=[(64, 8, 64), (8, 8, 96)], interpreted=[(4, 2, 16)])
+@pytest.mark.parametrize("window", [None, 50])
+def test_sinks_take_their_share(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    """With one sink far below all scores, one far above, and others among them; contexts are split and not."""
+    from headrace.kernels import gpu
+
+    layout, num_blocks = make_layout(place, [1, 1, 1, 40], [1, 199, 150, 120], 16, Splits(3, num_seqs=2))
+    cache = make_cache(place, num_blocks, 16, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    sinks = torch.linspace(-30.0, 30.0, num_heads, device=place.device)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, window, sinks=sinks)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, window, sinks=sinks)
+    assert relative_error(found, expected) < place.attention_error
+
+
 @cases("num_seqs longest", gpu=[(40, 3000), (300, 1500)], interpreted=[(3, 200)])
 def test_splits_of_contexts_are_merged_by_the_last_to_end(place: Place, num_seqs: int, longest: int) -> None:
     """The arrival counts are zero again afterwards, and the result is the same each time."""
@@ -218,6 +235,24 @@ def test_attention_over_shared_prefixes_matches_its_reference(
     q = place.randn(layout.num_tokens, num_heads, head_dim)
     expected = reference.paged_attention(q, cache, layout, head_dim**-0.5)
     found = gpu.paged_attention(q, cache, layout, head_dim**-0.5)
+    assert relative_error(found, expected) < place.attention_error
+
+
+@cases("num_heads num_kv_heads head_dim block_size", gpu=[(64, 8, 64, 16)], interpreted=[(3, 1, 24, 4)])
+def test_a_sink_is_added_once_after_the_shared_prefix(
+    place: Place, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    from headrace.kernels import gpu
+
+    context_lens = [45] * 5 + [50, 5, 45] + [87] * 5
+    context_lens = [length * block_size // 4 for length in context_lens]
+    layout, num_blocks = make_layout(place, [1] * len(context_lens), context_lens, block_size, Splits(3, num_seqs=9))
+    layout = with_shared_prefixes(place, layout, context_lens, block_size, num_heads // num_kv_heads, head_dim)
+    cache = make_cache(place, num_blocks, block_size, num_kv_heads, head_dim)
+    q = place.randn(layout.num_tokens, num_heads, head_dim)
+    sinks = torch.linspace(0.0, 6.0, num_heads, device=place.device)
+    expected = reference.paged_attention(q, cache, layout, head_dim**-0.5, sinks=sinks)
+    found = gpu.paged_attention(q, cache, layout, head_dim**-0.5, sinks=sinks)
     assert relative_error(found, expected) < place.attention_error
 
 

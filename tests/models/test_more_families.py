@@ -42,6 +42,15 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 DEEPSEEK = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
 DEEPSEEK |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
 MINIMAX = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+LATENT: dict[str, Any] = {key: value for key, value in DEEPSEEK.items() if key != "head_dim"}
+LATENT |= {"q_lora_rank": 20, "kv_lora_rank": 24, "num_key_value_heads": 4}
+LATENT |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+LATENT_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LATENT_YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
+GPT_OSS |= {"intermediate_size": 64}
+GPT_OSS |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False}}
+GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 32}
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
 MINISTRAL3_ROPE = {
     "rope_type": "yarn",
@@ -159,6 +168,19 @@ MODELS: dict[str, Any] = {
     ),
     "glm 4.5": lambda: causal("Glm4Moe", **DEEPSEEK, use_qk_norm=True, attention_bias=True, routed_scaling_factor=2.5),
     "dots1": lambda: causal("Dots1", **DEEPSEEK, num_hidden_layers=3, sliding_window=8, max_window_layers=2),
+    "stablelm 2 12b": lambda: causal("StableLm", qk_layernorm=True, use_parallel_residual=True),
+    "command r+": lambda: causal("Cohere", use_qk_norm=True, logit_scale=0.5),
+    "deepseek v2-lite": lambda: causal("DeepseekV2", **LATENT | {"q_lora_rank": None}, rope_parameters=LATENT_YARN),
+    "deepseek v2": lambda: causal(
+        "DeepseekV2", **LATENT, topk_method="group_limited_greedy", n_group=3, topk_group=2, routed_scaling_factor=4.0
+    ),
+    "deepseek v3": lambda: causal(
+        "DeepseekV3", **LATENT, n_group=3, topk_group=2, rope_parameters=LATENT_YARN | {"mscale": 0.707}
+    ),
+    "deepseek v3, halves rotate": lambda: causal(
+        "DeepseekV3", **LATENT, n_group=1, topk_group=1, rope_interleave=False, norm_topk_prob=False
+    ),
+    "gpt-oss": lambda: causal("GptOss", **GPT_OSS),
     "minimax m2": lambda: causal(
         "MiniMaxM2", num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8, **MINIMAX
     ),
@@ -205,6 +227,7 @@ LIKE_OTHERS = (
     "qwen2 moe, windows",
     "granite moe with a shared expert",
     "dots1",
+    "deepseek v3, halves rotate",
 )
 
 

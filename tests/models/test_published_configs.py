@@ -15,6 +15,7 @@ LINES = (Path(__file__).parent / "data" / "published_configs.jsonl").read_text(e
 CONFIGS: dict[str, dict[str, Any]] = {line["checkpoint"]: line["config"] for line in map(json.loads, LINES)}
 
 UNKNOWN = r"architecture '\w+' is not supported"
+SPARSE = "sparse attention"
 LATENT = "multi-head latent attention"
 RECURRENT = "recurrent layers"
 MIXTURE = "a mixture of experts of a kind"
@@ -23,12 +24,11 @@ REFUSED = {
     "baichuan": UNKNOWN,
     "chatglm": UNKNOWN,
     "deepseek": MIXTURE,
-    "deepseek-ai/DeepSeek-R1": LATENT,
-    "deepseek-ai/DeepSeek-V3": LATENT,
-    "deepseek-ai/DeepSeek-V3.2": LATENT,
-    "deepseek-ai/DeepSeek-V4-Flash": MIXTURE,
-    "deepseek-ai/DeepSeek-V4-Pro": MIXTURE,
-    "deepseek_v2_lite": LATENT,
+    "deepseek-ai/DeepSeek-R1": QUANTIZED,
+    "deepseek-ai/DeepSeek-V3": QUANTIZED,
+    "deepseek-ai/DeepSeek-V3.2": SPARSE,
+    "deepseek-ai/DeepSeek-V4-Flash": SPARSE,
+    "deepseek-ai/DeepSeek-V4-Pro": SPARSE,
     "google/gemma-4-26B-A4B": MIXTURE,
     "internlm": UNKNOWN,
     "llava": UNKNOWN,
@@ -38,7 +38,7 @@ REFUSED = {
     "MiniMaxAI/MiniMax-M2.5": QUANTIZED,
     "MiniMaxAI/MiniMax-M2.7": QUANTIZED,
     "MiniMaxAI/MiniMax-M3": MIXTURE,
-    "moonshotai/Kimi-K2-Instruct": LATENT,
+    "moonshotai/Kimi-K2-Instruct": QUANTIZED,
     "moonshotai/Kimi-K2.5": LATENT,
     "moonshotai/Kimi-K3": RECURRENT,
     "nvidia/Gemma-4-31B-IT-NVFP4": UNKNOWN,
@@ -46,8 +46,6 @@ REFUSED = {
     "nvidia/Nemotron-H-56B-Base-8K": RECURRENT,
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": RECURRENT,
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": RECURRENT,
-    "openai/gpt-oss-120b": MIXTURE,
-    "openai/gpt-oss-20b": MIXTURE,
     "orion": UNKNOWN,
     "phi-3_5-vision": UNKNOWN,
     "qwen": UNKNOWN,
@@ -61,9 +59,9 @@ REFUSED = {
     "stepfun-ai/Step-3.7-Flash": MIXTURE,
     "XiaomiMiMo/MiMo-7B-Base": UNKNOWN,
     "XiaomiMiMo/MiMo-V2-Flash": MIXTURE,
-    "zai-org/GLM-5": LATENT,
-    "zai-org/GLM-5.1": LATENT,
-    "zai-org/GLM-5.2": LATENT,
+    "zai-org/GLM-5": SPARSE,
+    "zai-org/GLM-5.1": SPARSE,
+    "zai-org/GLM-5.2": SPARSE,
 }
 
 

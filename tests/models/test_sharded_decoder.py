@@ -23,7 +23,8 @@ from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import slice_of
 from tests import seeds
 from tests.dist.ranks import on_ranks
-from tests.models.test_parity import FAMILIES, MAX_LENS, SCHEDULES, SMALL, TEXT_LENS, VOCAB_SIZE, PagedRun, randomize
+from tests.models.test_more_families import build
+from tests.models.test_parity import FAMILIES, MAX_LENS, SCHEDULES, SMALL, TEXT_LENS, PagedRun, randomize
 from tests.tolerances import assert_logits
 
 pytestmark = pytest.mark.parity
@@ -72,7 +73,7 @@ def check_logits(
     *,
     whole_experts: bool = False,
 ) -> None:
-    texts = [torch.randint(VOCAB_SIZE, (length,)) for length in TEXT_LENS]
+    texts = [torch.randint(model.config.vocab_size, (length,)) for length in TEXT_LENS]
 
     def run(group: TensorGroup) -> PagedRun:
         run = PagedRun(load_part(directory, group, max_len=max_len), texts)
@@ -90,6 +91,21 @@ def check_logits(
 @pytest.mark.parametrize("name", TELLING)
 def test_two_ranks_compute_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     check_logits(tmp_path, save(tmp_path, name), 2, MAX_LENS.get(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("deepseek v3", 2),
+        ("command r+", 2),
+        pytest.param("deepseek v2-lite", 3, marks=pytest.mark.slow),
+        pytest.param("stablelm 2 12b", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_latents_are_whole_on_every_rank_and_norms_of_heads_are_divided(name: str, size: int, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    check_logits(tmp_path, model, size)
 
 
 @pytest.mark.slow

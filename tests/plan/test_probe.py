@@ -40,5 +40,5 @@ def test_a_probe_shows_predicted_and_real_values(tmp_path: Path) -> None:
 
 
 def test_a_model_that_the_engine_does_not_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="multi-head latent attention"):
+    with pytest.raises(ConfigError, match="quantized \\(fp8\\)"):
         probe("deepseek-r1", PlanSettings())

@@ -61,7 +61,7 @@ def decode_step(evidence: Evidence, batch: float) -> DecodeStep | None:
     read = model.linear_params * precision.linear_bytes + model.head_params * precision.plain_bytes
     if moe is not None:
         hit = float(experts_hit(np.array([batch]), moe.num_experts, moe.num_chosen)[0])
-        read += model.expert_params * precision.expert_bytes(model) * hit
+        read += model.expert_params * precision.linear_bytes * hit
     cached = batch * context * cache_bytes_per_token(model, precision)
     compute = 2.0 * model.active_params * batch / precision.rate(gpu)
     return DecodeStep(read / gpu.bandwidth / tensor, cached / gpu.bandwidth / tensor, compute / tensor)

@@ -28,6 +28,7 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "gelu",
@@ -101,16 +102,20 @@ def route(
     correction: Tensor | None = None,  # [E] float32
     scale: float = 1.0,
     jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Routes:
     """Routes each token to the `num_chosen` experts of its highest logits; with a `correction`, to those of the highest
-    scores (sigmoid or softmax of the logits) plus correction.
+    scores (sigmoid or softmax of the logits) plus correction. Experts in groups: only those of the groups with the
+    highest logit, or with the highest sum of two corrected scores.
 
     The `rule` gives the routes' weights, which are multiplied by `scale`: the sigmoid of each logit, or its share among
     the chosen ones (sigmoid_of_chosen); its share in the softmax over all experts (softmax), over the chosen ones
     (softmax_of_chosen), or over those not chosen before it whose logits are within 2 * `jitter` of it, relative to the
     larger of the two (sparsemixer)."""
     route = kernels_for(logits.device, logits.dtype).route
-    routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter)
+    groups = {"num_groups": num_groups, "num_groups_chosen": num_groups_chosen}
+    routes: Routes = route(logits, num_chosen, rule, correction=correction, scale=scale, jitter=jitter, **groups)
     return routes
 
 
@@ -185,14 +190,16 @@ def paged_attention(
     softcap: float | None = None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
-    // window * window..p, if the window does not slide.
+    // window * window..p, if the window does not slide. A sink is one more score of its head, without a value: it only
+    takes its share of the softmax.
 
     `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
     out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
-        q, cache, layout, scale, window, softcap, slides=slides
+        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks
     )
     return out
 
@@ -207,6 +214,13 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     """Uses the tanh approximation of GELU."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
+    return out
+
+
+def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I]
+    """Computes gate * sigmoid(1.702 * gate) * (up + 1), with gate up to 7 and up between -7 and 7."""
+    kernels = kernels_for(gate_up.device, gate_up.dtype)
+    out: Rows = kernels.clamped_silu_and_mul_fp8(gate_up) if as_fp8 else kernels.clamped_silu_and_mul(gate_up)
     return out
 
 

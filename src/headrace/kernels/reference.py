@@ -16,6 +16,8 @@ from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayou
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+CLAMP = 7.0  # of gpt-oss: the gate has this maximum, the other half this size
+CLAMPED_SILU_SLOPE = 1.702
 
 
 class PackedLinear:
@@ -90,10 +92,29 @@ def route(
     correction: Tensor | None = None,  # [E]
     scale: float = 1.0,
     jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Routes:
     """Sends each token to the experts of its highest logits, and sorts the routes by expert."""
+    groups = (num_groups, num_groups_chosen)
+    chosen, weights = choose_experts(logits, num_chosen, rule, correction=correction, jitter=jitter, groups=groups)
+    experts = chosen.flatten()
+    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
+    return Routes(weights.flatten() * scale, experts.argsort(stable=True).int(), ends.int())
+
+
+def choose_experts(
+    logits: Tensor,  # [T, E]
+    num_chosen: int,
+    rule: str,
+    *,
+    correction: Tensor | None,
+    jitter: float = 0.0,
+    groups: tuple[int, int] = (1, 1),  # how many there are, and how many of them each token may choose from
+) -> tuple[Tensor, Tensor]:  # [T, num_chosen] twice
+    """Returns the experts of each token and the weights of its routes, without their scale."""
     wide = logits.float()
-    chosen = _choose(wide, num_chosen, rule, correction)
+    chosen = _choose(wide, num_chosen, rule, correction, groups)
     highest = wide.gather(-1, chosen)
     if rule == "sparsemixer":
         weights = _sparsemixer_weights(wide, chosen, jitter)
@@ -104,16 +125,29 @@ def route(
     else:
         whole = wide if rule == "softmax" else highest
         weights = (highest - whole.logsumexp(-1, keepdim=True)).exp()
-    experts = chosen.flatten()
-    ends = torch.bincount(experts, minlength=logits.shape[1]).cumsum(0)
-    return Routes(weights.flatten() * scale, experts.argsort(stable=True).int(), ends.int())
+    return chosen, weights
 
 
-def _choose(logits: Tensor, num_chosen: int, rule: str, correction: Tensor | None) -> Tensor:  # [T, num_chosen]
-    if correction is None:
-        return logits.topk(num_chosen, dim=-1).indices
-    scores = logits.sigmoid() if rule.startswith("sigmoid") else logits.softmax(-1)
-    return (scores + correction).topk(num_chosen, dim=-1).indices
+def _choose(
+    logits: Tensor, num_chosen: int, rule: str, correction: Tensor | None, groups: tuple[int, int]
+) -> Tensor:  # [T, num_chosen]
+    scores = logits
+    if correction is not None:
+        scores = (logits.sigmoid() if rule.startswith("sigmoid") else logits.softmax(-1)) + correction
+    num_groups, num_groups_chosen = groups
+    if num_groups_chosen < num_groups:
+        scores = _within_groups(scores, num_groups, num_groups_chosen, num_best=1 if correction is None else 2)
+    return scores.topk(num_chosen, dim=-1).indices
+
+
+def _within_groups(scores: Tensor, num_groups: int, num_groups_chosen: int, *, num_best: int) -> Tensor:  # [T, E]
+    """Hides the experts of all groups but those whose best experts have the highest sum of scores."""
+    by_group = scores.unflatten(-1, (num_groups, -1))  # [T, groups, experts of a group]
+    best = by_group.topk(num_best, dim=-1).values.sum(-1)
+    chosen = best.topk(num_groups_chosen, dim=-1).indices
+    is_hidden = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
+    visible: Tensor = by_group.masked_fill(is_hidden[:, :, None], float("-inf"))
+    return visible.flatten(-2)
 
 
 def _sparsemixer_weights(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:  # [T, num_chosen]
@@ -235,9 +269,10 @@ def paged_attention(
     softcap: float | None = None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq]
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or
-    to p // window * window..p, if the window does not slide."""
+    to p // window * window..p, if the window does not slide. A sink is one more score of its head, without a value."""
     out = torch.empty_like(q)
     starts = layout.query_starts.tolist()
     for seq, (slot, context_len) in enumerate(zip(layout.slots.tolist(), layout.context_lens.tolist(), strict=True)):
@@ -245,7 +280,7 @@ def paged_attention(
         blocks = layout.block_tables[slot, : -(-context_len // cache.block_size)].long()
         keys = _gather(cache.keys, blocks, context_len)
         values = _gather(cache.values, blocks, context_len)
-        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides)
+        out[tokens] = _attend(q[tokens], keys, values, layout.positions[tokens], scale, window, softcap, slides, sinks)
     return out.flatten(1)
 
 
@@ -264,6 +299,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
     slides: bool,
+    sinks: Tensor | None,
 ) -> Tensor:  # [Q, Hq, D]
     group = q.shape[1] // keys.shape[0]  # query heads that share a kv head
     keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
@@ -275,7 +311,12 @@ def _attend(
     if window is not None:
         first = positions - window + 1 if slides else positions // window * window
         hidden |= key_positions < first[:, None]
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        extra = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        weights = torch.cat((scores, extra), dim=-1).softmax(dim=-1)[:, :, :-1]
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
 
@@ -287,6 +328,16 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_silu_and_mul(gate_up: Tensor) -> Tensor:  # [T, 2 * I] -> [T, I]
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return gate * torch.sigmoid(CLAMPED_SILU_SLOPE * gate) * (up + 1)
+
+
+def clamped_silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    return quantize_rows(clamped_silu_and_mul(gate_up))
 
 
 def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:

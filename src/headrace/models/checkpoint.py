@@ -16,6 +16,8 @@ from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
 from headrace.models.stored_tensors import has_head
 from headrace.models.weights.gguf_tensors import GgufTensors, rope_tensors, stored_dtype
+from headrace.models.weights.joined_norms import JoinedNorms
+from headrace.models.weights.mxfp4 import Mxfp4Files
 from headrace.models.weights.rearranged import Rearranged
 from headrace.models.weights.safetensors_files import SafetensorsFiles, read_json, safetensors_paths
 from headrace.models.weights.source import WeightSource
@@ -97,7 +99,7 @@ def _open_directory(directory: Path, load_format: str) -> Checkpoint:
         files, stored = SafetensorsFiles(directory), family_of_config(config).stored
         if "text_config" in config:
             spec = replace(spec, tie_embeddings=not has_head(files.names()))
-        weights = files if stored.is_ours else Rearranged(files, stored, spec)
+        weights = files if stored.is_ours else Rearranged(JoinedNorms(Mxfp4Files(files)), stored, spec)
     return Checkpoint(spec=spec, source=directory, text=TextSource(directory=directory), weights=weights)
 
 

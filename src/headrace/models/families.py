@@ -442,12 +442,13 @@ _FAMILIES = (
     ),
     Family(
         name="stablelm",
-        models="StableLM 2",
+        models="StableLM 2 (1.6B and 12B)",
         architectures=("StableLmForCausalLM",),
         gguf_architectures=(),
         traits=traits.stablelm,
-        reads=frozenset({"partial_rotary_factor", "use_qkv_bias"}),
+        reads=frozenset({"partial_rotary_factor", "use_qkv_bias", "qk_layernorm"}),
         renamed={"layer_norm_eps": "rms_norm_eps"},
+        stored=Stored(names={"self_attn.q_norm": "self_attn.q_layernorm", "self_attn.k_norm": "self_attn.k_layernorm"}),
         defaults={
             "num_key_value_heads": 32,
             "max_position_embeddings": 4096,
@@ -509,11 +510,11 @@ _FAMILIES = (
     ),
     Family(
         name="cohere",
-        models="Command R, Aya 23 and Aya Expanse 8B",
+        models="Command R and R+, Aya 23, Aya Expanse",
         architectures=("CohereForCausalLM",),
         gguf_architectures=("command-r",),
         traits=traits.cohere,
-        reads=frozenset({"attention_bias", "logit_scale"}),
+        reads=frozenset({"attention_bias", "logit_scale", "use_qk_norm"}),
         renamed={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE_DEFAULTS | {"rope_theta": 500_000.0},
         gguf_keys={"logit_scale": "logit_scale"},
@@ -609,7 +610,8 @@ _REASONS = {
         "rescale_every",
         "conv_L_cache",
     ): ": it has recurrent layers, which are not supported yet",
-    ("kv_lora_rank",): ": it has multi-head latent attention, which is not supported yet",
+    ("index_topk",): ": it has sparse attention, which is not supported yet",
+    ("kv_lora_rank",): ": it has multi-head latent attention in a model of a kind that Headrace does not know",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): _UNKNOWN_MIXTURE,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from headrace.models.spec import Activation, MixtureSpec, QueryGrowth
+from headrace.models.spec import Activation, LatentSpec, MixtureSpec, QueryGrowth
 from headrace.models.stored_tensors import AS_NAMED, Stored
 
 Config = Mapping[str, Any]  # a config.json, or GGUF metadata under the same names
@@ -22,6 +22,7 @@ class Traits(TypedDict, total=False):
     head_bias: bool
     qk_norm: bool
     wide_qk_norm: bool
+    head_qk_norm: bool
     bare_qk_norm: bool
     layer_norm: bool
     norm_bias: bool
@@ -30,6 +31,7 @@ class Traits(TypedDict, total=False):
     post_norms: bool
     norm_offset: float
     bare_norms: bool
+    has_sinks: bool
     clip_qkv: float | None
     is_parallel: bool
     shares_norm: bool
@@ -38,6 +40,7 @@ class Traits(TypedDict, total=False):
     mixture: MixtureSpec
     query_growth: QueryGrowth
     ropeless_layers: tuple[int, ...]
+    latent: LatentSpec
     num_positions: int
     position_offset: int
     embedding_scale: float
@@ -69,6 +72,7 @@ class Family:
     defaults: Config = field(default_factory=dict)  # config keys that a file may omit
     derived: Callable[[Config], Config] = _as_it_is  # adds common keys that follow from its own
     implies: Config = field(default_factory=dict)  # keys that may be stated, but only as what is always the case
+    quantizations: frozenset[str] = frozenset()  # quant_method of weights that are dequantized at load
     activations: tuple[str, ...] = ("silu", "swish")  # names of its activation in config.json
     has_rope: bool = True
     widens_by: int | None = None  # MLP width as a multiple of the hidden size, where the config omits it

@@ -14,6 +14,16 @@ EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_
 _SHARED_EXPERTS = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
+_LATENT = _DEEPSEEK | {"q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "rope_interleave", "partial_rotary_factor"}
+_LATENT_NAMES = {"self_attn.kv_a_proj": "self_attn.kv_a_proj_with_mqa"}
+_LATENT_DEFAULTS = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_interleave": True,
+}
 _CORRECTION = {"mlp.router_correction": "mlp.gate.e_score_correction_bias"}
 MIXTRAL_NAMES = {
     "mlp.router": "block_sparse_moe.gate",
@@ -41,6 +51,13 @@ _GRANITE_DEFAULTS = dict.fromkeys(_GRANITE_MULTIPLIERS, 1.0) | {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
+
+
+def _latent_heads(config: Config) -> Config:
+    """Adds the sizes of a whole query or key head. Configs state its parts; their `head_dim` is that of one part."""
+    still_dim, rotary_dim = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    sizes = {"head_dim": still_dim + rotary_dim, "rotary_dim": rotary_dim}
+    return {**config, **sizes, "num_key_value_heads": config.get("num_attention_heads")}
 
 
 def _phi_rope(config: Config) -> Config:
@@ -242,6 +259,87 @@ MIXTURES = (
         },
         implies={"scoring_func": "noaux_tc"},
         stored=Stored(names={"mlp.router": "mlp.gate", **_CORRECTION, **_SHARED_EXPERTS}),
+    ),
+    Family(
+        name="deepseek_v2",
+        models="DeepSeek V2, V2-Lite and Coder V2",
+        architectures=("DeepseekV2ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.deepseek_v2,
+        reads=(_LATENT - {"norm_topk_prob"}) | {"topk_method"},
+        renamed={"n_routed_experts": "num_local_experts"},
+        defaults=_LATENT_DEFAULTS
+        | {
+            "max_position_embeddings": 2048,
+            "moe_intermediate_size": 1407,
+            "num_local_experts": 64,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+        },
+        derived=_latent_heads,
+        implies={"moe_layer_freq": 1},
+        stored=Stored(names={"mlp.router": "mlp.gate", **_LATENT_NAMES, **_SHARED_EXPERTS}),
+    ),
+    Family(
+        name="deepseek_v3",
+        models="DeepSeek V3 and R1, Kimi K2 (unquantized)",
+        architectures=("DeepseekV3ForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.deepseek_v3,
+        reads=_LATENT,
+        renamed={"n_routed_experts": "num_local_experts"},
+        defaults=_LATENT_DEFAULTS
+        | {
+            "max_position_embeddings": 4096,
+            "moe_intermediate_size": 2048,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "eos_token_id": 1,
+            "bos_token_id": 0,
+        },
+        derived=_latent_heads,
+        implies={"moe_layer_freq": 1},
+        stored=Stored(
+            names={"mlp.router": "mlp.gate", **_LATENT_NAMES, **_CORRECTION, **_SHARED_EXPERTS}, has_extra_layers=True
+        ),
+    ),
+    Family(
+        name="gpt_oss",
+        models="gpt-oss 20B and 120B",
+        architectures=("GptOssForCausalLM",),
+        gguf_architectures=(),
+        traits=traits.gpt_oss,
+        reads=_EXPERTS | {"attention_bias", "sliding_window", "layer_types"},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+        },
+        quantizations=frozenset({"mxfp4"}),
+        stored=Stored(
+            names={
+                "mlp.experts.*.gate_up_proj": "mlp.experts.gate_up_proj",
+                "mlp.experts.*.down_proj": "mlp.experts.down_proj",
+            }
+        ),
     ),
     Family(
         name="minimax_m2",

@@ -59,6 +59,7 @@ _REPEATED = {
     "sliding_window_size": "sliding_window",
     "layer_norm_epsilon": "rms_norm_eps",
     "layer_norm_eps": "rms_norm_eps",
+    "experts_per_token": "num_experts_per_tok",
 }
 # What a multimodal checkpoint may state once for the whole model. Its text_config comes first, except for the head:
 # there the default of a text model may be written although the head is the whole model's.
@@ -130,9 +131,11 @@ def build_spec(family: Family, config: Config, generation: Config) -> ModelSpec:
 def _refuse_ignored(family: Family, config: Config) -> None:
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"the checkpoint is quantized ({method}), which is not supported yet; use the original model or a GGUF file"
-        )
+        if method not in family.quantizations:
+            raise UnsupportedModelError(
+                f"the checkpoint is quantized ({method}), which is not supported yet; use the original model or a GGUF "
+                "file"
+            )
     for key in ("hidden_act", "hidden_activation"):
         if config.get(key) is not None and config[key] not in family.activations:
             supported = ", ".join(family.activations)

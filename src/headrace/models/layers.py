@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, Rows, StepLayout
 from headrace.models.spec import Activation
 
-GATED = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
+GATED = {"silu": ops.silu_and_mul, "clamped_silu": ops.clamped_silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}
 _PLAIN = {"gelu_tanh": ops.gelu_tanh, "gelu": ops.gelu, "relu": ops.relu, "relu2": ops.relu2}
 
 
@@ -61,6 +62,19 @@ class WideNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """LayerNorm without bias of each query and key head, with weights of its own."""
+
+    weight: Tensor  # [Hq + Hkv, D] float32
+    eps: float
+
+    def __call__(self, qkv: Tensor) -> None:
+        num_heads, head_dim = self.weight.shape
+        heads = qkv.view(qkv.shape[0], -1, head_dim)[:, :num_heads]
+        heads.copy_(F.layer_norm(heads.float(), (head_dim,), eps=self.eps) * self.weight)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention over the paged cache, with Hq query heads and Hkv key-value heads of size D."""
 
@@ -68,7 +82,7 @@ class Attention:
     output: ops.PackedLinear  # [H, Hq * D]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    wide_norms: QueryKeyNorms | None  # norms over all query heads of a token, and over all key heads
+    wide_norms: QueryKeyNorms | None  # norms with weights of all heads
     cos_sin: Tensor  # [max_len, D] float32, shared by all layers with the same rope
     query_scales: Tensor | None  # [max_len] float32, factors of the queries at each position
     num_heads: int
@@ -79,6 +93,7 @@ class Attention:
     softcap: float | None
     eps: float
     clip: float | None = None  # queries, keys and values are clamped to this size
+    sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
@@ -100,7 +115,9 @@ class Attention:
         )
         if self.query_scales is not None:
             q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
-        mixed = ops.paged_attention(q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides)
+        mixed = ops.paged_attention(
+            q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides, sinks=self.sinks
+        )
         return self.output(mixed if kept is None else mixed[kept])
 
 

@@ -36,6 +36,10 @@ class Mixture:
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
     shared_gate: ops.PackedLinear | None = None  # [1, H]
+    num_groups: int = 1  # of experts
+    num_groups_chosen: int = 1
+    up_bias: Tensor | None = None  # [E, 2 * I]
+    down_bias: Tensor | None = None  # [E, H]
     group: TensorGroup | None = None  # the ranks that divide the width of each expert, or the experts
     experts: Span | None = None  # those that this rank has, E of them; None: it has all
 
@@ -51,13 +55,19 @@ class Mixture:
             correction=self.correction,
             scale=self.scale,
             jitter=self.jitter,
+            num_groups=self.num_groups,
+            num_groups_chosen=self.num_groups_chosen,
         )
         if self.experts is not None:
             routes = routes_to(self.experts, routes)
         # The first GEMM is linear: scaling its output is scaling its input.
         wide = self.up(x, routes, weighs=self.weighs_input)  # [T * num_chosen, 2 * I]
+        if self.up_bias is not None:
+            wide += self.up_bias[_experts_of(routes)]
         narrow = GATED[self.activation](wide, as_fp8=self.down.takes_fp8)
         out = self.down(narrow, routes, weighs=not self.weighs_input)  # [T * num_chosen, H]
+        if self.down_bias is not None:
+            out += (self.down_bias[_experts_of(routes)] * routes.weights[:, None]).to(out.dtype)
         if self.experts is not None:
             out = out.masked_fill_(_has_other_expert(routes)[:, None], 0.0)
         if self.num_chosen > 1:
@@ -68,6 +78,14 @@ class Mixture:
     def _of_shared(self, shared: Mlp, x: Tensor) -> Tensor:
         out = shared(x)
         return out if self.shared_gate is None else out.mul_(self.shared_gate(x).sigmoid_())
+
+
+def _experts_of(routes: ops.Routes) -> Tensor:  # [R] int64
+    """Returns the expert of each route, counted from the first of this rank; any, if it is on another rank."""
+    places = torch.arange(routes.order.shape[0], dtype=torch.int32, device=routes.order.device)
+    experts = torch.searchsorted(routes.ends, places, right=True)  # of the routes in `order`
+    experts = experts.clamp_(max=routes.ends.shape[0] - 1)
+    return torch.empty_like(experts).index_copy_(0, routes.order.long(), experts)
 
 
 def routes_to(experts: Span, routes: ops.Routes) -> ops.Routes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.errors import UnsupportedModelError
+import math
+
+from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models import traits
 from headrace.models.family import Config, Traits, Windows
-from headrace.models.spec import Routing
+from headrace.models.spec import LatentSpec, Routing
 from headrace.models.traits import count, mixture, windows_of_kinds
 
 
@@ -106,9 +108,7 @@ def dots1(config: Config) -> Traits:
 
 def _deepseek_mixture(config: Config) -> Traits:
     """Experts are chosen by corrected scores after the first dense layers, together with shared experts."""
-    if (config.get("n_group") or 1) != 1 or (config.get("topk_group") or 1) != 1:
-        raise UnsupportedModelError(f"experts in {config['n_group']} groups are not supported, only one group")
-    size = count(config, "moe_intermediate_size")
+    size, (num_groups, num_groups_chosen) = count(config, "moe_intermediate_size"), _groups(config)
     return mixture(
         config,
         range(config["first_k_dense_replace"], config["num_hidden_layers"]),
@@ -117,6 +117,89 @@ def _deepseek_mixture(config: Config) -> Traits:
         shared_size=size * (config.get("n_shared_experts") or 0) or None,
         corrects_choice=True,
         scale=traits.number(config, "routed_scaling_factor"),
+        num_groups=num_groups,
+        num_groups_chosen=num_groups_chosen,
+    )
+
+
+def _groups(config: Config) -> tuple[int, int]:
+    """Returns the number of groups of experts, and from how many of them those of a token are."""
+    num_groups, num_chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    num_experts = count(config, "num_local_experts")
+    if num_experts % num_groups or num_chosen > num_groups:
+        raise ModelError(f"{num_experts} experts cannot be chosen from {num_chosen} of {num_groups} equal groups")
+    return num_groups, num_chosen
+
+
+def deepseek_v2(config: Config) -> Traits:
+    if config["topk_method"] not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"topk_method {config['topk_method']!r} is not supported for DeepSeek V2")
+    size = count(config, "moe_intermediate_size")
+    num_groups, num_groups_chosen = _groups(config) if config["topk_method"] == "group_limited_greedy" else (1, 1)
+    return _latent_attention(config) | mixture(
+        config,
+        range(config["first_k_dense_replace"], config["num_hidden_layers"]),
+        "softmax",
+        expert_size=size,
+        shared_size=size * (config.get("n_shared_experts") or 0) or None,
+        scale=traits.number(config, "routed_scaling_factor"),
+        num_groups=num_groups,
+        num_groups_chosen=num_groups_chosen,
+    )
+
+
+def deepseek_v3(config: Config) -> Traits:
+    return _latent_attention(config) | _deepseek_mixture(config)
+
+
+def _latent_attention(config: Config) -> Traits:
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    kv_rank, still_dim, rotary_dim, value_dim = (count(config, key) for key in keys)
+    head_dim = still_dim + rotary_dim
+    if value_dim > head_dim or still_dim % 2 or rotary_dim % 2:
+        raise UnsupportedModelError(
+            f"heads of {still_dim} + {rotary_dim} dimensions with values of {value_dim} are not supported: both parts "
+            "must be even, and values not longer than keys"
+        )
+    query_rank = None if config.get("q_lora_rank") is None else count(config, "q_lora_rank")
+    return {
+        "latent": LatentSpec(query_rank, kv_rank, still_dim, rotary_dim, value_dim),
+        "rotates_pairs": bool(config["rope_interleave"]),
+        "attention_scale": head_dim**-0.5 * _yarn_magnitude(config) ** 2,
+    }
+
+
+def _yarn_magnitude(config: Config) -> float:
+    """Returns the factor that yarn's `mscale_all_dim` gives both queries and keys."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    weight, factor = rope.get("mscale_all_dim") or 0.0, rope.get("factor") or 1.0
+    return float(0.1 * weight * math.log(factor) + 1.0) if factor > 1 else 1.0
+
+
+def gpt_oss(config: Config) -> Traits:
+    if (config["swiglu_limit"], config["swiglu_alpha"]) != (7.0, 1.702):
+        raise UnsupportedModelError(
+            f"swiglu_limit {config['swiglu_limit']} with swiglu_alpha {config['swiglu_alpha']} is not supported, "
+            "only 7.0 with 1.702"
+        )
+    biased, num_layers = bool(config["attention_bias"]), config["num_hidden_layers"]
+    default = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
+    windows = windows_of_kinds(config.get("layer_types") or default, config["sliding_window"], num_layers)
+    common: Traits = {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": True,
+        "has_sinks": True,
+        "activation": "clamped_silu",
+        "windows": windows,
+    }
+    return common | mixture(
+        config,
+        range(num_layers),
+        "softmax_of_chosen",
+        expert_size=count(config, "intermediate_size"),
+        router_bias=True,
+        interleaves=True,
     )
 
 

@@ -1,7 +1,7 @@
 """Divides a model over the ranks of a mesh: which rows or columns of each tensor a rank has. Imports no torch.
 
     rows of                columns of           whole on every rank
-    q, k, v (heads)        o (heads)            norms (but those over all heads), router, position embeddings
+    q, k, v, sinks (heads) o (heads)            latents, norms (but those over all heads), router, position embeddings
     gate, up (width)       down (width)
     embeddings, head (vocabulary)               biases of o and down: on rank 0 only, since they are added once
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from headrace.dist.mesh import Mesh, Span, divided
 from headrace.errors import ConfigError
-from headrace.models.spec import MixtureSpec, ModelSpec, Shape
+from headrace.models.spec import LatentSpec, MixtureSpec, ModelSpec, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # need multiples of 16.
 _WIDTH_UNITS = (256, 128, 64, 32, 16)
 
-_COLUMN_PARALLEL = re.compile(r".*\.(gate|up)_proj\.(weight|bias)")
+_COLUMN_PARALLEL = re.compile(r".*\.(gate|up|gate_up)_proj\.(weight|bias)")
 _EMBEDDINGS = "model.embed_tokens.weight"
 _VOCABULARY = (_EMBEDDINGS, "lm_head.weight", "lm_head.bias")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?.*")
@@ -161,6 +161,11 @@ class Shards:
         """Whether this rank adds the biases of layers whose outputs are added up over the ranks."""
         return self.mesh.tensor_rank == 0
 
+    @property
+    def has_expert_biases(self) -> bool:
+        """Whether this rank adds the biases of its experts' outputs: each expert's are added once."""
+        return self.mesh.whole_experts or self.has_row_biases
+
     def part(self, name: str) -> Part:
         """The part of a tensor, by its canonical name."""
         if self.mesh.tensor_size == 1 or (self.mesh.whole_experts and ".mlp.experts." in name):
@@ -170,7 +175,8 @@ class Shards:
         if ".self_attn." in name:
             return self._part_of_attention(name)
         if _COLUMN_PARALLEL.fullmatch(name):
-            return Part(rows=self._width(self._width_of(name)))
+            span = self._width(self._width_of(name))
+            return Part(rows=span.times(2) if ".gate_up_proj." in name else span)
         if name.endswith(".down_proj.weight"):
             return Part(columns=self._width(self._width_of(name)))
         return WHOLE
@@ -178,8 +184,14 @@ class Shards:
     def _part_of_attention(self, name: str) -> Part:
         heads, head_dim = self.heads, self.whole.head_dim
         stem = name.split(".self_attn.")[1].split(".", maxsplit=1)[0]
+        if self.whole.latent is not None:
+            return _part_of_latent(stem, heads.queries, self.whole.latent)
         if stem == "o_proj":
             return Part(columns=heads.queries.times(head_dim)) if name.endswith(".weight") else WHOLE
+        if stem == "sinks":
+            return Part(rows=heads.queries)
+        if stem in ("q_norm", "k_norm") and self.whole.head_qk_norm:
+            return Part(rows=heads.queries if stem == "q_norm" else heads.kv)
         if stem in ("q_norm", "k_norm") and not self.whole.wide_qk_norm:
             return WHOLE  # of one head, the same for all
         return Part(rows=(heads.queries if stem.startswith("q") else heads.kv).times(head_dim))
@@ -200,6 +212,15 @@ class Shards:
 
     def _vocabularies(self) -> list[Span]:
         return divided(self.whole.vocab_size, self.mesh.tensor_size)
+
+
+def _part_of_latent(stem: str, heads: Span, latent: LatentSpec) -> Part:
+    """Latents are whole on every rank; what is computed from them is divided by heads."""
+    if stem in ("q_proj", "q_b_proj"):
+        return Part(rows=heads.times(latent.still_dim + latent.rotary_dim))
+    if stem == "kv_b_proj":
+        return Part(rows=heads.times(latent.still_dim + latent.value_dim))
+    return Part(columns=heads.times(latent.value_dim)) if stem == "o_proj" else WHOLE
 
 
 def _moved(layers: tuple[int, ...], stage: Span) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "clamped_silu", "gelu_tanh", "gelu", "relu", "relu2"]
 Routing = Literal["sigmoid", "sigmoid_of_chosen", "softmax", "softmax_of_chosen", "sparsemixer"]
 Shape = tuple[int, ...]
 
@@ -56,6 +56,21 @@ class MixtureSpec:
     corrects_choice: bool = False  # a bias per expert is added to the scores by which experts are chosen
     scale: float = 1.0  # of the routes' weights
     jitter: float = 0.0  # of sparsemixer routing
+    num_groups: int = 1  # of experts: those of a token are from a few groups
+    num_groups_chosen: int = 1
+    router_bias: bool = False
+    interleaves: bool = False  # rows 2i and 2i + 1 of an expert's first matrix are those of its gate and up projections
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: what `latent.py` computes queries, keys and values from."""
+
+    query_rank: int | None  # size of the query latent; None: queries are computed from the hidden state
+    kv_rank: int  # size of the latent of keys and values
+    still_dim: int  # dimensions of a query or key head that do not rotate; they come first
+    rotary_dim: int  # those that do; all heads have the same in their keys
+    value_dim: int  # of a value head
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,7 @@ class ModelSpec:
     head_bias: bool = False  # of the LM head
     qk_norm: bool = False  # queries and keys are normed per head
     wide_qk_norm: bool = False  # they are normed over all heads together
+    head_qk_norm: bool = False  # LayerNorm without bias per head, with other weights for each head
     bare_qk_norm: bool = False  # per head, without weights, in the layers that rotate
     layer_norm: bool = False  # norms are LayerNorm, not RMS norm
     norm_bias: bool = False  # and have a bias
@@ -99,8 +115,10 @@ class ModelSpec:
     local_rope: RopeSpec | None = None  # of the layers with a window; None: the same rope
     ropeless_layers: tuple[int, ...] = ()  # their heads do not rotate
     query_growth: QueryGrowth | None = None
+    latent: LatentSpec | None = None  # of multi-head latent attention; a head is what rotates and what does not
     num_positions: int | None = None  # learned position embeddings; None: none
     position_offset: int = 0  # so many of them come before that of the first token
+    has_sinks: bool = False  # each query head has a learned score without a value: attention to no token
     clip_qkv: float | None = None  # queries, keys and values are clamped to this size
     embedding_scale: float | None = None
     rounds_embedding_scale: bool = False  # to the type of the table
@@ -182,8 +200,19 @@ class ModelSpec:
             shapes |= self._norm_shapes(name)
         if self.qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        if self.head_qk_norm:
+            shapes |= {
+                "self_attn.q_norm.weight": (self.num_heads, self.head_dim),
+                "self_attn.k_norm.weight": (self.num_kv_heads, self.head_dim),
+            }
         if self.wide_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (self.q_size,), "self_attn.k_norm.weight": (self.kv_size,)}
+        if self.latent is not None:
+            shapes["self_attn.kv_a_layernorm.weight"] = (self.latent.kv_rank,)
+            if self.latent.query_rank is not None:
+                shapes["self_attn.q_a_layernorm.weight"] = (self.latent.query_rank,)
+        if self.has_sinks:
+            shapes["self_attn.sinks.bias"] = (self.num_heads,)
         if self.has_mixture(index) and self.mixture is not None and self.mixture.corrects_choice:
             shapes["mlp.router_correction.bias"] = (self.mixture.num_experts,)
         for name, shape, has_bias in self._layer_matrices(index):
@@ -210,17 +239,31 @@ class ModelSpec:
 
     def _layer_matrices(self, index: int) -> list[tuple[str, Shape, bool]]:
         """Returns names, shapes, and whether there is a bias."""
+        mlp = self._mixture_matrices() if self.has_mixture(index) else self._mlp_matrices("mlp", self.intermediate_size)
+        if self.latent is not None:
+            return self._latent_matrices(self.latent) + mlp
         hidden = self.hidden_size
         return [
             ("self_attn.q_proj", (self.q_size, hidden), self.qkv_bias),
             ("self_attn.k_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.v_proj", (self.kv_size, hidden), self.qkv_bias),
             ("self_attn.o_proj", (hidden, self.q_size), self.output_bias),
-            *(
-                self._mixture_matrices()
-                if self.has_mixture(index)
-                else self._mlp_matrices("mlp", self.intermediate_size)
-            ),
+            *mlp,
+        ]
+
+    def _latent_matrices(self, latent: LatentSpec) -> list[tuple[str, Shape, bool]]:
+        hidden, heads, rank = self.hidden_size, self.num_heads, latent.query_rank
+        queries: list[tuple[str, Shape, bool]] = [("self_attn.q_proj", (self.q_size, hidden), False)]
+        if rank is not None:
+            queries = [
+                ("self_attn.q_a_proj", (rank, hidden), False),
+                ("self_attn.q_b_proj", (self.q_size, rank), False),
+            ]
+        return [
+            *queries,
+            ("self_attn.kv_a_proj", (latent.kv_rank + latent.rotary_dim, hidden), False),
+            ("self_attn.kv_b_proj", (heads * (latent.still_dim + latent.value_dim), latent.kv_rank), False),
+            ("self_attn.o_proj", (hidden, heads * latent.value_dim), False),
         ]
 
     def _mlp_matrices(self, name: str, width: int) -> list[tuple[str, Shape, bool]]:
@@ -234,11 +277,21 @@ class ModelSpec:
     def _mixture_matrices(self) -> list[tuple[str, Shape, bool]]:
         mixture = self.mixture
         assert mixture is not None
-        matrices: list[tuple[str, Shape, bool]] = [("mlp.router", (mixture.num_experts, self.hidden_size), False)]
+        matrices: list[tuple[str, Shape, bool]] = [
+            ("mlp.router", (mixture.num_experts, self.hidden_size), mixture.router_bias)
+        ]
         for expert in range(mixture.num_experts):
-            matrices += self._mlp_matrices(f"mlp.experts.{expert}", mixture.expert_size)
+            matrices += self._expert_matrices(f"mlp.experts.{expert}", mixture)
         if mixture.shared_size is not None:
             matrices += self._mlp_matrices("mlp.shared_expert", mixture.shared_size)
         if mixture.gates_shared:
             matrices.append(("mlp.shared_expert_gate", (1, self.hidden_size), False))
         return matrices
+
+    def _expert_matrices(self, name: str, mixture: MixtureSpec) -> list[tuple[str, Shape, bool]]:
+        if not mixture.interleaves:
+            return self._mlp_matrices(name, mixture.expert_size)
+        return [
+            (f"{name}.gate_up_proj", (2 * mixture.expert_size, self.hidden_size), self.mlp_bias),
+            (f"{name}.down_proj", (self.hidden_size, mixture.expert_size), self.mlp_bias),
+        ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
 
+_BARE_NAMES = ("mlp.router_correction", "self_attn.sinks")  # vectors that are stored without `.bias`
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
@@ -22,7 +23,8 @@ class Stored:
     """The storage format of one family.
 
     Stems are tensor names without `.weight` and `.bias`, and in layers without the layer's prefix. A star stands for
-    the number of an expert. A stem of experts without a star names a stack of all experts' matrices, transposed.
+    the number of an expert. A stem of experts without a star names a stack of all experts' matrices, transposed; the
+    stack of their biases has the same name and `_bias`.
     """
 
     prefix: str = ""  # of all names, or after the root of all but the head's; text models alone may omit it
@@ -57,7 +59,7 @@ class StoredPart:
     is_transposed: bool = False
     member: int | None = None  # index in a stack, if the stored tensor is one
     num_members: int = 0
-    is_vector: bool = False  # stored as a vector, or as a matrix of one row
+    is_vector: bool = False  # stored as a vector, as a matrix of one row, or as a row of a stack
     num_columns: int | None = None  # of ours; a stack with as many is not transposed, unless it is square
 
     def shape(self, stored: Shape) -> Shape:
@@ -133,22 +135,22 @@ def _find_part(
     stem, number = (stem, "") if expert is None else (_EXPERT.sub("*", stem), expert[0])
     theirs = holders.get(stem) or stored.names.get(stem, stem)
     is_stack = expert is not None and "*" not in theirs
-    is_correction = stem == "mlp.router_correction"
+    is_bias_of_stack = is_stack and kind == "bias"
+    suffix = "_bias" if is_bias_of_stack else "" if is_stack or stem in _BARE_NAMES else f".{kind}"
     parts = [f"model.layers.{index}.{part}.{kind}".replace("*", number) for part in stored.fused.get(theirs, (stem,))]
     num_groups = spec.num_kv_heads if stored.by_head and len(parts) > 1 else 1
     counts = [shapes[part][0] // num_groups for part in parts]
     at = parts.index(name)
     return StoredPart(
-        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number)
-        + ("" if is_stack or is_correction else f".{kind}"),
+        name=f"{root}{stored.layers}.{index}.{theirs}".replace("*", number) + suffix,
         first_row=sum(counts[:at]),
         num_rows=counts[at],
         rows_per_group=sum(counts),
         num_groups=num_groups,
-        is_transposed=(is_stack and not stored.has_upright_stacks)
+        is_transposed=(is_stack and not stored.has_upright_stacks and not is_bias_of_stack)
         or (stored.has_transposed_layers and len(shapes[name]) > 1),
         member=int(number) if is_stack else None,
         num_members=spec.mixture.num_experts if spec.mixture is not None else 0,
-        num_columns=shapes[name][-1] if is_stack else None,
-        is_vector=is_correction,
+        num_columns=shapes[name][-1] if is_stack and not is_bias_of_stack else None,
+        is_vector=is_bias_of_stack or stem in _BARE_NAMES,
     )

@@ -130,6 +130,10 @@ def mixture(
     corrects_choice: bool = False,
     scale: float = 1.0,
     jitter: float = 0.0,
+    router_bias: bool = False,
+    interleaves: bool = False,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Traits:
     num_layers = config["num_hidden_layers"]
     if not set(layers) <= set(range(num_layers)):
@@ -152,6 +156,10 @@ def mixture(
             corrects_choice=corrects_choice,
             scale=scale,
             jitter=jitter,
+            router_bias=router_bias,
+            interleaves=interleaves,
+            num_groups=num_groups,
+            num_groups_chosen=num_groups_chosen,
         )
     }
 
@@ -366,6 +374,7 @@ def stablelm(config: Config) -> Traits:
     is_parallel = bool(config.get("use_parallel_residual"))
     return {
         "qkv_bias": bool(config.get("use_qkv_bias")),
+        "head_qk_norm": bool(config.get("qk_layernorm")),
         "layer_norm": True,
         "norm_bias": True,
         "is_parallel": is_parallel,
@@ -382,6 +391,7 @@ def cohere(config: Config) -> Traits:
         "is_parallel": True,
         "shares_norm": True,
         "rotates_pairs": True,
+        "head_qk_norm": bool(config.get("use_qk_norm")),
         "logit_scale": number(config, "logit_scale"),
     }
 

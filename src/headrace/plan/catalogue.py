@@ -115,6 +115,7 @@ _DEEPSEEK_V3: Config = {
     "v_head_dim": 128,
     "vocab_size": 129_280,
     "max_position_embeddings": 163_840,
+    "quantization_config": {"quant_method": "fp8"},
 }
 _GPT_OSS_20B: Config = {
     "architectures": ["GptOssForCausalLM"],

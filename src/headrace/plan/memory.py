@@ -53,7 +53,7 @@ class Fit:
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> int:
     plain = shape.num_params - shape.linear_params - shape.expert_params
-    quantized = shape.linear_params * precision.linear_bytes + shape.expert_params * precision.expert_bytes(shape)
+    quantized = (shape.linear_params + shape.expert_params) * precision.linear_bytes
     return int(plain * precision.plain_bytes + quantized)
 
 

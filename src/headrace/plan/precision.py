@@ -7,7 +7,6 @@ from typing import Literal
 
 from headrace.errors import ConfigError, nearest
 from headrace.plan.gpus import Gpu
-from headrace.plan.shape import ModelShape
 
 WeightFormat = Literal["bfloat16", "float32", "fp8", "int8", "int4"]
 CacheFormat = Literal["auto", "fp8"]
@@ -44,10 +43,6 @@ class Precision:
     @property
     def cache_bytes(self) -> int:
         return 1 if self.cache == "fp8" else self.plain_bytes
-
-    def expert_bytes(self, shape: ModelShape) -> float:
-        own = shape.own_bits_per_expert_weight
-        return self.linear_bytes if own is None else min(own, _BITS[self.weights]) / 8
 
     def rate(self, gpu: Gpu) -> float:
         """Peak FLOP/s of the layers' GEMMs. INT4 weights are widened, so they run at the 16-bit rate."""

@@ -93,7 +93,7 @@ def _linear(tokens: FloatArray, shape: ModelShape, precision: Precision, machine
     flops = 2.0 * shape.linear_params * tokens
     if moe is not None:
         hit = experts_hit(tokens, moe.num_experts, moe.num_chosen)
-        read = read + shape.expert_params * precision.expert_bytes(shape) * hit
+        read = read + shape.expert_params * precision.linear_bytes * hit
         # Counted as more work at the rate of dense GEMMs.
         chosen = 2.0 * moe.num_layers * moe.num_chosen * moe.params_each * tokens
         flops = flops + chosen / machine.constants.mixture_gemm

@@ -48,7 +48,6 @@ class ModelShape:
     experts: Experts | None = None
     windows: tuple[int | None, ...] = ()  # one per layer; empty: full attention everywhere
     dtype: str = "bfloat16"  # of the published checkpoint
-    own_bits_per_expert_weight: float | None = None  # experts published only in this format, such as MXFP4
     why_not_run: str | None = None  # why the engine cannot run it; None: it can
     spec: ModelSpec | None = field(default=None, compare=False)
 
@@ -88,7 +87,7 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     linear = other = params_each = 0
     for index, count in _kinds_of_layers(spec):
         shapes = spec.layer_shapes(index)
-        of_experts = {key: shape for key, shape in shapes.items() if ".mlp.experts." in key}
+        of_experts = {key: s for key, s in shapes.items() if ".mlp.experts." in key and _is_matrix(key)}
         matrices = {key: s for key, s in shapes.items() if key not in of_experts and _is_matrix(key)}
         linear += count * _size(matrices.values())
         other += count * (_size(shapes.values()) - _size(matrices.values()) - _size(of_experts.values()))
@@ -127,8 +126,9 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     )
 
 
-def shape_of_mla(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """DeepSeek V2 and V3: multi-head latent attention, whose cache is one latent vector per token and layer."""
+def shape_of_mla(name: str, config: Mapping[str, Any], why_not_run: str) -> ModelShape:
+    """Multi-head latent attention that the engine does not run, with a cache of one latent vector per token and
+    layer."""
     hidden, layers, heads = (_number(config, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
     nope, value = _number(config, "qk_nope_head_dim"), _number(config, "v_head_dim")
@@ -166,44 +166,7 @@ def shape_of_mla(name: str, config: Mapping[str, Any]) -> ModelShape:
         experts=Experts(
             num_layers=num_mixed, num_experts=num_experts, num_chosen=num_chosen, params_each=3 * hidden * expert_size
         ),
-        why_not_run="multi-head latent attention is not implemented",
-    )
-
-
-def shape_of_gpt_oss(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """gpt-oss: a mixture in every layer with experts in MXFP4, attention sinks, every second layer with a window."""
-    hidden, layers, heads = (_number(config, k) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    kv_heads, head_dim, vocab = (_number(config, k) for k in ("num_key_value_heads", "head_dim", "vocab_size"))
-    num_experts, width = _number(config, "num_local_experts"), _number(config, "intermediate_size")
-    q_size, kv_size = heads * head_dim, kv_heads * head_dim
-    attention = hidden * (2 * q_size + 2 * kv_size)
-    num_chosen = _number(config, "num_experts_per_tok")
-    window = config.get("sliding_window")
-    biases = q_size + 2 * kv_size + hidden + num_experts * (1 + 2 * width + hidden)
-    return ModelShape(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        max_model_len=_number(config, "max_position_embeddings"),
-        linear_params=layers * attention,
-        embedding_params=vocab * hidden,
-        head_params=vocab * hidden,
-        other_params=layers * (2 * hidden + heads + biases + hidden * num_experts) + hidden,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        kv_elements_per_token=2 * layers * kv_size,
-        attention_width=q_size,
-        q_size=q_size,
-        kv_size=kv_size,
-        mlp_width=num_chosen * width,
-        experts=Experts(
-            num_layers=layers, num_experts=num_experts, num_chosen=num_chosen, params_each=3 * hidden * width
-        ),
-        windows=tuple(window if index % 2 == 0 else None for index in range(layers)) if window else (),
-        own_bits_per_expert_weight=4.25,  # MXFP4: four bits, and an eight-bit scale per 32 weights
-        why_not_run="attention sinks and MXFP4 experts are not implemented",
+        why_not_run=why_not_run,
     )
 
 

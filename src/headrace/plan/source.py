@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import ModelError, UnsupportedModelError
 from headrace.models.hub_config import spec_from_config
 from headrace.plan.catalogue import CATALOGUE, find_entry
-from headrace.plan.shape import ModelShape, shape_of_gpt_oss, shape_of_mla, shape_of_spec
+from headrace.plan.shape import ModelShape, shape_of_mla, shape_of_spec
 
 
 def find_shape(model: str) -> ModelShape:
@@ -28,13 +28,11 @@ def find_shape(model: str) -> ModelShape:
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes, also if the engine does not run its architecture."""
     whole, config = config, dict(config.get("text_config") or config)
-    if config.get("kv_lora_rank"):
-        return shape_of_mla(name, config)
-    if "GptOssForCausalLM" in whole.get("architectures", ()) or config.get("model_type") == "gpt_oss":
-        return shape_of_gpt_oss(name, config)
     try:
         return shape_of_spec(name, spec_from_config(whole))
     except UnsupportedModelError as error:
+        if config.get("kv_lora_rank"):
+            return shape_of_mla(name, config, str(error))
         return _as_llama(name, config, str(error))
 
 

@@ -28,6 +28,7 @@ from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear 
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
+    clamped_silu_and_mul,
     copy_blocks,
     embed,
     gelu,
@@ -44,6 +45,7 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "gelu",

@@ -57,11 +57,12 @@ def paged_attention(
     softcap: float | None = None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = cache.keys.shape[1:3]
     if head_dim < PAIR or not is_token_innermost(cache) or q.stride(2) != 1 or q.stride(1) != head_dim:
-        return reference.paged_attention(q, cache, layout, scale, window, softcap, slides=slides)
+        return reference.paged_attention(q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks)
     group = num_heads // num_kv_heads
     tile_len = max(1, min(TILE_ROWS // group, layout.max_query_len))
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
@@ -76,6 +77,7 @@ def paged_attention(
         layout.context_lens,
         layout.slots,
         layout.block_tables,
+        0 if sinks is None else sinks,
         layout.block_tables.stride(0),
         layout.num_seqs,
         q.stride(0),
@@ -102,6 +104,7 @@ def paged_attention(
     context_lens="pointer",
     slots="pointer",
     block_tables="pointer",
+    sinks="pointer",
     table_stride="integer",
     num_seqs="integer",
     q_stride="integer",
@@ -164,6 +167,10 @@ def _attend_tile(a: Arguments, scratch: Pointer, seq: int, kv_head: int, tile: i
     for row in range(padded):
         maxima[row] = -np.inf
         totals[row] = 0.0
+    if a.sinks != 0:  # a score of each row before all others
+        for row in range(num_rows):
+            maxima[row] = floats(a.sinks)[kv_head * a.group + row % a.group]
+            totals[row] = 1.0
     for i in range(padded * ((a.head_dim + PAIR - 1) // PAIR) * PAIR):
         sums[i] = 0.0
 

@@ -21,6 +21,7 @@ context length of 0 and is skipped. Launch parameters are beside each kernel, wi
 from __future__ import annotations
 
 from headrace.kernels.gpu.activation import (
+    clamped_silu_and_mul_fp8,
     gelu_fp8,
     gelu_tanh_and_mul,
     gelu_tanh_and_mul_fp8,
@@ -47,7 +48,7 @@ from headrace.kernels.gpu.norms import (
 )
 from headrace.kernels.gpu.rope import rope_and_store
 from headrace.kernels.gpu.routing import route
-from headrace.kernels.reference import gelu, gelu_tanh, relu, relu2
+from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
 
 __all__ = [
     "add_layer_norm",
@@ -56,6 +57,8 @@ __all__ = [
     "add_rms_norm_fp8",
     "allocate_cache",
     "apply_bitmask",
+    "clamped_silu_and_mul",
+    "clamped_silu_and_mul_fp8",
     "gelu",
     "gelu_fp8",
     "gelu_tanh",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.kernels.gpu.fp8 import empty_fp8_rows, quantize_rows, store_fp8_row
 from headrace.kernels.layout import Fp8Rows
-from headrace.kernels.reference import gelu, gelu_tanh, relu, relu2
+from headrace.kernels.reference import clamped_silu_and_mul, gelu, gelu_tanh, relu, relu2
 
 _BLOCK = 2048
 
@@ -28,6 +28,10 @@ def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
 
 def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
     return _gated_fp8(gate_up, is_gelu=True)
+
+
+def clamped_silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:  # [T, 2 * I] -> [T, I]
+    return quantize_rows(clamped_silu_and_mul(gate_up))
 
 
 def gelu_fp8(x: Tensor) -> Fp8Rows:  # [T, I]

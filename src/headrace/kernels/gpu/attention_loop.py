@@ -30,6 +30,15 @@ def in_dot_dtype(query, keys):
     return query
 
 
+@triton.jit
+def add_sink(highest, total, mixed, sink):
+    """Adds a score without a value to rows of a softmax: their weights are rescaled if it is the largest."""
+    score = sink * 1.4426950408889634
+    peak = tl.maximum(highest, score)
+    shrink = tl.exp2(highest - peak)
+    return total * shrink + tl.exp2(score - peak), mixed * shrink[:, None]
+
+
 _WIDEN = """{
 .reg .b32 bytes;
 .reg .b16 two, none;

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, first_seen, in_dot_dtype, widen_fp8
+from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, first_seen, in_dot_dtype, widen_fp8
 from headrace.kernels.gpu.shared_attention import SHARED_SPLITS, shared_attention
 from headrace.kernels.layout import LayerCache, StepLayout
 
@@ -23,6 +23,7 @@ def decode_attention(
     softcap: float | None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
 ) -> None:
     """Computes the first `num_decodes` sequences, which have one token each.
 
@@ -71,6 +72,7 @@ def decode_attention(
         partial,
         sums,
         q if arrivals is None else arrivals,
+        q if sinks is None else sinks,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -87,6 +89,7 @@ def decode_attention(
         SHARED_SPLITS=SHARED_SPLITS,
         HAS_WINDOW=window is not None,
         SLIDES=slides,
+        HAS_SINKS=sinks is not None,
         IN_PAIRS=is_fp8,
         IS_INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=num_warps,
@@ -118,6 +121,7 @@ def _decode(
     partial,
     sums,
     arrivals,
+    sinks,
     q_stride,
     table_stride,
     scale,
@@ -140,6 +144,7 @@ def _decode(
     SHARED_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IN_PAIRS: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -256,6 +261,9 @@ def _decode(
             highest, total, mixed = _merge_partial(
                 highest, total, mixed, partial, sums, common, is_mine, is_mine[:, None] & is_head, dims, HEAD_DIM
             )
+    if HAS_SINKS:
+        sink = tl.load(sinks + head * GROUP + rows, mask=rows < GROUP, other=0.0)
+        total, mixed = add_sink(highest, total, mixed, sink)
     at = out + (seq.to(tl.int64) * NUM_HEADS + head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
     tl.store(at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head)
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, attend, first_seen, in_dot_dtype
+from headrace.kernels.gpu.attention_loop import LOG2E, NO_WINDOW, add_sink, attend, first_seen, in_dot_dtype
 from headrace.kernels.layout import LayerCache, StepLayout
 
 TILE_ROWS = 128  # as in `runner/gpu/tiles.py`
@@ -29,6 +29,7 @@ def prefill_attention(
     softcap: float | None,
     *,
     slides: bool = True,
+    sinks: Tensor | None = None,  # [Hq] float32
     with_fresh: bool = True,
 ) -> None:
     """Computes the sequences after the first `num_decodes`, tile by tile; without fresh prefills if these are
@@ -48,6 +49,7 @@ def prefill_attention(
         layout.query_starts,
         layout.tiles,
         out,
+        q if sinks is None else sinks,
         q.stride(0),
         layout.block_tables.stride(0),
         scale * LOG2E,
@@ -63,6 +65,7 @@ def prefill_attention(
         HAS_WINDOW=window is not None,
         SLIDES=slides,
         HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         num_warps=num_warps,
         num_stages=num_stages,
     )
@@ -79,6 +82,7 @@ def _prefill(
     query_starts,
     tiles,
     out,
+    sinks,
     q_stride,
     table_stride,
     scale,
@@ -94,6 +98,7 @@ def _prefill(
     HAS_WINDOW: tl.constexpr,
     SLIDES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -119,7 +124,7 @@ def _prefill(
     begin = 0
     if HAS_WINDOW:
         begin = first_seen(first_position, window, SLIDES) // KEYS * KEYS
-    _, total, mixed = attend(
+    highest, total, mixed = attend(
         query,
         keys,
         values,
@@ -142,5 +147,7 @@ def _prefill(
         SLIDES,
         HAS_SOFTCAP,
     )
+    if HAS_SINKS:
+        total, mixed = add_sink(highest, total, mixed, tl.load(sinks + head))
     place = out + at[:, None] * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + dims[None, :]
     tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_query)

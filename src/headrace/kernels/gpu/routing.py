@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.layout import Routes
+from headrace.kernels.reference import choose_experts
 
 _BLOCK = 1024
 _RULES = {"sigmoid": 0, "softmax": 1, "softmax_of_chosen": 2, "sigmoid_of_chosen": 3, "sparsemixer": 4}
@@ -21,15 +22,21 @@ def route(
     correction: Tensor | None = None,  # [E] float32
     scale: float = 1.0,
     jitter: float = 0.0,
+    num_groups: int = 1,
+    num_groups_chosen: int = 1,
 ) -> Routes:
-    """See `ops.route`."""
+    """See `ops.route`. Experts in groups are chosen by the reference, which does not use the host either."""
     num_tokens, num_experts = logits.shape
     num_routes, device = num_tokens * num_chosen, logits.device
     chosen = torch.empty(num_routes, dtype=torch.int32, device=device)
     weights = torch.empty(num_routes, dtype=torch.float32, device=device)
     order = torch.empty(num_routes, dtype=torch.int32, device=device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
-    if num_tokens:
+    if num_groups_chosen < num_groups:
+        groups = (num_groups, num_groups_chosen)
+        experts, shares = choose_experts(logits, num_chosen, rule, correction=correction, jitter=jitter, groups=groups)
+        chosen, weights = experts.int().flatten(), shares.flatten() * scale
+    elif num_tokens:
         _choose_experts[(num_tokens,)](
             logits,
             logits if correction is None else correction,

@@ -21,7 +21,8 @@ from headrace.kernels import ops
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.decoder import Decoder, Layer
 from headrace.models.embeddings import DenseEmbeddings, Embeddings, QuantizedEmbeddings, ScaledEmbeddings
-from headrace.models.layers import Attention, Mlp, Norm, QueryKeyNorms, WideNorms
+from headrace.models.latent import LatentOutput, LatentProjection, latent_head_order
+from headrace.models.layers import Attention, HeadNorms, Mlp, Norm, QueryKeyNorms, WideNorms
 from headrace.models.mixture import Mixture
 from headrace.models.parallel import (
     ParallelWideNorms,
@@ -33,13 +34,14 @@ from headrace.models.parallel import (
 from headrace.models.rope import cos_sin_table, head_order, query_scales
 from headrace.models.shards import Shards
 from headrace.models.sources import Progress
-from headrace.models.spec import ModelSpec, RopeSpec, Shape
+from headrace.models.spec import LatentSpec, ModelSpec, RopeSpec, Shape
 from headrace.models.weights.random_weights import RandomWeights
 from headrace.models.weights.source import ShardedSource, WeightSource, check_tensors
 
 _MAPPED_FROM_BYTES = 1 << 20
 _EMBEDDINGS = "model.embed_tokens.weight"
-_ROTATED = re.compile(r".*\.self_attn\.[qk]_(proj|norm)\.(weight|bias)")
+_ROTATED = re.compile(r".*\.self_attn\.(q|k|q_b)_(proj|norm)\.(weight|bias)")
+_LATENT_EPS = 1e-6  # of the norms of latents, whatever the config says of the others
 
 
 def load_decoder(
@@ -217,13 +219,22 @@ def _mlp(reader: _Reader, spec: ModelSpec, prefix: str, *, adds_up: bool = True)
 
 def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
     mixture = spec.mixture
-    assert mixture is not None and spec.is_gated and not spec.mlp_bias
+    assert mixture is not None and spec.is_gated
     own = reader.shards.experts
     experts = [f"{prefix}experts.{expert}." for expert in range(own.start, own.end)]
+    before = ("gate_up_proj",) if mixture.interleaves else ("gate_proj", "up_proj")
+    ups = [tuple(name + part for part in before) for name in experts]
+    downs: list[tuple[str, ...]] = [(name + "down_proj",) for name in experts]
+    has_down_bias = spec.mlp_bias and reader.shards.has_expert_biases
     return Mixture(
-        router=ops.pack_linear(reader.tensor(prefix + "router.weight")),
-        up=reader.experts([(name + "gate_proj.weight", name + "up_proj.weight") for name in experts]),
-        down=reader.experts([(name + "down_proj.weight",) for name in experts]),
+        router=ops.pack_linear(
+            reader.tensor(prefix + "router.weight"),
+            reader.tensor(prefix + "router.bias") if mixture.router_bias else None,
+        ),
+        up=reader.experts(ups, interleaved=mixture.interleaves),
+        down=reader.experts(downs),
+        up_bias=reader.expert_biases(ups, interleaved=mixture.interleaves) if spec.mlp_bias else None,
+        down_bias=reader.expert_biases(downs) if has_down_bias else None,
         shared=None if mixture.shared_size is None else _mlp(reader, spec, prefix + "shared_expert.", adds_up=False),
         num_chosen=mixture.num_chosen,
         routing=mixture.routing,
@@ -232,6 +243,8 @@ def _mixture(reader: _Reader, spec: ModelSpec, prefix: str) -> Mixture:
         correction=reader.float32(prefix + "router_correction.bias") if mixture.corrects_choice else None,
         scale=mixture.scale,
         jitter=mixture.jitter,
+        num_groups=mixture.num_groups,
+        num_groups_chosen=mixture.num_groups_chosen,
         shared_gate=ops.pack_linear(reader.tensor(prefix + "shared_expert_gate.weight"))
         if mixture.gates_shared
         else None,
@@ -245,12 +258,18 @@ def _attention(
 ) -> Attention:
     rotates = index not in spec.ropeless_layers
     q_norm, k_norm = _head_norms(reader, spec, prefix, rotates=rotates)
+    output = reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias)
+    if spec.latent is None:
+        qkv = reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias)
+    else:
+        qkv = _latent_projection(reader, spec, spec.latent, prefix)
+        output = LatentOutput(output, spec.num_heads, spec.latent.value_dim)
     return Attention(
-        qkv=reader.linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj", has_bias=spec.qkv_bias),
-        output=reader.row_linear(prefix + "o_proj", has_bias=spec.output_bias),
+        qkv=qkv,
+        output=output,
         q_norm=q_norm,
         k_norm=k_norm,
-        wide_norms=_wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None,
+        wide_norms=_norms_of_all_heads(reader, spec, prefix),
         cos_sin=cos_sin,
         query_scales=query_scales if spec.grows_queries(index) else None,
         num_heads=spec.num_heads,
@@ -261,6 +280,22 @@ def _attention(
         softcap=spec.attention_softcap,
         eps=spec.norm_eps,
         clip=spec.clip_qkv,
+        sinks=reader.float32(prefix + "sinks.bias") if spec.has_sinks else None,
+    )
+
+
+def _latent_projection(reader: _Reader, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentProjection:
+    has_rank = latent.query_rank is not None
+    before = ("q_a_proj" if has_rank else "q_proj", "kv_a_proj")
+    return LatentProjection(
+        down=reader.linear(*(prefix + name for name in before), has_bias=False),
+        query_norm=Norm(reader.float32(prefix + "q_a_layernorm.weight"), None, _LATENT_EPS) if has_rank else None,
+        query_up=reader.linear(prefix + "q_b_proj", has_bias=False) if has_rank else None,
+        kv_norm=Norm(reader.float32(prefix + "kv_a_layernorm.weight"), None, _LATENT_EPS),
+        kv_up=reader.linear(prefix + "kv_b_proj", has_bias=False),
+        latent=latent,
+        num_heads=spec.num_heads,
+        rotates_pairs=spec.rotates_pairs,
     )
 
 
@@ -273,6 +308,13 @@ def _head_norms(reader: _Reader, spec: ModelSpec, prefix: str, *, rotates: bool)
     if not spec.qk_norm:
         return None, None
     return reader.norm_weight(prefix + "q_norm.weight"), reader.norm_weight(prefix + "k_norm.weight")
+
+
+def _norms_of_all_heads(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms | None:
+    if spec.head_qk_norm:
+        weights = [reader.float32(f"{prefix}{side}_norm.weight") for side in "qk"]
+        return HeadNorms(torch.cat(weights), spec.norm_eps)
+    return _wide_norms(reader, spec, prefix) if spec.wide_qk_norm else None
 
 
 def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms:
@@ -289,6 +331,12 @@ def _wide_norms(reader: _Reader, spec: ModelSpec, prefix: str) -> QueryKeyNorms:
         num_kv_copies=shards.heads.num_kv_copies,
         group=reader.group,
     )
+
+
+def _head_order(spec: ModelSpec) -> list[int] | None:
+    if spec.latent is not None:
+        return latent_head_order(spec.latent, rotates_pairs=spec.rotates_pairs)
+    return head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
 
 
 class _Reader:
@@ -310,7 +358,7 @@ class _Reader:
         self.group = group
         self.num_bytes = 0
         self._spec = spec = shards.spec
-        self._head_order = head_order(spec.head_dim, spec.rotary_dim, rotates_pairs=spec.rotates_pairs)
+        self._head_order = _head_order(spec)
         self._as_fp8 = as_fp8  # quantize the layers' matrices
         self._dtype = dtype
         self.device = device
@@ -336,17 +384,29 @@ class _Reader:
         packed = self.linear(name, has_bias=has_bias and self.shards.has_row_biases)
         return packed if self.group is None or not adds_up else RowParallelLinear(packed, self.group)
 
-    def experts(self, names: list[tuple[str, ...]]) -> ops.PackedExperts:
+    def experts(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> ops.PackedExperts:
         """Returns one grouped GEMM for the matrices of all experts; several matrices of one expert are concatenated
         by rows."""
-        num_rows = sum(self.source.shape(name)[0] for name in names[0])
-        width = self.source.shape(names[0][0])[1]
-        stack = _allocate((len(names), num_rows, width), self._dtype, self.device)
-        for expert, parts in zip(stack, names, strict=True):
-            self._fill_rows(parts, expert)
+        stack = self._stack(names, "weight", interleaved=interleaved)
         packed = ops.pack_experts(stack, as_fp8=self._as_fp8)
         self.num_bytes += stack.numel() * (1 if packed.takes_fp8 else self._dtype.itemsize)
         return packed
+
+    def expert_biases(self, names: list[tuple[str, ...]], *, interleaved: bool = False) -> Tensor:  # [E, N]
+        stack = self._stack(names, "bias", interleaved=interleaved)
+        self.num_bytes += stack.nbytes
+        return stack
+
+    def _stack(self, names: list[tuple[str, ...]], kind: str, *, interleaved: bool) -> Tensor:
+        """`interleaved`: rows 2i become the first half, rows 2i + 1 the second."""
+        wholes = [tuple(f"{name}.{kind}" for name in parts) for parts in names]
+        shapes = [self.source.shape(name) for name in wholes[0]]
+        stack = _allocate((len(names), sum(shape[0] for shape in shapes), *shapes[0][1:]), self._dtype, self.device)
+        for expert, parts in zip(stack, wholes, strict=True):
+            self._fill_rows(parts, expert)
+            if interleaved:
+                expert.copy_(torch.cat((expert[::2], expert[1::2])))
+        return stack
 
     def norm(self, name: str) -> Norm:
         if self._spec.bare_norms:
@@ -386,7 +446,8 @@ class _Reader:
     def _fill(self, name: str, out: Tensor) -> None:
         self.source.fill(name, out)
         if self._head_order is not None and _ROTATED.fullmatch(name):
-            heads = out.unflatten(0, (-1, len(self._head_order)))  # [heads, D, ...]
+            sizes = (-1, len(self._head_order))
+            heads = out.view(sizes) if "_norm." in name else out.unflatten(0, sizes)  # [heads, D, ...]
             heads.copy_(heads[:, self._head_order])
         self._num_read += out.numel() * self._dtype.itemsize
         self._progress(self._num_read, self._num_to_read)

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.models.spec import ModelSpec, Shape
 from headrace.models.stored_tensors import Stored, StoredPart, find_parts
-from headrace.models.weights.safetensors_files import Region, SafetensorsFiles
+from headrace.models.weights.safetensors_files import Region
 from headrace.models.weights.source import Slice, StoredRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+class StoredFiles(Protocol):
+    """Tensors under the names and in the shapes of their files."""
+
+    def names(self) -> Collection[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None: ...
+
+    def read_ahead(self, name: str) -> None: ...
+
+    @property
+    def num_bytes_read(self) -> int: ...
+
+
 class Rearranged:
-    def __init__(self, files: SafetensorsFiles, stored: Stored, spec: ModelSpec) -> None:
+    def __init__(self, files: StoredFiles, stored: Stored, spec: ModelSpec) -> None:
         self._files = files
         self._stored = stored
         self._spec = spec
@@ -71,7 +86,8 @@ def regions_of(part: StoredPart, rows: range, columns: range | None, stored: Sha
     if len(stored) == 1:
         return [Region(run, range(1), first) for first, run in _runs(part, rows, 0)]
     if part.is_vector:
-        return [Region(range(1), run, first, is_transposed=True) for first, run in _runs(part, rows, 0)]
+        row = part.member or 0
+        return [Region(range(row, row + 1), run, first, is_transposed=True) for first, run in _runs(part, rows, 0)]
     height, width = stored[-2:]
     first_row = (part.member or 0) * height  # of the member in a stack
     if not part.transposes((height, width)):

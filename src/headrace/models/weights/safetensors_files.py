@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8  # of the header, in front of it
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # the types that are read
+_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1}  # the types that are read
 _TORCH_NAMES = {
     "BF16": "torch.bfloat16",
     "F16": "torch.float16",
@@ -112,11 +112,11 @@ class SafetensorsFiles:
         tensor.file.read_ahead(tensor.offset + math.prod(tensor.shape) * _ITEM_BYTES[tensor.type_name])
 
     def fill_regions(self, name: str, out: Tensor, regions: Iterable[Region]) -> None:
-        """Writes regions of the stored tensor into `out`, one below the other."""
+        """Writes regions of the stored tensor into `out`, one below the other. Bytes are read only as bytes."""
         import torch
 
         tensor = self._stored(name)
-        if tensor.type_name not in _ITEM_BYTES:
+        if tensor.type_name not in _ITEM_BYTES or (tensor.type_name == "U8" and out.dtype != torch.uint8):
             raise UnsupportedModelError(
                 f"tensor {name!r} is stored as {_TORCH_NAMES.get(tensor.type_name, tensor.type_name)}; quantized "
                 "safetensors are not supported; use a GGUF file"
