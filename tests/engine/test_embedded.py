@@ -58,6 +58,7 @@ def reference_model() -> LlamaForCausalLM:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_twenty_greedy_answers_equal_those_of_transformers(smollm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = smollm.chat([[{"role": "user", "content": question}] for question in QUESTIONS], params, use_tqdm=False)

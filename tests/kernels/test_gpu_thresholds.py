@@ -134,7 +134,7 @@ def test_the_same_tokens_are_kept_where_too_few_can_be_gathered(
     [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 50}, {"top_k": 1000, "top_p": 0.9}, {"min_p": 0.01, "top_p": 0.9}],
     ids=str,
 )
-@pytest.mark.parametrize("spread", [0.7, 3.0])
+@pytest.mark.parametrize("spread", [pytest.param(0.7, marks=pytest.mark.slow), 3.0])
 def test_rows_that_are_not_flat_are_settled_without_a_search(
     monkeypatch: pytest.MonkeyPatch,
     place: Place,

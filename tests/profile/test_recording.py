@@ -15,6 +15,7 @@ def config(directory: Path) -> EngineConfig:
     return EngineConfig(model=str(directory), max_num_seqs=4, num_gpu_blocks_override=256, num_threads=1)
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_in_its_steady_state(tiny_directory: Path, tmp_path: Path) -> None:
     options = RecordingOptions(directory=str(tmp_path), steps=12, num_windows=2)
     report = record_run(config(tiny_directory), workload_of("decode", 8, 400), options)

@@ -127,6 +127,7 @@ def test_the_admin_routes_do_the_same(engine: AsyncEngine, tmp_path: Path) -> No
     with_server(engine, body, profiler_dir=str(tmp_path), admin_key="root")
 
 
+@pytest.mark.slow
 def test_the_command_profiles_a_live_server(engine: AsyncEngine, tmp_path: Path) -> None:
     async def body(made: Running) -> None:
         busy = asyncio.create_task(_keep_busy(made))

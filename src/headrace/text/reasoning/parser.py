@@ -170,7 +170,7 @@ class TagParser(ReasoningParser):
         self._spaces += text[len(body) :] if self._has_text else ""
 
     def _before_text(self, is_end: bool) -> bool:
-        start = "" if self.wrapper is None else self._at_start(self.wrapper[:1], is_end)
+        start = "" if self.wrapper is None or self._is_wrapped else self._at_start(self.wrapper[:1], is_end)
         if start is None:
             return False
         if start:
