@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels import reference
-from headrace.kernels.layout import Fp8Rows, LayerCache, Routes, Rows, StepLayout
+from headrace.kernels.layout import Fp8Rows, LayerCache, PackedLayout, Routes, Rows, StepLayout
 from headrace.kernels.ranges import RangedKernels, Ranges
 from headrace.startup import OnStage, ignore_stage
 
@@ -28,10 +28,12 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "bidirectional_attention",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "gelu",
+    "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "layer_norm",
@@ -43,6 +45,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope_and_store",
+    "rotate",
     "route",
     "silu_and_mul",
     "soft_cap",
@@ -204,6 +207,24 @@ def paged_attention(
     return out
 
 
+def rotate(qkv: Tensor, positions: Tensor, cos_sin: Tensor, num_heads: int) -> None:  # [T, 3 * H * D], [T]
+    """Rotates queries and keys in place, for an encoder, which has no cache to store them in."""
+    kernels_for(qkv.device, qkv.dtype).rotate(qkv, positions, cos_sin, num_heads)
+
+
+def bidirectional_attention(
+    qkv: Tensor,  # [T, 3 * H * D]
+    layout: PackedLayout,
+    num_heads: int,
+    scale: float,
+    reach: int | None = None,
+) -> Tensor:  # [T, H * D]
+    """Attends from each token to all tokens of its text, or to those up to `reach` before and after it."""
+    attend = kernels_for(qkv.device, qkv.dtype).bidirectional_attention
+    out: Tensor = attend(qkv, layout, num_heads, scale, reach)
+    return out
+
+
 def silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], silu(first) * second half
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.silu_and_mul_fp8(gate_up) if as_fp8 else kernels.silu_and_mul(gate_up)
@@ -214,6 +235,13 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 
     """Uses the tanh approximation of GELU."""
     kernels = kernels_for(gate_up.device, gate_up.dtype)
     out: Rows = kernels.gelu_tanh_and_mul_fp8(gate_up) if as_fp8 else kernels.gelu_tanh_and_mul(gate_up)
+    return out
+
+
+def gelu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, 2 * I] -> [T, I], gelu(first) * second
+    """Uses the exact GELU. Only encoders have it, and these are not quantized."""
+    assert not as_fp8
+    out: Tensor = kernels_for(gate_up.device, gate_up.dtype).gelu_and_mul(gate_up)
     return out
 
 

@@ -223,12 +223,14 @@ def _gpu_memory(start: wire.Start) -> tuple[int, int]:
 def _load(start: wire.Start) -> Decoder:
     from headrace.dist.collectives import connect
     from headrace.engine import runners
-    from headrace.models import open_checkpoint
+    from headrace.engine.start import open_model
+    from headrace.models import Decoder
 
-    config = start.config
-    checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
+    checkpoint = open_model(start.config)
     groups = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
-    return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
+    decoder = runners.load_model(checkpoint, start.settings, ignore_stage, groups)
+    assert isinstance(decoder, Decoder), "an encoder has one rank"
+    return decoder
 
 
 def main(argv: list[str]) -> int:

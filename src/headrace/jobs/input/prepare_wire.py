@@ -19,6 +19,7 @@ from headrace.jobs.formats.reader import InputLine
 from headrace.jobs.input.lines import AnyReply, BadLine, LineParser
 from headrace.jobs.input.prepare import Items, LineParts, LinePreparer, Work
 from headrace.jobs.input.template import LineTemplate
+from headrace.models.pooler import PoolerSpec
 from headrace.openai.parser_names import AUTOMATIC, ParserNames
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.types import SamplingParams
@@ -71,12 +72,13 @@ class Setup(msgspec.Struct, frozen=True):
     tokenizer: SentTokenizer | None
     max_model_len: int | None = None
     parser_names: ParserNames = AUTOMATIC
+    pooler: PoolerSpec | None = None
 
     def preparer(self) -> LinePreparer:
         parser = LineParser(self.defaults, seed=self.seed, model_name=self.model_name, template=self.template)
         tokenizer = None if self.tokenizer is None else self.tokenizer.restored()
         prompts = PromptReader(tokenizer, self.vocab_size, max_model_len=self.max_model_len)
-        return LinePreparer(parser, prompts, self.parser_names)
+        return LinePreparer(parser, prompts, self.parser_names, pooler=self.pooler)
 
 
 class _Work(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):

@@ -28,13 +28,16 @@ from headrace.kernels.cpu.linear import PackedLinear, pack_experts, pack_linear 
 from headrace.kernels.cpu.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E402
 from headrace.kernels.cpu.rope import allocate_cache, rope_and_store  # noqa: E402
 from headrace.kernels.reference import (  # noqa: E402
+    bidirectional_attention,
     clamped_silu_and_mul,
     copy_blocks,
     embed,
     gelu,
+    gelu_and_mul,
     gelu_tanh,
     relu,
     relu2,
+    rotate,
     route,
     soft_cap,
 )
@@ -45,10 +48,12 @@ __all__ = [
     "add_rms_norm",
     "allocate_cache",
     "apply_bitmask",
+    "bidirectional_attention",
     "clamped_silu_and_mul",
     "copy_blocks",
     "embed",
     "gelu",
+    "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "layer_norm",
@@ -59,6 +64,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope_and_store",
+    "rotate",
     "route",
     "sample",
     "silu_and_mul",

@@ -105,6 +105,7 @@ class GpuRunner:
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
         self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * max_size, dtype=torch.int32, pin_memory=True)
+        self._no_results = torch.empty(2, 0, dtype=torch.int32, device=device)
         self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
@@ -294,7 +295,8 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _capture_graphs(self, on_stage: OnStage) -> None:
-        numbers, total = count(1), self._prefill_graphs.num_graphs + self._decode_graphs.num_graphs
+        num_decode_graphs = 0 if self._decoder.head is None else self._decode_graphs.num_graphs
+        numbers, total = count(1), self._prefill_graphs.num_graphs + num_decode_graphs
 
         def captured() -> None:
             on_stage("capture", next(numbers), total)
@@ -302,6 +304,9 @@ class GpuRunner:
         padding_slot = self._slots.padding_slot
         capture = Capture(torch.cuda.graph_pool_handle(), self._device, self._decoder.group)
         self._prefill_graphs.warm_up(padding_slot)
+        if self._decoder.head is None:  # a pooling model: nothing is decoded
+            self._prefill_graphs.capture(capture, padding_slot, captured)
+            return
         self._decode_graphs.warm_up(self._forward_decode, self._sample_decoded, self._device)
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
@@ -335,8 +340,10 @@ class GpuRunner:
             layout, token_ids = self._layouts.of_step(plan, order, upload)
             outputs = self._compute(plan, token_ids, layout, upload.get(places[2]).long(), ends, spans)
         slots, num_tokens, _, sampling_slots = (upload.get(place) for place in places)
-        logits = self._decoder.logits(outputs.last_hidden)
         self._slots.advance(slots, num_tokens)
+        if not len(sampling):
+            return self._ticket(plan, self._no_results, None, outputs)
+        logits = self._decoder.logits(outputs.last_hidden)
         if self._sampler.is_plain(plan.slots[sampling]):
             has_filters = self._sampler.has_filters(plan.slots[sampling])
             results = self._sample_plain(logits, sampling_slots, has_filters=has_filters, advances=False)
