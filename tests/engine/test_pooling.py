@@ -13,7 +13,7 @@ import transformers
 
 from headrace import LLM, PoolingParams, SamplingParams
 from headrace.errors import ConfigError, RequestError
-from tests.engine import tiny, tiny_encoders
+from tests.engine import tiny
 from tests.engine.tiny_encoders import HIDDEN, save_encoder, save_modules, words
 
 pytestmark = pytest.mark.parity
@@ -50,7 +50,7 @@ def logits(model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor],
         return found
 
 
-@pytest.mark.parametrize("kind", tiny_encoders.KINDS)
+@pytest.mark.parametrize("kind", ["bert", "modernbert", pytest.param("xlm-roberta", marks=pytest.mark.slow)])
 def test_embeddings_of_packed_batches_equal_transformers(kind: str, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, kind)
     texts = some_texts()
@@ -86,7 +86,9 @@ def test_modules_of_sentence_transformers_are_respected(tmp_path: Path) -> None:
         assert score.outputs.score == pytest.approx(float(query.embedding @ document.embedding), abs=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "num_labels"), [("bert", 1), ("xlm-roberta", 3), ("modernbert", 1)])
+@pytest.mark.parametrize(
+    ("kind", "num_labels"), [("bert", 1), ("xlm-roberta", 3), pytest.param("modernbert", 1, marks=pytest.mark.slow)]
+)
 def test_classes_and_scores_of_pairs_equal_transformers(kind: str, num_labels: int, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, kind, "ForSequenceClassification", num_labels=num_labels)
     with LLM(str(tmp_path)) as llm:

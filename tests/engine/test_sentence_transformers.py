@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from headrace import LLM
+from tests.engine import tiny
 from tests.engine.tiny_encoders import HIDDEN, save_encoder, words
 
-library: Any = pytest.importorskip("sentence_transformers")
+library: Any = pytest.importorskip("sentence_transformers", minversion="6.0")
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
@@ -33,7 +35,7 @@ def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, 
     base, saved = tmp_path / "base", tmp_path / "saved"
     save_encoder(base, kind)
     save_for_auto_tokenizer(base)
-    parts = library.models
+    parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     modules = [
         parts.Transformer(str(base), max_seq_length=40),
         parts.Pooling(HIDDEN, pooling_mode=pooling),
@@ -63,3 +65,19 @@ def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(kind: str,
     with LLM(str(saved)) as llm:
         found = [output.outputs.score for output in llm.score(TEXTS[1], TEXTS)]  # type: ignore[union-attr]
     np.testing.assert_allclose(found, model.predict([(TEXTS[1], text) for text in TEXTS]), atol=1e-5, rtol=1e-4)
+
+
+def test_a_reranker_that_answers_with_a_token_is_recognised_by_its_module(tmp_path: Path) -> None:
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    model = tiny.save_model(base, "qwen3")
+    tokens = {"true_token_id": 90, "false_token_id": 80}
+    parts = pytest.importorskip("sentence_transformers.cross_encoder.modules")
+    transformer = pytest.importorskip("sentence_transformers.base.modules").Transformer
+    modules = [transformer(str(base), transformer_task="text-generation"), parts.LogitScore(**tokens)]
+    library.CrossEncoder(modules=modules, device="cpu").save_pretrained(str(saved))
+    with LLM(str(saved), max_model_len=512) as llm:
+        (output,) = llm.score("a query", "a document")
+    with torch.inference_mode():
+        pair = model(torch.tensor([output.prompt_token_ids])).logits[0, -1, [80, 90]]
+    expected = float((pair[1] - pair[0]).sigmoid())
+    assert output.outputs.score == pytest.approx(expected, abs=1e-5)  # type: ignore[union-attr]

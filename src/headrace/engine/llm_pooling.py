@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.arguments import checks_arguments
-from headrace.engine.offline_order import prefixes_first
+from headrace.engine.offline_order import longest_first, prefixes_first
 from headrace.engine.pooling import (
     ClassificationRequestOutput,
     PoolingOutput,
@@ -230,7 +230,7 @@ class PoolingCalls:
         if params.truncate_prompt_tokens is None:
             self._refuse_long(items)
         priorities = per_prompt("priority", priority, 0, len(items))
-        order = prefixes_first(items)
+        order = longest_first(items) if self._engine.spec.is_encoder else prefixes_first(items)
         reader, limit = self._pooling_reader, params.truncate_prompt_tokens
         read = (
             prompt

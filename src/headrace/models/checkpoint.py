@@ -15,7 +15,7 @@ from headrace.models.gguf_config import spec_from_gguf
 from headrace.models.gguf_file import read_gguf
 from headrace.models.hub_config import spec_from_config
 from headrace.models.pooling_config import AUTOMATIC, PoolingChoice, choose_pooler
-from headrace.models.sentence_transformers import SentenceModules, read_modules
+from headrace.models.sentence_transformers import SentenceModules, read_activation, read_modules, read_score_tokens
 from headrace.models.sources import Progress, locate
 from headrace.models.spec import ModelSpec
 from headrace.models.stored_tensors import Stored, has_head
@@ -128,7 +128,16 @@ def _spec(directory: Path, config: Config, pooling: PoolingChoice) -> ModelSpec:
     else:
         generation = directory / "generation_config.json"
         spec = spec_from_config(config, read_json(generation) if generation.exists() else None)
-    pooler = choose_pooler(config, spec, pooling, encoder=encoder, modules=modules, find_token=_token_finder(directory))
+    pooler = choose_pooler(
+        config,
+        spec,
+        pooling,
+        encoder=encoder,
+        modules=modules,
+        score_tokens=read_score_tokens(directory),
+        activation=read_activation(directory),
+        find_token=_token_finder(directory),
+    )
     max_len = spec.max_model_len if pooler is None else _max_len(spec, modules)
     return replace(spec, pooler=pooler, max_model_len=max_len)
 

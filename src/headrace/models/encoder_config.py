@@ -55,7 +55,9 @@ _HARMLESS = frozenset(
         "attention_dropout",
         "attn_implementation",
         "_attn_implementation",
+        "_attn_implementation_autoset",
         "layer_norm_eps",
+        "pooler_num_attention_heads",  # of the training code of LaBSE and Chinese BERT
         "norm_eps",
     }
 )

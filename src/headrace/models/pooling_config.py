@@ -44,16 +44,26 @@ def choose_pooler(
     *,
     encoder: EncoderFamily | None = None,
     modules: SentenceModules | None = None,
+    score_tokens: tuple[int, int] | None = None,
+    activation: str | None = None,
     find_token: FindToken = lambda text: None,
 ) -> PoolerSpec | None:
-    """Returns the pooler of the model; None: it generates."""
-    task = _task(config, choice, is_encoder=spec.is_encoder, has_modules=modules is not None)
+    """Returns the pooler of the model; None: it generates. `score_tokens` and `activation` are those of a cross-encoder
+    of sentence-transformers."""
+    natural: PoolerTask | None = None if modules is None else "embed"
+    natural = natural if score_tokens is None else "classify"
+    task = _task(config, choice, is_encoder=spec.is_encoder, of_modules=natural)
     if task is None:
         if choice.pooler_config:
             raise ConfigError("pooler_config is for pooling models, and this one generates; add runner='pooling'")
         return None
     if task == "classify":
-        pooler = _classifier(config, spec, encoder, find_token)
+        tokens = score_tokens or _named_tokens(config, find_token)
+        pooler = (
+            _classifier(config, spec, encoder, activation)
+            if tokens is None
+            else _classifier_of_tokens(spec, tokens, _output_activation(config, 1, activation))
+        )
     else:
         pooler = _embedder(config, spec, modules)
     pooler = _with_settings(pooler, choice.pooler_config or {})
@@ -61,7 +71,9 @@ def choose_pooler(
     return pooler
 
 
-def _task(config: Config, choice: PoolingChoice, *, is_encoder: bool, has_modules: bool) -> PoolerTask | None:
+def _task(
+    config: Config, choice: PoolingChoice, *, is_encoder: bool, of_modules: PoolerTask | None
+) -> PoolerTask | None:
     names = [str(name) for name in config.get("architectures") or []]
     is_classifier = any(name.endswith(_CLASSIFIER) for name in names)
     has_lm_head = not is_encoder and (not names or any(name in GENERATING for name in names))
@@ -70,8 +82,8 @@ def _task(config: Config, choice: PoolingChoice, *, is_encoder: bool, has_module
     if choice.runner == "generate":
         return None
     natural: PoolerTask | None = "classify" if is_classifier else "embed"
-    if has_lm_head and not has_modules:
-        natural = None
+    if has_lm_head:
+        natural = of_modules
     if choice.convert == "classify" and natural != "classify":
         raise ConfigError(
             "convert='classify' needs a model with a classification head: an architecture that ends in "
@@ -107,9 +119,7 @@ def _embedder(config: Config, spec: ModelSpec, modules: SentenceModules | None) 
     )
 
 
-def _classifier(config: Config, spec: ModelSpec, encoder: EncoderFamily | None, find_token: FindToken) -> PoolerSpec:
-    if config.get("classifier_from_token"):
-        return _classifier_of_tokens(config, spec, find_token)
+def _classifier(config: Config, spec: ModelSpec, encoder: EncoderFamily | None, activation: str | None) -> PoolerSpec:
     labels = _labels(config)
     if encoder is not None:
         pooling, layers = encoder.classifier_pooling(config), encoder.head(config, spec.hidden_size, len(labels))
@@ -121,31 +131,35 @@ def _classifier(config: Config, spec: ModelSpec, encoder: EncoderFamily | None, 
         pooling,
         len(labels),
         layers,
-        activation=_output_activation(config, len(labels)),
+        activation=_output_activation(config, len(labels), activation),
         labels=labels,
         template="qwen3_reranker" if is_qwen3 else None,
     )
 
 
-def _classifier_of_tokens(config: Config, spec: ModelSpec, find_token: FindToken) -> PoolerSpec:
-    """A reranker that answers with one of two tokens: the score is the second one's share of their probability."""
-    named = [str(token) for token in config["classifier_from_token"]]
-    ids = [find_token(token) for token in named]
-    if len(named) != 2 or None in ids:
+def _named_tokens(config: Config, find_token: FindToken) -> tuple[int, int] | None:
+    """The tokens of vLLM's `classifier_from_token`."""
+    named = config.get("classifier_from_token")
+    if not named:
+        return None
+    ids = [find_token(str(token)) for token in named]
+    if len(ids) != 2 or ids[0] is None or ids[1] is None:
         raise ConfigError(
             f"classifier_from_token must be two tokens of the vocabulary, such as no and yes, got {named}"
         )
-    layer = HeadLayer(
-        spec.hidden_size, 1, has_bias=False, from_tokens=tuple(token for token in ids if token is not None)
-    )
+    return ids[0], ids[1]
+
+
+def _classifier_of_tokens(spec: ModelSpec, tokens: tuple[int, int], activation: OutputActivation) -> PoolerSpec:
+    """A reranker that answers with one of two tokens: the sigmoid of the difference of their logits is the share of the
+    second one."""
+    if spec.family != "qwen3":
+        raise UnsupportedModelError(
+            f"a reranker that answers with a token is supported for qwen3, whose template is known, not {spec.family}"
+        )
+    layer = HeadLayer(spec.hidden_size, 1, has_bias=False, from_tokens=tokens)
     return PoolerSpec(
-        "classify",
-        "last",
-        1,
-        (layer,),
-        activation="sigmoid",
-        labels=(named[1],),
-        template="qwen3_reranker" if spec.family == "qwen3" else None,
+        "classify", "last", 1, (layer,), activation=activation, labels=("relevant",), template="qwen3_reranker"
     )
 
 
@@ -156,8 +170,9 @@ def _labels(config: Config) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2)))
 
 
-def _output_activation(config: Config, num_labels: int) -> OutputActivation:
-    named = (config.get("sentence_transformers") or {}).get("activation_fn")
+def _output_activation(config: Config, num_labels: int, named: str | None) -> OutputActivation:
+    """`named` by a file of sentence-transformers; earlier versions wrote it to config.json."""
+    named = named or (config.get("sentence_transformers") or {}).get("activation_fn")
     named = named or config.get("sbert_ce_default_activation_function")
     if named is not None:
         found = ACTIVATIONS.get(str(named).rpartition(".")[2])

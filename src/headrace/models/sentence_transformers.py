@@ -3,7 +3,10 @@
     modules.json                        Transformer ─▶ Pooling ─▶ Dense ... ─▶ Normalize
     <folder>/config.json                of Pooling and Dense
     sentence_bert_config.json           max_seq_length, do_lower_case
-    config_sentence_transformers.json   prompts by name, and the default one
+    tokenizer_config.json               model_max_length, where max_seq_length is not stated
+    config_sentence_transformers.json   prompts by name, and the default one; the activation of a cross-encoder
+
+A cross-encoder that generates has Transformer -> LogitScore: its score is one token's logit against another's.
 
 What would be computed differently is refused.
 """
@@ -29,6 +32,7 @@ _MODES = {  # older configs have one switch for each
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+_UNLIMITED = 10**9  # transformers writes larger numbers where there is no limit
 ACTIVATIONS: dict[str, HeadActivation] = {
     "Identity": "none",
     "Tanh": "tanh",
@@ -54,7 +58,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
     path = directory / "modules.json"
     if not path.is_file():
         return None
-    modules = [(str(module.get("type", "")).rpartition(".")[2], module) for module in _read(path, list)]
+    modules = _modules(path)
     kinds = [kind for kind, _ in modules if kind != "Dropout"]
     if "Pooling" not in kinds:
         return None
@@ -72,11 +76,40 @@ def read_modules(directory: Path) -> SentenceModules | None:
         pooling=_pooling(folders["Pooling"] / "config.json", has_prompts=any(text for _, text in prompts)),
         layers=tuple(_dense(directory, str(module["path"])) for kind, module in modules if kind == "Dense"),
         normalize=kinds[-1] == "Normalize",
-        max_seq_len=settings.get("max_seq_length"),
+        max_seq_len=settings.get("max_seq_length") or _longest_of_tokenizer(directory),
         lowers_text=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt_name=named.get("default_prompt_name"),
     )
+
+
+def read_score_tokens(directory: Path) -> tuple[int, int] | None:
+    """Returns the tokens whose logits a cross-encoder compares, that for irrelevant first; None: it has none."""
+    path = directory / "modules.json"
+    modules = _modules(path) if path.is_file() else []
+    if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
+        return None
+    config = _read(directory / str(modules[1][1]["path"]) / "config.json", dict)
+    if config.get("false_token_id") is None:
+        raise UnsupportedModelError(f"{path}: a LogitScore of one token is not supported, only one against another")
+    return int(config["false_token_id"]), int(config["true_token_id"])
+
+
+def read_activation(directory: Path) -> str | None:
+    """Returns the activation of a cross-encoder's outputs, if its files name one."""
+    named = _read_optional(directory / "config_sentence_transformers.json").get("activation_fn")
+    return None if named is None else str(named)
+
+
+def _modules(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Each module with its kind."""
+    return [(str(module.get("type", "")).rpartition(".")[2], module) for module in _read(path, list)]
+
+
+def _longest_of_tokenizer(directory: Path) -> int | None:
+    stated = _read_optional(directory / "tokenizer_config.json").get("model_max_length")
+    is_stated = isinstance(stated, int) and 0 < stated < _UNLIMITED
+    return stated if is_stated else None
 
 
 def _pooling(path: Path, *, has_prompts: bool) -> Pooling:
