@@ -9,6 +9,7 @@
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts
     fp8.py                  FP8 quantization and scaled GEMMs
+    peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities
