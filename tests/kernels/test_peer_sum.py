@@ -25,7 +25,7 @@ class Ranks:
     def call(self, x: Tensor, rank: int, **halves: bool) -> None:
         from headrace.kernels.gpu import peer_sum
 
-        peer_sum.sum_over_peers(x, self.addresses, rank, timeout_s=0.5, traps=False, **halves)
+        peer_sum.sum_over_peers(x, self.addresses, rank, timeout_s=2.0, traps=False, **halves)
 
     def sum(self, parts: list[Tensor]) -> list[Tensor]:
         """The last rank runs its whole kernel at once: it finds the parts of all others."""
@@ -60,6 +60,25 @@ def test_every_rank_gets_the_sum_in_the_order_of_the_ranks(
         parts = [place.randn(*shape) for _ in range(size)]
         expected = sum_in_order(parts)
         assert all(torch.equal(found, expected) for found in ranks.sum(parts))
+
+
+@pytest.mark.gpu
+def test_ranks_at_the_same_time_get_the_same_sums() -> None:
+    """Two streams of one GPU: the kernels of both ranks run together and wait for each other."""
+    ranks, streams = Ranks(GPU, 2), [torch.cuda.Stream() for _ in range(2)]
+    ranks.sum([GPU.randn(64, 4096) for _ in range(2)])  # compiles: no rank may wait for that
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for number in range(1000):
+        parts = [GPU.randn(1 + number % 64, 4096) for _ in range(2)]
+        results = [part.clone() for part in parts]
+        for rank, stream in enumerate(streams):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                ranks.call(results[rank], rank)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        wrong += sum((found != sum_in_order(parts)).any() for found in results)
+    assert wrong.item() == 0
 
 
 @cases("", gpu=[()], interpreted=[()])
