@@ -68,6 +68,9 @@ class EngineConfig:
     enable_expert_parallel: bool = setting(
         False, "the processes of tensor_parallel_size divide the experts of a mixture, not the matrices of each"
     )
+    disable_custom_all_reduce: bool = setting(
+        False, "small sums over GPUs go over NCCL like large ones, not through memory that the processes share"
+    )
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens; default: the model's own")
     max_num_seqs: int | None = setting(None, "maximum sequences in one step; default: from model and memory")
     max_num_batched_tokens: int | None = setting(None, "maximum tokens in one step; default: from model and device")
@@ -140,13 +143,19 @@ class EngineConfig:
             raise ConfigError(
                 f"default_chat_template_kwargs must be an object, got {self.default_chat_template_kwargs!r}"
             )
-        for name in ("enable_chunked_prefill", "enable_prefix_caching", "enable_expert_parallel"):
+        for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"seed must be an integer between 0 and {MAX_SEED}, got {self.seed!r}")
 
 
+_FLAGS = (
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+    "disable_custom_all_reduce",
+)
 _AFFINITY = re.compile(r"auto|none|\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
 
@@ -166,6 +175,7 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     enable_expert_parallel: bool
+    disable_custom_all_reduce: bool
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

@@ -264,7 +264,6 @@ GROUPS: tuple[FlagGroup, ...] = (
     FlagGroup(
         "ignored", "the engine takes the first visible GPU; a job takes one worker per GPU", values="gpus-per-node=1"
     ),
-    FlagGroup("ignored", "all-reduces are those of NCCL", switches="disable-custom-all-reduce"),
     FlagGroup(
         "ignored",
         "threads of the engine are always pinned near their GPU; --cpu-affinity chooses others",

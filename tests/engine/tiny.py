@@ -100,6 +100,8 @@ def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig
     return transformers.FalconConfig(**values)
 
 
+# Published configs have `rotary_dim` alone. transformers before 5.18 does not read it, and rotates whole heads.
+MINIMAX_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 LATENT: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": None}
 LATENT |= {"q_lora_rank": 32, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 24}
@@ -198,7 +200,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "minimax_m2": (
         transformers.MiniMaxM2Config,
         transformers.MiniMaxM2ForCausalLM,
-        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8, "rope_parameters": MINIMAX_ROPE},
     ),
 }
 # Put together of what the others have, one by one: left to the slow tests of the whole engine. The logits of all

@@ -3,12 +3,13 @@
 Every rank of a tensor group makes the same calls in the same order.
 
     all_reduce      the sum of all ranks' tensors, in place; by far the most frequent: twice per layer
+    exchange        a short message of each rank to all, at the start
     gather_columns  [T, C] of each rank -> [T, sum of C] on all ranks, bitwise equal everywhere
     maxima          the largest of each number over all ranks
 
 Gloo connects CPUs over TCP on the loopback interface and needs no shared memory. NCCL connects GPUs; its calls are
-queued on the stream, and a CUDA graph can hold them. `all_reduce` is the place where another transport for small
-messages would be chosen, by their size.
+queued on the stream, and a CUDA graph can hold them. Small sums on GPUs take another way where there is one: through
+memory that the ranks share, in one kernel (`SmallSums`).
 
 A stage sends while it computes the next micro-batch: at most one send waits for its receiver.
 """
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,13 +37,25 @@ COLLECTIVE_TIMEOUT_S = 60.0  # ranks wait for plans outside of collectives, so o
 _TAG = 0  # of messages between stages: they arrive in the order in which they are sent
 
 
+class SmallSums(Protocol):
+    """Another transport, for sums of small tensors."""
+
+    def takes(self, x: Tensor) -> bool: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Adds up x over all ranks, in place, and returns it."""
+
+    def abort(self) -> None: ...
+
+
 class TensorGroup:
     """Owns the connections of one rank to the others. Used by one thread; `abort` by any."""
 
-    def __init__(self, mesh: Mesh, process_group: Any, backend: Backend) -> None:
+    def __init__(self, mesh: Mesh, process_group: Any, backend: Backend, small_sums: SmallSums | None = None) -> None:
         self.mesh = mesh
         self.backend = backend
         self._group = process_group
+        self._small_sums = small_sums  # None: all sums go over the process group
 
     @property
     def fits_in_graphs(self) -> bool:
@@ -51,6 +64,8 @@ class TensorGroup:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Adds up x over all ranks, in place, and returns it."""
+        if self._small_sums is not None and self._small_sums.takes(x):
+            return self._small_sums(x)
         self._group.allreduce([x]).wait()
         return x
 
@@ -63,6 +78,16 @@ class TensorGroup:
         parts = gathered.view(len(widths), ours.shape[0], widest)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
+    def exchange(self, message: bytes, device: torch.device) -> list[bytes]:
+        """Returns the messages of all ranks. They must have the same length."""
+        ours = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+        gathered = self.gather_columns(ours[None], [len(message)] * self.mesh.tensor_size)
+        return [bytes(part.tolist()) for part in gathered[0].split(len(message))]
+
+    def with_small_sums(self, small_sums: SmallSums) -> TensorGroup:
+        """The same connections, with another transport for small sums."""
+        return TensorGroup(self.mesh, self._group, self.backend, small_sums)
+
     def maxima(self, values: Sequence[float], device: torch.device) -> list[float]:
         """The largest of each value over all ranks, so that all decide alike."""
         x = torch.tensor(values, dtype=torch.float32, device=device)
@@ -74,6 +99,8 @@ class TensorGroup:
 
     def abort(self) -> None:
         """Ends calls that wait for a rank that has gone. With Gloo the end of that process is enough."""
+        if self._small_sums is not None:
+            self._small_sums.abort()
         if self.backend == "nccl":
             self._group.abort()
 

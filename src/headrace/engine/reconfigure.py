@@ -35,6 +35,7 @@ OF_THE_MODEL = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",
+    "disable_custom_all_reduce",
 )
 _RESOLVED = ("dtype", "quantization", "device")  # of these, the ones that may be automatic
 

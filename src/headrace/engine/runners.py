@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.config import EngineConfig
 from headrace.engine.resolve import GIB
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
     from headrace.dist.collectives import Groups
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
+
+
+def with_small_sums(groups: Groups, config: EngineConfig, settings: Settings) -> Groups:
+    """Lets small sums over GPUs take their own way (`runner/gpu/peer_sums.py`). All ranks must call it."""
+    if settings.device != "cuda" or config.disable_custom_all_reduce:
+        return groups
+    from headrace.runner.gpu.peer_sums import with_peer_sums
+
+    return with_peer_sums(groups)
 
 
 def load_decoder(

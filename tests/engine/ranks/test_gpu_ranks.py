@@ -1,8 +1,10 @@
-"""Ranks on GPUs: one GPU each over NCCL, with the collectives in CUDA graphs; and two that share one, over Gloo."""
+"""Ranks on GPUs: one GPU each over NCCL, with the collectives in CUDA graphs; and two that share one, over Gloo. Small
+sums go through shared memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +29,23 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def answers(model: Path, size: int) -> list[list[tuple[int, ...]]]:
-    llm = LLM(str(model), tensor_parallel_size=size, dtype="bfloat16", max_num_seqs=16, gpu_memory_utilization=0.2)
+def answers(model: Path, size: int, **settings: Any) -> list[list[tuple[int, ...]]]:
+    settings = {"dtype": "bfloat16", "max_num_seqs": 16, "gpu_memory_utilization": 0.2} | settings
+    llm = LLM(str(model), tensor_parallel_size=size, **settings)
     try:
+        if size > 1:
+            assert has_peer_sums(llm) != settings.get("disable_custom_all_reduce", False)
         return [
             [tuple(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
             for params in PARAMS.values()
         ]
     finally:
         llm.close()
+
+
+def has_peer_sums(llm: LLM) -> bool:
+    group = llm._engine.client._core.runner._own._decoder.group  # type: ignore[attr-defined]
+    return group._small_sums is not None
 
 
 def share_of_equal_first_tokens(ours: list[list[tuple[int, ...]]], theirs: list[list[tuple[int, ...]]]) -> float:
@@ -52,6 +62,12 @@ def shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="make gpu-test-multi gives each rank a GPU")
 def test_two_ranks_that_share_a_gpu_answer_as_one_process(model: Path, shared_gpu: None) -> None:
     assert share_of_equal_first_tokens(answers(model, 2), answers(model, 1)) >= 0.75
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_small_sums_can_be_left_to_the_process_group(model: Path, shared_gpu: None) -> None:
+    without = answers(model, 2, disable_custom_all_reduce=True)
+    assert share_of_equal_first_tokens(without, answers(model, 2)) >= 0.75
 
 
 @pytest.mark.multi_gpu

@@ -228,6 +228,7 @@ def _load(start: wire.Start) -> Decoder:
     config = start.config
     checkpoint = open_checkpoint(config.model, revision=config.revision, load_format=config.load_format)
     groups = connect(start.mesh, Path(start.store_path), "nccl" if start.backend == "nccl" else "gloo")
+    groups = runners.with_small_sums(groups, config, start.settings)
     return runners.load_decoder(checkpoint, start.settings, ignore_stage, groups)
 
 

@@ -36,6 +36,7 @@ class RankStart:
     def connect(self) -> Groups:
         """Let the ranks load their parts; returns rank 0's connection to them."""
         from headrace.dist.collectives import connect
+        from headrace.engine.runners import with_small_sums
 
         settings, backend = self._settings, self._backend
         path = self._directory / "store"
@@ -47,7 +48,9 @@ class RankStart:
             ]
         )
         try:
-            self._groups = self.processes.call(lambda: connect(settings.mesh_of(0), path, backend))
+            self._groups = self.processes.call(
+                lambda: with_small_sums(connect(settings.mesh_of(0), path, backend), self._config, settings)
+            )
         except RuntimeError as error:
             raise EngineDeadError(
                 f"the {settings.num_ranks} ranks could not connect over {backend}: {error}; the file {path} must be "

@@ -12,6 +12,7 @@
     linear.py, few_rows.py  linear layers, with kernels of their own for steps of few tokens
     fp8.py                  FP8 quantization and scaled GEMMs
     dependent_launch.py     kernels that are set up while the one before them runs
+    peer_sum.py             sums over ranks that share memory
     slots.py                moves tokens and lengths in and out of the slots, so that a decode step needs no host
     sample.py, thresholds.py, threshold_search.py   sampling with min_p, top_k and top_p, without a sort
     allowed_tokens.py, scores.py   allowed_token_ids, and log-probabilities

@@ -103,7 +103,8 @@ def _choose_experts(
         highest = tl.where(choices == choice, best, highest)
         numbers = tl.where(choices == choice, at, numbers)
         if RULE == 4:
-            is_near = (best - scores) / tl.maximum(tl.abs(scores), best) <= max_distance
+            # Rounded as in the reference: bfloat16 logits are often exactly at the limit.
+            is_near = tl.div_rn(best - scores, tl.maximum(tl.abs(scores), best)) <= max_distance
             share = 1.0 / tl.sum(tl.where(is_near, tl.exp(left - best), 0.0), axis=0)
             weight = tl.where(choices == choice, share, weight)
         left = tl.where(experts == at, float("-inf"), left)

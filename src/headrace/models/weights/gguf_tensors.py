@@ -84,6 +84,10 @@ class GgufTensors:
     def num_bytes_read(self) -> int:
         return self._bytes_read
 
+    @property
+    def file_reader(self) -> None:
+        return None
+
     def fill(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Rows are read as they are stored: of a part of their columns too, a rank reads whole rows."""
         stored = self._parts[name]

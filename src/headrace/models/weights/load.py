@@ -9,6 +9,7 @@ import math
 import mmap
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +45,10 @@ _ROTATED = re.compile(r".*\.self_attn\.(q|k|q_b)_(proj|norm)\.(weight|bias)")
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever the config says of the others
 
 
+def ignore_progress(num_bytes: int, total: int | None) -> None:
+    pass
+
+
 def load_decoder(
     checkpoint: Checkpoint,
     *,
@@ -53,7 +58,7 @@ def load_decoder(
     load_format: str = "auto",
     seed: int = 0,
     max_len: int | None = None,
-    progress: Progress = lambda num_bytes, total: None,
+    progress: Progress = ignore_progress,
     group: TensorGroup | None = None,
     stages: StageLink | None = None,
 ) -> Decoder:
@@ -64,29 +69,35 @@ def load_decoder(
     source = _source(checkpoint, load_format, seed)
     check_tensors(source, checkpoint.spec, where=checkpoint.source)
     shards = Shards(checkpoint.spec, _mesh(group, stages))
-    spec, mesh = shards.spec, shards.mesh
-    reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
-    # The largest matrices first: packing may copy them, and little else is loaded yet.
-    embeddings, head = _both_ends(reader, spec)
-    if stages is not None and not mesh.is_first_stage:
-        embeddings = ReceivedHidden(stages, spec.hidden_size, dtype)
-    assert embeddings is not None
+    spec = shards.spec
     max_len = min(max_len or spec.max_model_len, spec.max_model_len)
     tables = _cos_sin_tables(spec, max_len, device)
-    norm = reader.norm("model.norm") if mesh.is_last_stage else None
     scales = query_scales(spec.query_growth, max_len=max_len, device=device)
+    if source.file_reader is not None:
+        # Without values, to announce what will be read, and in which order.
+        reader = _Reader(
+            source, shards, dtype, torch.device("meta"), as_fp8=False, progress=ignore_progress, group=group
+        )
+        with source.file_reader.announcing(device):
+            _modules(reader, spec, tables, scales)
+    reader = _Reader(source, shards, dtype, device, as_fp8=quantization == "fp8", progress=progress, group=group)
+    modules = _modules(reader, spec, tables, scales)
+    embeddings, norm = modules.embeddings, modules.norm
+    if embeddings is not None:
+        embeddings = _scaled(embeddings, spec, dtype)
+    elif stages is not None:
+        embeddings = ReceivedHidden(stages, spec.hidden_size, dtype)
+    assert embeddings is not None
     decoder = Decoder(
         spec=spec,
         dtype=dtype,
         device=device,
-        embeddings=_scaled(embeddings, spec, dtype) if mesh.is_first_stage else embeddings,
-        positions=_positions(reader, spec) if mesh.is_first_stage else None,
-        head=head,
+        embeddings=embeddings,
+        positions=modules.positions,
+        head=modules.head,
         group=group,
         stages=stages,
-        layers=tuple(
-            _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
-        ),
+        layers=modules.layers,
         norm=norm,
         head_norm=None if norm is None else _scaled_norm(norm, spec.logit_scale),
         max_len=max_len,
@@ -95,6 +106,31 @@ def load_decoder(
     )
     progress(decoder.num_bytes, decoder.num_bytes)
     return decoder
+
+
+class _Modules(NamedTuple):
+    """What is read from files, of this rank's part."""
+
+    embeddings: Embeddings | None  # None: not the first stage
+    head: ops.PackedLinear | None  # None: not the last stage
+    norm: Norm | None
+    positions: Tensor | None
+    layers: tuple[Layer, ...]
+
+
+def _modules(reader: _Reader, spec: ModelSpec, tables: dict[RopeSpec, Tensor], scales: Tensor | None) -> _Modules:
+    mesh = reader.shards.mesh
+    # The largest matrices first: packing may copy them, and little else is loaded yet.
+    embeddings, head = _both_ends(reader, spec)
+    return _Modules(
+        embeddings=embeddings,
+        head=head,
+        norm=reader.norm("model.norm") if mesh.is_last_stage else None,
+        positions=_positions(reader, spec) if mesh.is_first_stage else None,
+        layers=tuple(
+            _layer(reader, spec, index, tables[spec.rope_of(index)], scales) for index in range(spec.num_layers)
+        ),
+    )
 
 
 def _mesh(group: TensorGroup | None, stages: StageLink | None) -> Mesh:
