@@ -7,9 +7,9 @@ Every rank of a tensor group makes the same calls in the same order.
     gather_columns  [T, C] of each rank -> [T, sum of C] on all ranks, bitwise equal everywhere
     maxima          the largest of each number over all ranks
 
-Gloo connects CPUs over TCP on the loopback interface and needs no shared memory. NCCL connects GPUs; its calls are
-queued on the stream, and a CUDA graph can hold them. Small sums on GPUs take another way where there is one: through
-memory that the ranks share, in one kernel (`SmallSums`).
+Gloo connects CPUs over TCP, inside a node on the loopback interface, and needs no shared memory. NCCL connects GPUs;
+its calls are queued on the stream, and a CUDA graph can hold them. Small sums on GPUs take another way where there is
+one: through memory that the ranks share, in one kernel (`SmallSums`).
 
 A stage sends while it computes the next micro-batch: at most one send waits for its receiver.
 """
@@ -19,20 +19,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.nn.functional import pad
 
 from headrace.dist.mesh import Mesh
+from headrace.dist.rendezvous import Rendezvous
 
 Backend = Literal["gloo", "nccl"]
 
-_LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT_S = 60.0  # ranks wait for plans outside of collectives, so one that takes this long hangs
 _TAG = 0  # of messages between stages: they arrive in the order in which they are sent
 
@@ -151,10 +150,12 @@ class Groups:
                 group.abort()
 
 
-def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Groups:
-    """Connects this rank with the others, which must do the same. They find each other by the file at `store_path`."""
-    store, timeout = FileStore(str(store_path)), timedelta(seconds=timeout_s)
-    store.set_timeout(timeout)
+def connect(
+    mesh: Mesh, rendezvous: Rendezvous, backend: Backend, *, timeout_s: float = COLLECTIVE_TIMEOUT_S
+) -> Groups:
+    """Connects this rank with the others, which must do the same."""
+    timeout = timedelta(seconds=timeout_s)
+    store = rendezvous.open(timeout)
 
     def group(name: str, rank: int, size: int) -> Any:
         if size == 1:
@@ -162,7 +163,7 @@ def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float 
         members = PrefixStore(name, store)
         if backend == "nccl":
             return _nccl(members, rank, size, timeout)
-        return _gloo(members, rank, size, timeout)
+        return _gloo(members, rank, size, timeout, address=rendezvous.address)
 
     tensor = group(f"tensor-{mesh.pipeline_rank}", mesh.tensor_rank, mesh.tensor_size)
     stages = group(f"stages-{mesh.tensor_rank}", mesh.pipeline_rank, mesh.pipeline_size)
@@ -173,11 +174,11 @@ def connect(mesh: Mesh, store_path: Path, backend: Backend, *, timeout_s: float 
     )
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _gloo(store: Any, rank: int, size: int, timeout: timedelta, *, address: str) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    # By default Gloo listens on the address of the host's name, which other machines can reach.
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    # By default Gloo listens on the address of the host's name, which any machine can reach.
+    options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timeout
     return gloo(store, rank, size, options)
 

@@ -63,6 +63,10 @@ def test_two_stages_return_log_probabilities_embeddings_and_scores_of_one_proces
         assert_close(ours.prompt_logprobs, theirs.prompt_logprobs)
     ours, theirs = (np.stack([each.embedding for each in llm.embed(PROMPTS)]) for llm in (stages, one))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    ours, theirs = (
+        np.array([each.outputs.logprob for each in llm.score("The ", ["river", "mill"])]) for llm in (stages, one)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_every_stage_has_a_micro_batch(stages: LLM) -> None:
