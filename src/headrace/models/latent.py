@@ -45,8 +45,9 @@ class LatentAttention:
     scale: float
 
     @property
-    def takes_fp8(self) -> bool:
-        return self.down.takes_fp8
+    def input_linear(self) -> ops.PackedLinear:
+        """The linear layer that reads the input."""
+        return self.down
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
