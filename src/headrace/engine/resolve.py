@@ -402,7 +402,7 @@ class _Resolver:
     def _step_memory(self, max_num_seqs: int) -> int:
         """A first estimate, before a step is measured: the widest activations and two sets of logits."""
         spec, num_tokens = self._ranks.first_shards.spec, self._config.max_num_batched_tokens or GPU_BATCHED_TOKENS
-        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.q_size + 2 * spec.kv_size)
+        activations = num_tokens * (3 * spec.mlp_width + 4 * spec.hidden_size + spec.attention_activations)
         return 2 * (activations + 2 * max_num_seqs * spec.vocab_size)
 
     def _weight_bytes(self, dtype: str) -> int:

@@ -123,11 +123,18 @@ class LayerCache:
     """The KV cache of one layer. The device chooses the strides. Positions that were never written may hold anything,
     even NaN.
 
-    Keys and values may be narrower than the activations: float8_e4m3fn, without scales.
+    Keys and values may be narrower than the activations: float8_e4m3fn, without scales. Of latents there is one head,
+    and its values are the first dimensions of its keys: see `of_latents`.
     """
 
     keys: Tensor  # [num_blocks, Hkv, block_size, D]
     values: Tensor  # [num_blocks, Hkv, block_size, D]
+
+    @classmethod
+    def of_latents(cls, keys: Tensor, rank: int) -> LayerCache:
+        """Returns a cache whose values are not stored again: [num_blocks, 1, block_size, R + rotary_dim] -> the first R
+        dimensions of each key."""
+        return cls(keys=keys, values=keys[:, :, :, :rank])
 
     @property
     def block_size(self) -> int:

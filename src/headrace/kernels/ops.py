@@ -28,6 +28,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "allocate_cache",
+    "allocate_latent_cache",
     "apply_bitmask",
     "clamped_silu_and_mul",
     "copy_blocks",
@@ -38,6 +39,7 @@ __all__ = [
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
+    "latent_attention",
     "layer_norm",
     "pack_experts",
     "pack_linear",
@@ -47,6 +49,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope_and_store",
+    "rope_and_store_latent",
     "route",
     "silu_and_mul",
     "soft_cap",
@@ -193,6 +196,16 @@ def allocate_cache(
     return cache
 
 
+def allocate_latent_cache(
+    num_blocks: int, block_size: int, rank: int, rotary_dim: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    """Allocates one layer's cache of multi-head latent attention: for each token its latent and the rotated part of its
+    key, [num_blocks, 1, block_size, R + rotary_dim], which are also its value."""
+    kernels = kernels_for(device, dtype)
+    cache: LayerCache = kernels.allocate_latent_cache(num_blocks, block_size, rank, rotary_dim, dtype, device)
+    return cache
+
+
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:  # [T], [V, H] -> [T, H]
     return reference.embed(token_ids, table)
 
@@ -255,16 +268,40 @@ def paged_attention(
     *,
     slides: bool = True,
     sinks: Tensor | None = None,  # [Hq] float32
+    slopes: Tensor | None = None,  # [Hq] float32
 ) -> Tensor:  # [T, Hq * D]
     """Attends from position p to positions max(0, p - window + 1)..p of the same sequence, read from the cache; or to p
     // window * window..p, if the window does not slide. A sink is one more score of its head, without a value: it only
-    takes its share of the softmax.
+    takes its share of the softmax. A slope lowers the scores of its head in proportion to the distance (ALiBi).
 
     `q` must come from `rope_and_store`: on a GPU the step's own keys and values are beside it in memory.
     """
     out: Tensor = kernels_for(q.device, q.dtype).paged_attention(
-        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks
+        q, cache, layout, scale, window, softcap, slides=slides, sinks=sinks, slopes=slopes
     )
+    return out
+
+
+def rope_and_store_latent(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    latents: Tensor,  # [T, R]
+    rotary_keys: Tensor,  # [T, rotary_dim]
+    layout: StepLayout,
+    cos_sin: Tensor,  # [max_len, rotary_dim] float32, cosines in the first half of a row, sines in the second
+    cache: LayerCache,
+) -> None:
+    """Rotates the last dimensions of the queries in place, and stores latents and rotated keys as one head."""
+    kernels_for(q.device, q.dtype).rope_and_store_latent(q, latents, rotary_keys, layout, cos_sin, cache)
+
+
+def latent_attention(
+    q: Tensor,  # [T, Hq, R + rotary_dim]
+    cache: LayerCache,
+    layout: StepLayout,
+    scale: float,
+) -> Tensor:  # [T, Hq, R]
+    """Attends as `paged_attention` does, over a cache of latents: all query heads share its one head."""
+    out: Tensor = kernels_for(q.device, q.dtype).latent_attention(q, cache, layout, scale)
     return out
 
 

@@ -14,6 +14,7 @@ from headrace.dist.collectives import StageLink, TensorGroup
 from headrace.kernels import ops
 from headrace.kernels.layout import LayerCache, StepLayout
 from headrace.models.embeddings import Embeddings
+from headrace.models.latent import LatentAttention
 from headrace.models.layers import Attention, Mlp, Norm
 from headrace.models.mixture import Mixture
 from headrace.models.spec import ModelSpec
@@ -22,7 +23,7 @@ from headrace.models.spec import ModelSpec
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
-    attention: Attention
+    attention: Attention | LatentAttention
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: Mlp | Mixture
@@ -51,6 +52,19 @@ class Decoder:
     def is_last_stage(self) -> bool:
         return self.head is not None
 
+    def allocate_caches(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
+        """Allocates the KV cache of all layers that have one."""
+        return [self.allocate_cache(num_blocks, block_size, dtype) for _ in range(self.spec.num_cache_layers)]
+
+    def allocate_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> LayerCache:
+        """Allocates the KV cache of one layer, in the type of the weights if none is given."""
+        spec, dtype = self.spec, dtype or self.dtype
+        if spec.latent is None:
+            shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+            return ops.allocate_cache(*shape, dtype, self.device)
+        shape = (num_blocks, block_size, spec.latent.kv_rank, spec.latent.rotary_dim)
+        return ops.allocate_latent_cache(*shape, dtype, self.device)
+
     def hidden(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], kept: Tensor | None = None
     ) -> Tensor:
@@ -66,7 +80,7 @@ class Decoder:
             residual.add_(self.positions.index_select(0, layout.positions))
         x: Tensor | None = None  # what the last half layer adds to the residual stream
         for layer, cache in zip(self.layers, caches, strict=True):
-            normed, residual = _normed(x, residual, layer.attention_norm, layer.attention.qkv)
+            normed, residual = _normed(x, residual, layer.attention_norm, layer.attention.input_linear)
             if kept is not None and layer is self.layers[-1]:
                 x, residual = layer.attention(normed, layout, cache, kept), residual[kept]
             else:

@@ -103,10 +103,24 @@ class Attention:
     eps: float
     clip: float | None = None  # queries, keys and values are clamped to this size
     sinks: Tensor | None = None  # [Hq] float32, a score of each head without a value
+    slopes: Tensor | None = None  # [Hq] float32, of ALiBi: how much scores fall with the distance
+
+    @property
+    def input_linear(self) -> ops.PackedLinear:
+        """The linear layer that reads the input."""
+        return self.qkv
 
     def __call__(self, x: Rows, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
         """Maps [T, H] -> [T, H], or only the `kept` tokens."""
-        qkv = self.qkv(x)
+        return self.attend(self.qkv(x), layout, cache, kept)
+
+    def run_gemms(self, x: Tensor) -> None:
+        """Runs only the GEMMs, on any input, so that their kernels are loaded."""
+        self.qkv(x)
+        self.output(x.new_zeros(len(x), self.num_heads * self.cos_sin.shape[1]))
+
+    def attend(self, qkv: Tensor, layout: StepLayout, cache: LayerCache, kept: Tensor | None = None) -> Tensor:
+        """Maps queries, keys and values, which are changed, to the output [T, H]."""
         if self.wide_norms is not None:
             self.wide_norms(qkv)
         if self.clip is not None:
@@ -125,8 +139,9 @@ class Attention:
         if self.query_scales is not None:
             q.mul_(self.query_scales.index_select(0, layout.positions)[:, None, None])
         mixed = ops.paged_attention(
-            q, cache, layout, self.scale, self.window, self.softcap, slides=self.slides, sinks=self.sinks
-        )
+            q, cache, layout, self.scale, self.window, self.softcap,
+            slides=self.slides, sinks=self.sinks, slopes=self.slopes,
+        )  # fmt: skip
         return self.output(mixed if kept is None else mixed[kept])
 
 

@@ -91,7 +91,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers(tiny_directory: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.DIVIDED)
 def test_every_family_answers_in_a_pipeline_as_in_one_process(family: str, tmp_path: Path) -> None:
     tiny.save_model(tmp_path, family)
     with running(tmp_path) as llm:

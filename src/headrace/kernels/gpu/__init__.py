@@ -5,6 +5,7 @@
     shared_attention.py     prefixes that several decoding sequences share, read once for all of them
     prefill_attention.py    fresh prefills and prefill continuations, read from the paged cache
     flash.py, gather_kv.py  FlashAttention-3 for prefills, where it is installed
+    latent.py               multi-head latent attention: decodes and prefills over a cache of latents
     attention_loop.py       the loop over keys that the prefill and shared-prefix kernels have in common
     rope.py, norms.py, activation.py, bitmask.py   elementwise operations
     routing.py, experts.py  mixture of experts: routing, and one grouped GEMM for all experts;
@@ -46,6 +47,7 @@ from headrace.kernels.gpu.experts import (
     takes_few_tokens,
 )
 from headrace.kernels.gpu.fp8 import quantize_rows
+from headrace.kernels.gpu.latent import allocate_latent_cache, latent_attention, rope_and_store_latent
 from headrace.kernels.gpu.linear import fuses_gate, gated_linear, pack_linear, takes_unnormed
 from headrace.kernels.gpu.norms import (
     add_layer_norm,
@@ -67,6 +69,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_fp8",
     "allocate_cache",
+    "allocate_latent_cache",
     "apply_bitmask",
     "clamped_silu_and_mul",
     "clamped_silu_and_mul_fp8",
@@ -80,6 +83,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "gelu_tanh_and_mul_fp8",
     "gelu_tanh_fp8",
+    "latent_attention",
     "layer_norm",
     "layer_norm_fp8",
     "pack_experts",
@@ -93,6 +97,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_fp8",
     "rope_and_store",
+    "rope_and_store_latent",
     "route",
     "silu_and_mul",
     "silu_and_mul_fp8",

@@ -29,7 +29,7 @@ from headrace.kernels.layout import Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
 from headrace.runner.gpu.capture import Capture
-from headrace.runner.gpu.context_splits import splits_of
+from headrace.runner.gpu.context_splits import programs_per_decode, splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
@@ -91,17 +91,14 @@ class GpuRunner:
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
-        self._caches = [
-            ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-            for _ in range(spec.num_layers)
-        ]
+        self._caches = decoder.allocate_caches(shape.num_blocks + 1, shape.block_size, dtype)
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
         self._decode_graphs = DecodeGraphs(shape.max_num_seqs, enable_sharing=self._shares_prefixes)
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs(max_size, device)
-        self._arrivals = torch.zeros(max_size * spec.num_kv_heads, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_size * programs_per_decode(spec), dtype=torch.int32, device=device)
         self._mirror = BlockTableMirror(num_slots, self._slots.max_blocks)
         self._next_positions = np.zeros(num_slots, np.int64)
         self._sorted_slots = np.empty(0, np.int64)  # of the last decode step, longest context first
@@ -389,7 +386,7 @@ class GpuRunner:
         """Whether the GPU reads the contexts of these slots sooner than the host launches a step: then sharing their
         prefixes gains less than a graph."""
         spec, cache = self._decoder.spec, self._caches[0].keys
-        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * cache.element_size()
+        token_bytes = spec.kv_elements_per_token // spec.num_cache_layers * cache.element_size()
         return int(self._next_positions[slots].sum()) * token_bytes < _SMALL_CONTEXT_BYTES
 
     def _forward_prefill(self, shape: PrefillShape, arrays: list[Tensor]) -> Tensor:
@@ -432,7 +429,7 @@ class GpuRunner:
 
     def _splits(self, num_seqs: int) -> Splits:
         spec = self._decoder.spec
-        splits = splits_of(num_seqs, spec.num_kv_heads, spec.head_dim, self._shape.max_model_len)
+        splits = splits_of(num_seqs, programs_per_decode(spec), spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
 
     # ---- sampling
