@@ -200,7 +200,7 @@ GROUPS: tuple[FlagGroup, ...] = (
         "refused",
         "weights stay on the device while the server runs",
         values="weight-transfer-config",
-        switches="enable-sleep-mode sleep-mode-offload-cudagraph",
+        switches="sleep-mode-offload-cudagraph",
         lists="sleep-preserve-parameter-names",
     ),
     FlagGroup("ignored", "PyTorch's allocator is used", switches="enable-cumem-allocator enable-nccl-comm-suspend"),
@@ -323,7 +323,6 @@ GROUPS: tuple[FlagGroup, ...] = (
         "log-probabilities are the model's, before sampling parameters apply",
         values="logprobs-mode=raw_logprobs",
     ),
-    FlagGroup("refused", "it is not supported", switches="return-tokens-as-token-ids"),
     FlagGroup(
         "refused",
         "answers have texts, token ids and log-probabilities, nothing more of the model",
