@@ -94,6 +94,7 @@ class StepLogprobs:
     ranks: IntArray
     top_ids: IntArray
     top_values: npt.NDArray[np.float32]
+    named_values: npt.NDArray[np.float32] | None = None  # [Q, m] of the tokens that requests named; None: none did
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization":
 EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
 EXAMPLES |= {"chat_template": "t.jinja", "default_chat_template_kwargs": {"a": 1}, "enable_expert_parallel": True}
 EXAMPLES |= {"runner": "pooling", "convert": "embed", "pooler_config": {"a": 1}, "hf_overrides": {"a": 1}}
+EXAMPLES |= {"disable_custom_all_reduce": True}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 
 

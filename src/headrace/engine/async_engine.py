@@ -21,7 +21,7 @@ from headrace.engine.event_dispatch import EventDispatch
 from headrace.engine.event_queue import EventQueue
 from headrace.engine.group import EngineGroup, EngineState, OnLost, check_data_parallel_size
 from headrace.engine.pooling_prompts import PoolingReader
-from headrace.engine.process.supervisor import Phase, phase_of, supervision
+from headrace.engine.process.supervisor import EngineSupervisor, Phase, phase_of, supervision
 from headrace.engine.profiler import ProfileOptions
 from headrace.engine.prompts import (
     Messages,
@@ -178,8 +178,8 @@ class AsyncEngine:
 
     @property
     def phase(self) -> Phase:
-        """`ready` (accepts requests), `restarting` (will accept them again) or `dead` (will not). Of several engines,
-        the best one counts."""
+        """`ready` (accepts requests), `restarting` or `asleep` (will accept them again) or `dead` (will not). Of
+        several engines, the best one counts."""
         return phase_of(self._engine.client) if self._group is None else self._group.phase
 
     @property
@@ -438,6 +438,21 @@ class AsyncEngine:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, except for blocks that running requests hold."""
         self._engine.client.forget_prefixes()
+
+    async def sleep(self) -> None:
+        """End the processes of the engines, which frees all of their memory. Requests in flight end with an error."""
+        await self._on_each(EngineSupervisor.sleep)
+
+    async def wake_up(self) -> None:
+        """Start the engines that sleep again. They load the model as at the first start."""
+        await self._on_each(EngineSupervisor.wake_up)
+
+    async def _on_each(self, call: Callable[[EngineSupervisor], None]) -> None:
+        clients = [self._engine.client] if self._group is None else [member.client for member in self._group.members]
+        supervised = [client for client in clients if isinstance(client, EngineSupervisor)]
+        if len(supervised) != len(clients):
+            raise ConfigError("only an engine in its own process, and supervised, can sleep")
+        await asyncio.gather(*(asyncio.to_thread(call, client) for client in supervised))
 
     def share(
         self, deliver: Deliver, *, priority: int = 0, cache_salt: str | None = None, max_sequences: int, engine: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.config import EngineConfig
 from headrace.engine.resolve import GIB
 from headrace.engine.settings import Settings
 from headrace.engine.threads import cpus_of
@@ -19,9 +20,18 @@ GPU_DEPTH = 2  # steps queued on a GPU beyond the one that runs, so that a slow 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.dist.collectives import Groups
+    from headrace.dist.collectives import Groups, StageLink
     from headrace.models import Decoder  # imports torch, which a front without an engine of its own does not need
     from headrace.models.encoder import Encoder
+
+
+def with_small_sums(groups: Groups, config: EngineConfig, settings: Settings) -> Groups:
+    """Lets small sums over GPUs take their own way (`runner/gpu/peer_sums.py`). All ranks must call it."""
+    if settings.device != "cuda" or config.disable_custom_all_reduce:
+        return groups
+    from headrace.runner.gpu.peer_sums import with_peer_sums
+
+    return with_peer_sums(groups)
 
 
 def load_model(
@@ -57,8 +67,15 @@ def load_model(
             max_len=settings.max_model_len,
             progress=lambda done, total: on_stage("load", done, total or 0),
             group=None if groups is None else groups.tensor,
-            stages=None if groups is None else groups.stages,
+            stages=None if groups is None else _stages_of(groups, settings),
         )
+
+
+def _stages_of(groups: Groups, settings: Settings) -> StageLink | None:
+    from headrace.dist.device_stage_link import DeviceStageLink
+
+    stages = groups.stages
+    return stages if stages is None or settings.device != "cuda" else DeviceStageLink(stages)
 
 
 def device_of(settings: Settings) -> torch.device:

@@ -267,7 +267,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint, on_stage: OnStage) -> Lo
         on_stage("import")  # by what follows
     spec, rss_before, facts = checkpoint.spec, resident_bytes(), _read_facts(config)
     estimate = resolve_here(config, spec, facts)
-    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, num_gpus=facts.num_gpus)
+    ranks = None if estimate.num_ranks == 1 else RankStart(config, estimate, facts)
     try:
         importlib.import_module("torch")
         with ThreadPoolExecutor(1, "headrace-tokenizer") as executor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -88,6 +89,28 @@ _GEMMA2_GGUF_KEYS = {
     "attention.sliding_window_pattern": "sliding_window_pattern",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+
+
+def _equal_widths(config: Config) -> Config:
+    """Reads the width of the MLPs, which Gemma 3n states for each layer."""
+    widths = config.get("intermediate_size")
+    if not isinstance(widths, list):
+        return config
+    if len(set(widths)) != 1:
+        raise UnsupportedModelError(f"intermediate_size differs between layers ({widths}), which is not supported")
+    return {**config, "intermediate_size": widths[0]}
+
+
+def _stablelm_norms(tensors: Collection[str]) -> Config:
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+    }
+
+
+def _cohere_norms(tensors: Collection[str]) -> Config:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
 
 _FAMILIES = (
     Family(
@@ -444,7 +467,7 @@ _FAMILIES = (
         name="stablelm",
         models="StableLM 2 (1.6B and 12B)",
         architectures=("StableLmForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("stablelm",),
         traits=traits.stablelm,
         reads=frozenset({"partial_rotary_factor", "use_qkv_bias", "qk_layernorm"}),
         renamed={"layer_norm_eps": "rms_norm_eps"},
@@ -457,12 +480,14 @@ _FAMILIES = (
             "eos_token_id": 0,
             "bos_token_id": 0,
         },
+        gguf_keys={"use_parallel_residual": "use_parallel_residual"},
+        gguf_tells=_stablelm_norms,
     ),
     Family(
         name="seed_oss",
         models="Seed-OSS",
         architectures=("SeedOssForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("seed_oss",),
         traits=traits.seed_oss,
         reads=frozenset({"attention_bias", "attention_out_bias", "mlp_bias"}),
         defaults={
@@ -478,7 +503,7 @@ _FAMILIES = (
         name="ernie4_5",
         models="ERNIE 4.5 (the dense ones)",
         architectures=("Ernie4_5ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("ernie4_5",),
         traits=traits.ernie4_5,
         reads=frozenset({"use_bias"}),
         defaults={
@@ -495,7 +520,7 @@ _FAMILIES = (
         name="exaone4",
         models="EXAONE 4.0",
         architectures=("Exaone4ForCausalLM",),
-        gguf_architectures=(),
+        gguf_architectures=("exaone4",),
         traits=traits.exaone4,
         reads=frozenset({"sliding_window", "sliding_window_pattern", "layer_types"}),
         defaults={
@@ -507,6 +532,11 @@ _FAMILIES = (
             "eos_token_id": 2,
             "bos_token_id": 0,
         },
+        gguf_keys={
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        gguf_implies={"sliding_window": None},
     ),
     Family(
         name="cohere",
@@ -518,6 +548,7 @@ _FAMILIES = (
         renamed={"layer_norm_eps": "rms_norm_eps"},
         defaults=_COHERE_DEFAULTS | {"rope_theta": 500_000.0},
         gguf_keys={"logit_scale": "logit_scale"},
+        gguf_tells=_cohere_norms,
     ),
     Family(
         name="cohere2",
@@ -595,7 +626,45 @@ _FAMILIES = (
     ),
 )
 
-FAMILIES: tuple[Family, ...] = (*_FAMILIES, *DENSE, *MIXTURES)
+_SHARED_KEYS = r".*\.self_attn\.(k_proj|v_proj|k_norm)\.weight"  # of layers that share those of others: not used
+_GEMMA3N = (
+    Family(
+        name="gemma3n_text",  # gemma3n is the multimodal model
+        models="Gemma 3n E2B and E4B (the text models)",
+        architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        gguf_architectures=(),
+        traits=traits.gemma3n,
+        reads=_GEMMA2_KEYS | {"altup_correct_scale", "rope_local_base_freq", "sliding_window_pattern"},
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "vocab_size": 262400,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "final_logit_softcapping": 30.0,
+            "sliding_window": 512,
+            "sliding_window_pattern": 5,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "vocab_size_per_layer_input": 262144,
+            "hidden_size_per_layer_input": 256,
+            "altup_active_idx": 0,
+            "altup_correct_scale": True,
+            "altup_num_inputs": 4,
+            "num_kv_shared_layers": 15,
+            "laurel_rank": 64,
+        },
+        derived=_equal_widths,
+        activations=("gelu_pytorch_tanh",),
+        has_local_rope=True,
+        stored=replace(
+            _TEXT_MODEL,
+            leftovers=rf"{_SHARED_KEYS}|(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
+        ),
+    ),
+)
+
+FAMILIES: tuple[Family, ...] = (*_FAMILIES, *_GEMMA3N, *DENSE, *MIXTURES)
 GENERATING = frozenset(name for family in FAMILIES for name in family.architectures)  # architectures with an LM head
 
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field, replace
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec, Shape
 
-_BARE_NAMES = ("mlp.router_correction", "self_attn.sinks")  # vectors that are stored without `.bias`
+_BARE_NAMES = (
+    "mlp.router_correction",
+    "self_attn.sinks",
+    "altup.correct_output_scale",
+)  # vectors that are stored without `.bias`
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 

@@ -315,7 +315,8 @@ ENGINE_UP = Series("headrace:engine_up", "gauge", "1 while the engine responds, 
 SLEEP_STATE = Series(
     "headrace:engine_sleep_state",
     "gauge",
-    "1 for the current state of the engine, always `awake`; absent while the engine is down.",
+    "1 for the current state of the engine: `awake`, or asleep at level 1 (`weights_offloaded`) or 2 (`discard_all`); "
+    "absent while the engine is down.",
     labels=("sleep_state",),
     aliases=(Alias("vllm:engine_sleep_state"),),
 )

@@ -36,7 +36,8 @@ INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
 TRUNCATIONS = (None, "disabled", "auto")
 _COPIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "ignore_eos", "priority", "cache_salt", "request_id", "stream"),
+    *("frequency_penalty", "logit_bias", "stop", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+    *("structured_outputs", "priority", "cache_salt", "request_id", "stream"),
 )
 _NOT_OF_RESPONSES = ("n", "best_of", "logprobs", "prompt_logprobs")  # a response has one message
 

@@ -52,10 +52,7 @@ class CpuRunner:
         )
         self._sampler = Sampler(shape.max_num_seqs, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(shape.max_num_seqs)
-        self._caches = [
-            ops.allocate_cache(shape.num_blocks, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-            for _ in range(spec.num_layers)
-        ]
+        self._caches = decoder.allocate_caches(shape.num_blocks, shape.block_size)
         self._stream = ThreadPoolExecutor(1, "headrace-device", initializer=use_threads, initargs=(shape.num_threads,))
         on_stage("compile")
         self._stream.submit(ops.warm_up, device, dtype, on_stage).result()  # no request waits for a compiler

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.models.spec import Shape
+from headrace.models.weights.file_reader import FileReader
 from headrace.models.weights.safetensors_files import SafetensorsFiles
 from headrace.models.weights.source import Slice, StoredRows, WeightSource
 
@@ -43,6 +44,11 @@ class WithHeadFiles:
 
     def stored_rows(self, name: str, part: Slice | None = None) -> StoredRows | None:
         return None
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        """That of the model's own files: the head is small."""
+        return self.source.file_reader
 
     @property
     def num_bytes_read(self) -> int:

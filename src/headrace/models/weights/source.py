@@ -16,6 +16,8 @@ from headrace.models.spec import ModelSpec, Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headrace.models.weights.file_reader import FileReader
+
 _MAX_NAMED = 5
 
 
@@ -55,6 +57,10 @@ class WeightSource(Protocol):
     @property
     def num_bytes_read(self) -> int:
         """Bytes of tensors that were read from files so far."""
+
+    @property
+    def file_reader(self) -> FileReader | None:
+        """What reads its files, if reads can be announced to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,25 @@ from headrace.types import BACKGROUND_PRIORITY, Request, SamplingParams, Sequenc
 
 
 def limits_of(services: Services) -> Limits:
-    return Limits(services.options.max_n, services.options.max_logprobs)
+    options = services.options
+    return Limits(options.max_n, options.max_logprobs, services.engine.spec.vocab_size)
+
+
+def names_tokens_by_id(services: Services, asked: bool | None) -> bool:
+    """Whether log-probabilities name tokens by their ids: the client or the server's settings say so."""
+    return services.options.return_tokens_as_token_ids if asked is None else asked
 
 
 def includes_final_usage(options: StreamOptions | None, services: Services) -> bool:
     """Whether a stream ends with the usage: the client asks for it, or the server's settings say so."""
     return services.options.enable_force_include_usage or (options is not None and bool(options.include_usage))
+
+
+def includes_running_usage(options: StreamOptions | None, services: Services) -> bool:
+    """Whether each chunk has the usage so far. A server that is set to include it does so in each, as vLLM's."""
+    return services.options.enable_force_include_usage or (
+        options is not None and bool(options.include_usage and options.continuous_usage_stats)
+    )
 
 
 def check_model(services: Services, name: str | None, *, generates: bool = True) -> None:
