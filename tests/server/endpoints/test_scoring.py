@@ -60,6 +60,9 @@ def test_documents_are_ranked_by_their_scores(reranker: Server) -> None:
             assert item["document"] == {"text": documents[item["index"]], "multi_modal": None}
             assert item["relevance_score"] == pytest.approx(by_index[item["index"]], abs=1e-6)
         assert ranking["usage"]["total_tokens"] == scores["usage"]["total_tokens"] == 3 * 5 + 6
+    invoked = post(reranker, "/invocations", query="w2 w3", documents=documents, top_n=1)
+    assert [item["index"] for item in invoked["results"]] == order[:1]
+    assert post(reranker, "/invocations", input="w1")["data"][0]["label"] == "LABEL_0"
     hidden = post(reranker, "/rerank", query="w2", documents=[{"text": "w5"}], return_documents=False)
     assert hidden["results"][0].keys() == {"index", "relevance_score"}
 

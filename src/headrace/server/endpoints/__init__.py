@@ -189,7 +189,7 @@ ROUTES: tuple[Route, ...] = (
         path="/invocations",
         method="POST",
         handler=sagemaker.invoke,
-        summary="A chat, a completion or embeddings, by the fields of the body; for Amazon SageMaker",
+        summary="A chat, a completion, embeddings or scores, by the fields of the body; for Amazon SageMaker",
         body=InvocationRequest,
         generates=True,
     ),
