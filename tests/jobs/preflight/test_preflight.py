@@ -114,7 +114,8 @@ def embed(custom_id: str, **body: Any) -> dict[str, Any]:
 
 
 def test_embeddings_need_tokens_and_disk_but_no_answers(write_lines: WriteLines, front: Front) -> None:
-    front = replace(front, hidden_size=100)
+    spec = SimpleNamespace(vocab_size=VOCAB_SIZE, hidden_size=100, pooler=None, is_encoder=False)
+    front = replace(front, spec=cast(ModelSpec, spec))
     lines = [embed("a", input=["abcd", "ab"]), embed("b", input="abc"), embed("c", input=["a", "x" * 600])]
     report, problems = check(write_lines(*lines), front)
     assert [(problem.line, problem.code) for problem in problems] == [(3, "context_length_exceeded")]

@@ -109,4 +109,5 @@ def _bidirectional(
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(query.dtype), value)
         highest = peak
     place = out + (start + rows[:, None]) * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + dims[None, :]
+    total = tl.where(total == 0.0, 1.0, total)  # rows after the text may have seen nothing
     tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_query)
