@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.engine.rank_layout import RankLayout
 from headrace.engine.resolve import GIB, GPU_MAX_SEQS, Resolver
 from headrace.engine.settings import Settings
 from headrace.errors import ConfigError
@@ -17,6 +18,7 @@ class EncoderResolver(Resolver):
     def settings(self) -> Settings:
         config = self._config
         device = self._device()
+        self._ranks = RankLayout(config, self._spec, self._facts, on_gpu=self._on_gpu)
         self._refuse_unused()
         dtype = self._dtype()
         threads = self._threads(dtype)
@@ -25,8 +27,8 @@ class EncoderResolver(Resolver):
         max_num_seqs = self._max_texts()
         # The scheduler counts blocks; no memory is behind them, so there are as many as could ever be asked for.
         num_blocks = max_num_seqs * -(-max_model_len // config.block_size)
-        self._note("enable_chunked_prefill", False, "an encoder computes a prompt whole: every token sees all others")
-        self._note("enable_prefix_caching", False, "an encoder keeps no KV cache")
+        self._note("enable_chunked_prefill", "off", "an encoder computes a prompt whole: every token sees all others")
+        self._note("enable_prefix_caching", "off", "an encoder keeps no KV cache")
         return Settings(
             device=device,
             dtype=dtype,
@@ -53,7 +55,7 @@ class EncoderResolver(Resolver):
 
     def _refuse_unused(self) -> None:
         config = self._config
-        if self._num_ranks > 1 or config.enable_expert_parallel:
+        if config.tensor_parallel_size * config.pipeline_parallel_size > 1 or config.enable_expert_parallel:
             raise ConfigError(
                 "an encoder runs on one device: leave out tensor_parallel_size, pipeline_parallel_size and "
                 "enable_expert_parallel; several engines (data_parallel_size) share the requests"
