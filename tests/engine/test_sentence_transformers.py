@@ -22,11 +22,13 @@ TEXTS = [words(1), words(2, 3, 4), words(*range(30)), words(*range(20, 50)), wor
 LONG = words(*range(60))  # more than max_seq_length
 
 
-def save_for_auto_tokenizer(directory: Path) -> None:
+def save_for_auto_tokenizer(directory: Path, *, has_types: bool = False) -> None:
     """sentence-transformers loads the tokenizer with transformers, which needs its config."""
     named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    path = str(directory / "tokenizer.json")
-    transformers.PreTrainedTokenizerFast(tokenizer_file=path, **named).save_pretrained(directory)
+    path, inputs = str(directory / "tokenizer.json"), ["input_ids", "attention_mask"]
+    inputs += ["token_type_ids"] if has_types else []
+    made = transformers.PreTrainedTokenizerFast(tokenizer_file=path, model_input_names=inputs, **named)
+    made.save_pretrained(directory)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert"])
@@ -55,11 +57,13 @@ def test_embeddings_are_those_of_sentence_transformers(kind: str, pooling: str, 
         np.testing.assert_allclose(scores, expected[0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "has_types"), [("bert", True), ("bert", False), ("modernbert", False)])
+def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
+    kind: str, has_types: bool, tmp_path: Path
+) -> None:
     base, saved = tmp_path / "base", tmp_path / "saved"
     save_encoder(base, kind, "ForSequenceClassification", num_labels=1)
-    save_for_auto_tokenizer(base)
+    save_for_auto_tokenizer(base, has_types=has_types)
     model = library.CrossEncoder(str(base), device="cpu")
     model.save_pretrained(str(saved))
     with LLM(str(saved)) as llm:

@@ -353,7 +353,12 @@ def clamped_silu_and_mul(gate_up: Tensor, *, as_fp8: bool = False) -> Rows:  # [
     return out
 
 
-_GATED = {"silu": silu_and_mul, "clamped_silu": clamped_silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+_GATED = {
+    "silu": silu_and_mul,
+    "clamped_silu": clamped_silu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "gelu": gelu_and_mul,
+}
 
 
 def gelu(x: Tensor, *, as_fp8: bool = False) -> Rows:  # [T, I]

@@ -40,12 +40,14 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] = (),
+        has_token_types: bool = True,
     ) -> None:
         """`special_tokens` maps 'bos_token', 'eos_token' and the like to their text. `eos_token_ids`: further end
-        tokens."""
+        tokens. `has_token_types`: the model is told the two texts of a pair apart, where the tokenizer does."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.has_token_types = has_token_types
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.vocab_size = vocab_size or backend.get_vocab_size(with_added_tokens=True)
@@ -111,8 +113,9 @@ class Tokenizer:
             encodings = [heads[place], tail]
             if max_len is not None and sum(len(each.ids) for each in encodings) > max_len - num_special:
                 encodings = self._truncated(firsts[place], seconds[index], max_len - num_special)
-            whole = self._backend.post_process(*encodings, add_special_tokens=True)
-            pairs.append(PairIds(whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None))
+            whole = self._backend.post_process(encodings[0], encodings[1], add_special_tokens=True)
+            has_second = self.has_token_types and 1 in whole.type_ids
+            pairs.append(PairIds(whole.ids, whole.type_ids.index(1) if has_second else None))
         return pairs
 
     def _truncated(self, first: str, second: str, room: int) -> list[Encoding]:

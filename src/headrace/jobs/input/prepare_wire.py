@@ -35,6 +35,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
     templates: dict[str, str] | None
     template_tokens: Mapping[str, str]
     template_defaults: Mapping[str, Any]
+    has_token_types: bool = True
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SentTokenizer:
@@ -47,6 +48,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
             None if template is None else template.templates,
             {} if template is None else template.special_tokens,
             {} if template is None else template.defaults,
+            tokenizer.has_token_types,
         )
 
     def restored(self) -> Tokenizer:
@@ -58,6 +60,7 @@ class SentTokenizer(msgspec.Struct, frozen=True):
             else ChatTemplate(self.templates, self.template_tokens, self.template_defaults),
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            has_token_types=self.has_token_types,
         )
 
 
