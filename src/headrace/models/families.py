@@ -634,7 +634,13 @@ _GEMMA3N = (
         architectures=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
         gguf_architectures=(),
         traits=traits.gemma3n,
-        reads=_GEMMA2_KEYS | {"altup_correct_scale", "rope_local_base_freq", "sliding_window_pattern"},
+        reads=_GEMMA2_KEYS
+        | {
+            "altup_correct_scale",
+            "altup_coef_clip",  # of training
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+        },
         defaults=_GEMMA_DEFAULTS
         | {
             "vocab_size": 262400,
