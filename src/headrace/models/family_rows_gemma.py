@@ -102,6 +102,7 @@ GEMMA = (
         | {
             "altup_correct_scale",
             "altup_coef_clip",  # of training
+            "altup_lr_multiplier",
             "rope_local_base_freq",
             "sliding_window_pattern",
         },
