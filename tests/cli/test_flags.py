@@ -19,6 +19,7 @@ EXAMPLES: dict[str, Any] = {"load_format": "gguf", "dtype": "float32", "device":
 EXAMPLES |= {"capacity_policy": "guaranteed_no_evict", "gpu_memory_utilization": 0.5, "enable_chunked_prefill": False}
 EXAMPLES |= {"enable_prefix_caching": False, "model": "m", "tokenizer": "t", "revision": "r"}
 EXAMPLES |= {"chat_template": "t.jinja", "default_chat_template_kwargs": {"a": 1}, "enable_expert_parallel": True}
+EXAMPLES |= {"runner": "pooling", "convert": "embed", "pooler_config": {"a": 1}, "hf_overrides": {"a": 1}}
 EXAMPLES |= {"disable_custom_all_reduce": True}
 EXAMPLES |= {"quantization": "fp8", "kv_cache_dtype": "fp8", "block_size": 32, "cpu_affinity": "0-7,16"}
 EXAMPLES |= {"master_addr": "10.0.0.1", "distributed_executor_backend": "ray"}

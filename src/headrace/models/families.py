@@ -14,6 +14,7 @@ from headrace.models.family_rows_mixtures import MIXTURES
 from headrace.models.family_rows_qwen import QWEN
 
 FAMILIES: tuple[Family, ...] = (*LLAMA, *QWEN, *GEMMA, *DENSE, *MIXTURES)
+GENERATING = frozenset(name for family in FAMILIES for name in family.architectures)  # architectures with an LM head
 
 _UNKNOWN_MIXTURE = ": it is a mixture of experts of a kind that Headrace does not know"
 # Keys of config.json that tell why a model is not supported, the first reason that applies.
@@ -40,9 +41,17 @@ def family_of_config(config: Config) -> Family:
         return _by_model_type(config)
     known = {name: family for family in FAMILIES for name in family.architectures}
     for name in names:
-        if name in known:
-            return known[name]
+        if (found := known.get(name) or known.get(_with_lm_head(name))) is not None:
+            return found
     raise _unknown("architecture", names[0], list(known), _why_unknown(config))
+
+
+def _with_lm_head(name: str) -> str:
+    """Returns the architecture of the model that generates, for one with another head or without one."""
+    for ending in POOLING_ENDINGS:
+        if name.endswith(ending):
+            return name.removesuffix(ending) + _ENDING
+    return name
 
 
 def _by_model_type(config: Config) -> Family:
@@ -88,3 +97,4 @@ def _suggested(name: str, known: list[str]) -> str:
 
 
 _ENDING = "ForCausalLM"
+POOLING_ENDINGS = ("ForSequenceClassification", "Model")

@@ -132,9 +132,8 @@ def _find_part(
     if match is None:
         stem, _, kind = name.rpartition(".")
         theirs = stored.names.get(stem, stem)
-        their_name = (
-            f"{prefix}{theirs}.{kind}" if stem == "lm_head" else f"{root}{theirs.removeprefix('model.')}.{kind}"
-        )
+        is_outside = stem == "lm_head" or (stem.startswith("head.") and not theirs.startswith("model."))
+        their_name = f"{prefix}{theirs}.{kind}" if is_outside else f"{root}{theirs.removeprefix('model.')}.{kind}"
         return StoredPart(their_name, 0, shapes[name][0], shapes[name][0])
     index, stem, kind = match.groups()
     expert = _EXPERT.search(stem)
