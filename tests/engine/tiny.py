@@ -112,6 +112,8 @@ def _falcon_config(*, head_dim: int, **values: Any) -> transformers.FalconConfig
 
 # Published configs have `rotary_dim` alone. transformers before 5.18 does not read it, and rotates whole heads.
 MINIMAX_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+
+
 def _bloom_config(**values: Any) -> transformers.BloomConfig:
     """Its MLP has four times the width; it has no key-value heads of its own."""
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "bos_token_id", "eos_token_id")
