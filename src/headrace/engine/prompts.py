@@ -216,7 +216,9 @@ class PromptReader:
             raise RequestError("a prompt must be text or a flat list of token ids", param="prompt")
         if len(wide) and (wide.min() < 0 or wide.max() >= self._vocab_size):
             outside = wide[(wide < 0) | (wide >= self._vocab_size)][0]
-            raise RequestError(f"token id {outside} is outside the vocabulary of {self._vocab_size:,}", param="prompt")
+            raise RequestError(
+                f"token id {outside} is out of vocabulary, which has {self._vocab_size:,} tokens", param="prompt"
+            )
         return wide.astype(np.int32)
 
 

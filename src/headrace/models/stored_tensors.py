@@ -49,6 +49,8 @@ class Stored:
 
 
 AS_NAMED = Stored()
+IMAGES = r"(model\.)?(vision_model|vision_tower|visual|multi_modal_projector)\..*"  # weights of multimodal models
+TEXT_MODEL = Stored(prefix="language_model.", leftovers=IMAGES)  # of multimodal models
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _check(request: ResponsesRequest, limits: Limits) -> None:
     if request.truncation not in TRUNCATIONS:
         raise bad_request(f"truncation must be 'auto' or 'disabled', got {request.truncation!r}", "truncation")
     if request.background and request.store is False:
-        raise bad_request("a response in the background is stored; leave out store, or set it to true", "store")
+        raise bad_request("background can only be used when `store` is true; leave out store", "store")
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is for streams: set stream to true", "stream_options")
     if request.stream_options is not None and request.stream_options.include_obfuscation:

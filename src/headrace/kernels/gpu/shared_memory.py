@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from triton.runtime import driver
 
 _HOPPER_BYTES = 232_448  # for a tensor that is not on a GPU, as in Triton's interpreter
 
@@ -13,4 +14,5 @@ _HOPPER_BYTES = 232_448  # for a tensor that is not on a GPU, as in Triton's int
 def shared_memory_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return _HOPPER_BYTES
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
