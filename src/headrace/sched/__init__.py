@@ -11,7 +11,7 @@ statistics and for the limit on background work.
     forecast     expected peak of the KV cache, from finished answers
     background   how much background work a step may have beside interactive requests
     slots        state of the running sequences, in columns indexed by slot
-    queue, sequence, limits, draft (a plan under construction), readout_chunks, events, stats, token_gaps
+    queue, sequence, limits, plan_builder, readout_chunks, events, stats, token_gaps
 
 Invariants:
 - The token budget `max_num_batched_tokens` holds for every step: decode first, then prefill chunks, then new sequences.

@@ -1,4 +1,4 @@
-"""A step plan under construction."""
+"""Builds the plan of one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.types import Request
 _NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
-class PlanDraft:
+class PlanBuilder:
     """Collects what one step does, within its token budget. Made and finished inside `Scheduler.plan`."""
 
     def __init__(self, step: int, budget: int, max_seqs: int | None = None) -> None:
