@@ -136,7 +136,7 @@ def test_lists_may_be_json_as_in_vllm() -> None:
     "flag",
     [
         *("--scheduler-delay-factor", "--use-v2-block-manager", "--swap-space", "--num-scheduler-steps"),
-        *("--num-speculative-tokens", "--speculative-model", "--preemption-mode", "--max-seq-len-to-capture"),
+        *("--preemption-mode", "--max-seq-len-to-capture", "--ngram-prompt-lookup-max"),
         *("--disable-async-output-proc", "--guided-decoding-backend", "--num-lookahead-slots", "--rope-scaling"),
         *("--cuda-graph-sizes", "--disable-log-requests", "--max-num-partial-prefills"),
     ],

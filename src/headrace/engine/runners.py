@@ -62,7 +62,9 @@ def measure_step(decoder: Decoder, settings: Settings) -> int:
         return 0
     from headrace.runner.gpu.memory import measure_step
 
-    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=settings.max_num_seqs)
+    num_rows = 0 if settings.speculation is None else settings.speculation.max_rows
+    num_seqs = max(settings.max_num_seqs, num_rows)
+    return measure_step(decoder, num_tokens=settings.max_num_batched_tokens, num_seqs=num_seqs)
 
 
 def graph_bytes(step_bytes: int, spec: ModelSpec, settings: Settings) -> int:
@@ -81,9 +83,20 @@ def depth_of(settings: Settings) -> int:
     return GPU_DEPTH if settings.device == "cuda" else 1
 
 
-def start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage: OnStage = ignore_stage) -> Runner:
+def start_runner(
+    decoder: Decoder,
+    settings: Settings,
+    step_bytes: int,
+    on_stage: OnStage = ignore_stage,
+    *,
+    draft: Decoder | None = None,
+) -> Runner:
+    """`draft`: the draft model, if there is one."""
     import torch
 
+    from headrace.runner.draft_model import first_layers
+
+    speculation = settings.speculation
     shape = RunnerShape(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
@@ -93,22 +106,30 @@ def start_runner(decoder: Decoder, settings: Settings, step_bytes: int, on_stage
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_dtype=getattr(torch, settings.kv_dtype),
         step_bytes=step_bytes,
+        max_draft_seqs=0 if speculation is None else speculation.max_seqs,
+        max_draft_rows=0 if speculation is None else speculation.max_rows,
     )
+    num_layers = None if speculation is None else speculation.config.num_layers
+    if num_layers is not None:
+        draft = first_layers(decoder, num_layers)
+    in_same_cache = num_layers is not None
     with pinned_to(cpus_of(settings.cpu_affinity)):  # threads that the runner starts inherit the mask
         if settings.device == "cuda":
-            return _start_gpu_runner(decoder, shape, on_stage)
+            return _start_gpu_runner(decoder, shape, on_stage, draft, in_same_cache=in_same_cache)
         from headrace.runner.cpu_runner import CpuRunner
 
-        return CpuRunner(decoder, shape, on_stage)
+        return CpuRunner(decoder, shape, on_stage, draft=draft, drafts_in_same_cache=in_same_cache)
 
 
-def _start_gpu_runner(decoder: Decoder, shape: RunnerShape, on_stage: OnStage) -> Runner:
+def _start_gpu_runner(
+    decoder: Decoder, shape: RunnerShape, on_stage: OnStage, draft: Decoder | None, *, in_same_cache: bool
+) -> Runner:
     import torch
 
     from headrace.runner.gpu.gpu_runner import GpuRunner
 
     try:
-        return GpuRunner(decoder, shape, on_stage)
+        return GpuRunner(decoder, shape, on_stage, draft=draft, drafts_in_same_cache=in_same_cache)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise ConfigError(

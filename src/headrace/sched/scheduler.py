@@ -16,9 +16,11 @@ import numpy as np
 
 from headrace.errors import RequestError
 from headrace.histogram import Histogram
-from headrace.kv import BlockTable, BlockTables
+from headrace.kv import BlockTables
 from headrace.sched.background import NO_LIMIT, BackgroundLimit, BackgroundPace
+from headrace.sched.drafting import Drafting
 from headrace.sched.events import EventWriter
+from headrace.sched.growth import Growth
 from headrace.sched.limits import SchedulerLimits
 from headrace.sched.microbatches import Microbatches
 from headrace.sched.placement import Placement
@@ -34,6 +36,8 @@ from headrace.steps import (
     FULL,
     STOPPED,
     UNFINISHED,
+    BoolArray,
+    Drafts,
     IntArray,
     ReadoutResult,
     SlotEntry,
@@ -65,6 +69,7 @@ class Scheduler:
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.max_running = limits.max_num_seqs  # may be lowered for a while
         self._placement = Placement(limits, self.tables, self.slots)
+        self._growth = Growth(self.tables, self.slots, self._placement.capacity)
         self._microbatches = Microbatches(limits.num_stages, self.slots)
         self._queue = WaitingQueue(by_priority=limits.queue_policy == "priority")
         self._forks: deque[Sequence] = deque()  # their parent has computed the prompt; they start before the queue
@@ -77,6 +82,9 @@ class Scheduler:
         self._iteration_tokens = Histogram(BATCH_TOKENS_BOUNDS)
         self._token_gaps = TokenGaps(limits.max_num_seqs)
         self._pace = BackgroundPace(limits.max_num_batched_tokens)
+        self.drafting = (
+            None if limits.speculation is None else Drafting(limits.speculation, self.slots, limits.max_num_seqs)
+        )
         self._clock = clock
         self._num_arrived = 0
         self._num_waiting = 0
@@ -138,7 +146,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute, or if steps in flight have to end first."""
-        if self._microbatches.is_full:
+        if self._microbatches.is_full or self._waits_for_drafts():
             return None
         max_seqs = self._microbatches.max_seqs(self.slots.num_running + self._num_next(), self._next_step)
         builder = PlanBuilder(self._next_step, self.limits.max_num_batched_tokens, max_seqs)
@@ -173,6 +181,20 @@ class Scheduler:
             self._pace.planned(plan, self._clock(), background, num_background=builder.num_background)
         return plan
 
+    def _waits_for_drafts(self) -> bool:
+        """Whether steps in flight have to end first: one with drafts, whose accepted tokens only the device knows, or
+        those before the next one with drafts, which continue known tokens."""
+        if self.drafting is None or not self._microbatches.num_in_flight:
+            return False
+        assert self._last_plan is not None
+        return self._last_plan.drafts is not None or self._may_speculate()
+
+    def _may_speculate(self) -> bool:
+        """Whether drafts are due and the next step only decodes."""
+        if self.drafting is None or self._prefilling or self._num_next():
+            return False
+        return self.drafting.is_due(self.slots.decoding())
+
     def _limit_background(self, priority: int | None) -> BackgroundLimit:
         """`priority` is that of the most urgent prompt of the step."""
         if not self._queue.by_priority or not self._pace.is_limiting(self._clock()):
@@ -198,8 +220,22 @@ class Scheduler:
             is_limited = background.max_tokens is not None
             num_background = int(self.slots.is_background[slots].sum()) if is_limited else 0
             next_tokens = self._microbatches.planned(slots, builder.step)
-            builder.compute_decoding(slots, next_tokens, num_background=num_background)
+            drafts = None if is_limited or priority is not None else self._drafts_of(slots, builder)
+            builder.compute_decoding(slots, next_tokens, drafts=drafts, num_background=num_background)
             self.slots.advance_decoding(slots)
+
+    def _drafts_of(self, slots: IntArray, builder: PlanBuilder) -> Drafts | None:
+        """Drafts for a step that decodes these slots, with blocks for them; None if there are none, or no blocks."""
+        if self.drafting is None:
+            return None
+        if self._microbatches.num_in_flight or not self._may_speculate():
+            self.drafting.pass_step(slots)
+            return None
+        drafts = self.drafting.propose(slots)
+        if drafts is None or not self._growth.make_room(slots, self.slots.total[slots] + drafts.lens, builder):
+            return None
+        self.drafting.planned(slots, drafts)
+        return drafts
 
     def _decoding_with_blocks(self, builder: PlanBuilder, priority: int | None, max_background: int | None) -> IntArray:
         """The decoding slots, each with a block for its next token. Preempts the youngest sequences if none is left."""
@@ -209,13 +245,7 @@ class Scheduler:
             builder.has_preempted = True
             slots, growing = self._decoding_and_growing(builder, priority, max_background)
         if len(growing):
-            blocks = self.tables.pool.take(len(growing))
-            for slot, block in zip(growing.tolist(), blocks, strict=True):
-                self._table_of(slot).blocks.append(block)
-            indexes = self.slots.capacity[growing] // self.limits.block_size
-            builder.write_tables(growing, indexes, np.array(blocks, np.int64))
-            self.slots.capacity[growing] += self.limits.block_size
-            self._placement.capacity.grew(len(growing))
+            self._growth.append_block(growing, builder)
         return slots
 
     def _decoding_and_growing(
@@ -224,11 +254,6 @@ class Scheduler:
         slots = self.slots.decoding_within(priority=priority, max_background=max_background)
         slots = self._microbatches.share_of(slots, builder.max_seqs)
         return slots, slots[self.slots.total[slots] > self.slots.capacity[slots]]
-
-    def _table_of(self, slot: int) -> BlockTable:
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None and sequence.table is not None, f"slot {slot} has no owner"
-        return sequence.table
 
     def _compute_prefilling(self, builder: PlanBuilder, priority: int | None) -> list[Sequence]:
         """Prefill continuations. Returns those that are left for later, since a more urgent sequence waits to start or
@@ -349,6 +374,8 @@ class Scheduler:
         )
         sequence.slot = slot
         self._token_gaps.enter(slot, sequence.last_token_at)
+        if self.drafting is not None:
+            self.drafting.enter(slot)
         builder.enter(self._slot_entry(sequence, placed.num_cached), placed.table.blocks, placed.copy)
         return True
 
@@ -425,9 +452,8 @@ class Scheduler:
         now = self._clock()
         self._pace.applied(result.step, now)
         is_own = self.slots.since[result.slots] <= result.step
-        slots, tokens, finished = result.slots[is_own], result.tokens[is_own], result.finished[is_own]
-        self.slots.record(slots, tokens)
-        self._stats.num_generated_tokens += len(slots)
+        slots, finished = result.slots[is_own], result.finished[is_own]
+        self._record(result, is_own)
         self._note_times(slots, now)
         if result.logprobs is not None:
             self._events.take_logprobs(result, is_own)
@@ -449,6 +475,18 @@ class Scheduler:
             if self.slots.since[readout_result.slot] <= result.step:
                 events += self._take_readout(readout_result)
         return events
+
+    def _record(self, result: StepResult, is_own: BoolArray) -> None:
+        slots, num_sampled = result.slots[is_own], result.num_sampled
+        if num_sampled is None:
+            self._stats.num_generated_tokens += len(slots)
+            self.slots.record(slots, result.tokens[is_own])
+            return
+        assert self.drafting is not None
+        tokens = result.tokens[np.repeat(is_own, num_sampled)]
+        self._stats.num_generated_tokens += len(tokens)
+        self.slots.record_several(slots, tokens, num_sampled[is_own])
+        self.drafting.learn(slots, num_sampled[is_own], self._stats)
 
     def _note_times(self, slots: IntArray, now: float) -> None:
         for slot in self._token_gaps.take(slots, now).tolist():

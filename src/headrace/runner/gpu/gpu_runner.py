@@ -11,7 +11,8 @@ Tokens come back in pinned memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -23,13 +24,15 @@ from headrace.kernels import ops
 from headrace.kernels.gpu import slots as slot_kernels
 from headrace.kernels.gpu.sample import sample
 from headrace.kernels.gpu.threshold_types import Filters
-from headrace.kernels.layout import Splits, StepLayout
+from headrace.kernels.layout import LayerCache, Splits, StepLayout
 from headrace.kernels.ranges import Ranges, wrap_methods
 from headrace.models.decoder import Decoder
+from headrace.models.spec import ModelSpec
 from headrace.runner.gpu.capture import Capture
 from headrace.runner.gpu.context_splits import splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
+from headrace.runner.gpu.draft_graphs import DraftCache, DraftGraphs
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.memory import reserve
@@ -37,15 +40,17 @@ from headrace.runner.gpu.prefill_graphs import PrefillGraph, PrefillGraphs, Pref
 from headrace.runner.gpu.prefix_groups import MIN_SEQS, BlockTableMirror, PrefixGroups
 from headrace.runner.gpu.prefix_sharing import can_share_prefixes, seqs_per_tile
 from headrace.runner.gpu.step_layouts import StepLayouts, StepOrder
+from headrace.runner.gpu.ticket import Ticket
 from headrace.runner.gpu.upload import Upload, UploadRing
 from headrace.runner.prompt_logprobs import PromptLogprobsSlots, PromptSpan
 from headrace.runner.readouts import lay_out_readouts
-from headrace.runner.results import step_logprobs, to_pinned
+from headrace.runner.results import to_pinned
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
-from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
+from headrace.runner.verification import drafts_by_slot
+from headrace.sampling import PlacedMasks, Sampled, SampledLogprobs, Sampler
 from headrace.startup import OnStage, ignore_stage
-from headrace.steps import BROKEN, IntArray, Masks, SlotEntry, StepPlan, StepResult
+from headrace.steps import BROKEN, Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
 Result = TypeVar("Result")
 
@@ -53,6 +58,7 @@ _RANGES = {  # names of a profile's ranges, by method
     "submit": "step",
     "_apply_changes": "changes",
     "_decode": "decode",
+    "_verify": "decode",
     "_mixed": "prefill",
     "_replay_sampling": "sample",
     "_sample_plain": "sample",
@@ -65,46 +71,43 @@ _SMALL_CONTEXT_BYTES = (
 _GRAPH_VALUES = 1 << 14  # int32 values that describe a step for the largest prefill graph, with some to spare
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A submitted step: its tokens are in `results` once `done` has happened."""
-
-    step: int
-    slots: IntArray
-    results: Tensor  # [2, B or more] int32, pinned: tokens, and the state of each slot (`StepResult.finished`)
-    logprobs: SampledLogprobs | None  # pinned too
-    outputs: StepOutputs | None  # prompt log-probabilities and readouts, pinned too
-    done: torch.cuda.Event
-
-
 class GpuRunner:
     """Owns weights, KV cache and slots on one GPU. The last slot and the last block are padding for graphs."""
 
-    def __init__(self, decoder: Decoder, shape: RunnerShape, on_stage: OnStage = ignore_stage) -> None:
-        spec, device, dtype = decoder.spec, decoder.device, shape.kv_dtype or decoder.dtype
+    def __init__(
+        self,
+        decoder: Decoder,
+        shape: RunnerShape,
+        on_stage: OnStage = ignore_stage,
+        *,
+        draft: Decoder | None = None,
+        drafts_in_same_cache: bool = False,
+    ) -> None:
+        """`draft`: proposes tokens, in the same cache if it is made of the decoder's first layers."""
+        spec, device = decoder.spec, decoder.device
         self._decoder, self._device, self._shape = decoder, device, shape
         self._slots = GpuSlots(shape, device)
         num_slots = self._slots.num_slots
         self._sampler = Sampler(num_slots, spec.vocab_size, device, tokens=self._slots.tokens)
         self._prompt_logprobs = PromptLogprobsSlots(num_slots)
-        self._caches = [
-            ops.allocate_cache(shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-            for _ in range(spec.num_layers)
-        ]
+        self._caches = self._allocate_caches(decoder)
         self._upload = UploadRing(device)
         self._shares_prefixes = can_share_prefixes(spec, decoder.max_len)
-        self._decode_graphs = DecodeGraphs(shape.max_num_seqs, enable_sharing=self._shares_prefixes)
+        max_rows = max(shape.max_num_seqs, shape.max_draft_rows)
+        self._decode_graphs = DecodeGraphs(max_rows, enable_sharing=self._shares_prefixes)
         max_size = self._decode_graphs.max_size
         self._decode_slots = torch.full((max_size,), self._slots.padding_slot, dtype=torch.int32, device=device)
+        self._offsets = torch.zeros(max_size, dtype=torch.int32, device=device) if shape.max_draft_rows else None
         self._inputs = DecodeInputs(max_size, device)
-        self._arrivals = torch.zeros(max_size * spec.num_kv_heads, dtype=torch.int32, device=device)
+        max_kv_heads = max(spec.num_kv_heads, 0 if draft is None else draft.spec.num_kv_heads)
+        self._arrivals = torch.zeros(max_size * max_kv_heads, dtype=torch.int32, device=device)
         self._mirror = BlockTableMirror(num_slots, self._slots.max_blocks)
         self._next_positions = np.zeros(num_slots, np.int64)
         self._sorted_slots = np.empty(0, np.int64)  # of the last decode step, longest context first
-        self._seqs_per_tile = seqs_per_tile(spec, dtype)
+        self._seqs_per_tile = seqs_per_tile(spec, self._caches[0].keys.dtype)
         self._shared = SharedPrefixInputs(max_size, self._seqs_per_tile, device)
         self._is_sharing = False
-        self._results = torch.empty(_RESULTS_IN_FLIGHT, 2 * max_size, dtype=torch.int32, pin_memory=True)
+        self._results = torch.empty(_RESULTS_IN_FLIGHT, 3 * max_size, dtype=torch.int32, pin_memory=True)
         self._slot_numbers = torch.empty(_RESULTS_IN_FLIGHT, max_size, dtype=torch.int32, pin_memory=True)
         self._layouts = StepLayouts(
             decoder,
@@ -124,10 +127,24 @@ class GpuRunner:
             dtype=decoder.dtype,
             device=device,
         )
+        self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
+        self._draft = None if draft is None else self._draft_graphs(draft, in_same_cache=drafts_in_same_cache)
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
         self._capture_graphs(on_stage)
         reserve(shape.step_bytes, device)
+
+    def _allocate_caches(self, decoder: Decoder) -> list[LayerCache]:
+        spec, shape = decoder.spec, self._shape
+        sizes = (shape.num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim)
+        dtype = shape.kv_dtype or decoder.dtype
+        return [ops.allocate_cache(*sizes, dtype, decoder.device) for _ in range(spec.num_layers)]
+
+    def _draft_graphs(self, draft: Decoder, *, in_same_cache: bool) -> DraftGraphs:
+        layers = self._caches[: draft.spec.num_layers] if in_same_cache else self._allocate_caches(draft)
+        cache = DraftCache(layers, is_shared=in_same_cache)
+        splits = partial(self._splits, spec=draft.spec)
+        return DraftGraphs(draft, cache, self._slots, self._sampler, self._shape, splits)
 
     # ---- the runner's protocol
 
@@ -135,7 +152,9 @@ class GpuRunner:
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
         upload = self._upload.begin(self._num_values(plan))
         self._apply_changes(plan, upload)
-        if plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
+        if plan.drafts is not None:
+            ticket = self._verify(plan, plan.drafts, upload, masks)
+        elif plan.num_batched_tokens == len(plan.slots) and plan.samples.all():
             ticket = self._decode(plan, upload, masks)
         else:
             ticket = self._mixed(plan, upload, masks)
@@ -143,18 +162,18 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
-        ticket.done.synchronize()
-        tokens, finished = ticket.results.numpy()[:, : len(ticket.slots)].copy()
-        logprobs = None if ticket.logprobs is None else step_logprobs(ticket.logprobs)
-        return StepResult(
-            ticket.step,
-            ticket.slots,
-            tokens.astype(np.int64),
-            finished.astype(np.uint8),
-            logprobs,
-            ticket.outputs.prompt_logprobs() if ticket.outputs is not None else (),
-            ticket.outputs.readout_results() if ticket.outputs is not None else (),
-        )
+        result = ticket.result()
+        if ticket is self._unread:
+            self._take_accepted(ticket, result)
+        return result
+
+    def _take_accepted(self, ticket: Ticket, result: StepResult) -> None:
+        self._unread = None
+        assert result.num_sampled is not None and ticket.num_rows is not None
+        self._next_positions[result.slots] += result.num_sampled
+        if self._draft is not None:
+            drafted = result.slots[ticket.num_rows > 1]
+            self._draft.accepted(drafted, self._next_positions[drafted])
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function after the submitted steps have ended on the device."""
@@ -178,7 +197,10 @@ class GpuRunner:
     def _num_values(self, plan: StepPlan) -> int:
         num_prompt = sum(len(entry.token_ids) + 16 for entry in plan.slot_entries)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.slots)
-        return num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.slots) + _GRAPH_VALUES
+        num_values = num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.slots) + _GRAPH_VALUES
+        if plan.drafts is None or self._draft is None:
+            return num_values
+        return num_values + 6 * int(self._next_positions[plan.slots].sum())  # a draft model may have to catch up
 
     def _apply_changes(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -201,6 +223,8 @@ class GpuRunner:
     def _enter(self, slot_entries: tuple[SlotEntry, ...]) -> None:
         for entry in slot_entries:
             self._next_positions[entry.slot] = entry.num_computed
+            if self._draft is not None:
+                self._draft.enter(entry.slot)
             self._prompt_logprobs.enter(entry)
             self._sampler.enter_slot(
                 entry.slot,
@@ -229,6 +253,8 @@ class GpuRunner:
             numbers.numpy()[:] = self._slots.padding_slot
             numbers.numpy()[:num_seqs] = plan.slots
             self._decode_slots[: graph.size].copy_(numbers, non_blocking=True)
+            if self._offsets is not None:
+                self._offsets.zero_()
         graph.model.replay()
         if self._sampler.is_plain(plan.slots):
             sampling = graph.sampling_filtered if self._sampler.has_filters(plan.slots) else graph.sampling
@@ -237,6 +263,84 @@ class GpuRunner:
         logits = graph.logits[:num_seqs]
         results, logprobs = self._sample_with_all_features(plan, logits, slots, masks, advances=True)
         return self._ticket(plan, results, logprobs)
+
+    def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
+        """Run the known token and the drafts of each slot as rows of a decode graph, and sample after each: see
+        `verification.py`. Each row attends to those before it: all keys are stored before any is read."""
+        num_rows = plan.num_tokens
+        starts = np.cumsum(num_rows) - num_rows
+        row_slots = np.repeat(plan.slots, num_rows)
+        offsets = np.arange(len(row_slots)) - np.repeat(starts, num_rows)
+        self._propose(plan, drafts, upload)
+        graph = self._decode_graphs.fitting(len(row_slots), is_sharing=False)
+        padding = np.full(graph.size - len(row_slots), self._slots.padding_slot)
+        graph_slots = upload.put(np.concatenate([row_slots, padding]))
+        places = [upload.put(a) for a in (offsets, plan.slots, starts, num_rows)]
+        upload.send()
+        assert self._offsets is not None
+        self._decode_slots[: graph.size].copy_(upload.get(graph_slots))
+        self._offsets.zero_()
+        self._offsets[: len(row_slots)].copy_(upload.get(places[0]))
+        graph.model.replay()
+        lens = self._inputs.positions[: len(row_slots)] + 1
+        host_lens = self._next_positions[row_slots] + offsets + 1
+        placed = None if masks is None else self._placed_after(masks, plan, drafts)
+        sampled = self._sample_rows(graph.logits[: len(row_slots)], row_slots, lens, host_lens, placed)
+        slots, starts_there, num_rows_there = (upload.get(place) for place in places[1:])
+        columns = self._sampler.columns
+        results = self._slots.accept(
+            slots,
+            starts_there,
+            num_rows_there,
+            sampled.tokens,
+            torch.where(sampled.finished == BROKEN, sampled.finished, 0),
+            end_len=columns["end_len"],
+            stop_token_ids=columns["stop_token_ids"],
+        )
+        self._is_sharing = False
+        self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=num_rows)
+        return self._unread
+
+    def _propose(self, plan: StepPlan, drafts: Drafts, upload: Upload) -> None:
+        """Write the drafts behind the tokens of their slots."""
+        if drafts.tokens is None:
+            assert self._draft is not None, "drafts of a model without a model"
+            self._draft.propose(plan.slots, drafts.lens, self._next_positions[plan.slots], upload)
+            return
+        places = [upload.put(array) for array in (*self._draft_places(plan, drafts), drafts.tokens)]
+        upload.send()
+        self._slots.put_drafts(*(upload.get(place) for place in places))
+
+    def _draft_places(self, plan: StepPlan, drafts: Drafts) -> tuple[IntArray, IntArray]:
+        """The slot of each draft, and its position there."""
+        slots, starts = np.repeat(plan.slots, drafts.lens), np.cumsum(drafts.lens) - drafts.lens
+        offsets = np.arange(len(slots)) - np.repeat(starts, drafts.lens)
+        return slots, self._next_positions[slots] + 1 + offsets
+
+    def _placed_after(self, masks: Masks, plan: StepPlan, drafts: Drafts) -> PlacedMasks:
+        """The masks of all rows. Those after drafts of a model wait for these."""
+        tokens = drafts.tokens
+        if tokens is None:
+            slots, positions = (torch.from_numpy(each).to(self._device) for each in self._draft_places(plan, drafts))
+            tokens = self._slots.tokens[slots, positions].cpu().numpy().astype(np.int64)
+        by_slot = drafts_by_slot(plan.slots, tokens, drafts.lens)
+        return PlacedMasks.of_drafts(masks, plan.slots, by_slot, self._device)
+
+    def _sample_rows(
+        self, logits: Tensor, row_slots: IntArray, lens: Tensor, host_lens: IntArray, masks: PlacedMasks | None
+    ) -> Sampled:
+        """Sample after each row of a step that verifies drafts; `finished` is BROKEN or anything else."""
+        slots = self._decode_slots[: len(row_slots)].long()
+        if not self._sampler.is_plain(row_slots):
+            return self._sampler.sample(
+                logits.float(), slots, lens, host_slots=row_slots, host_lens=host_lens, masks=masks
+            )
+        tokens, flags = torch.empty_like(slots), torch.empty_like(slots, dtype=torch.uint8)
+        columns, has_filters = self._sampler.columns, self._sampler.has_filters(row_slots)
+        filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
+        settings = (columns["temperature"], columns["seed"])
+        sample(logits, slots, lens, *settings, tokens, flags, filters, lens_of_batch=True)
+        return Sampled(tokens, flags, None)
 
     def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
         sampling.graph.replay()
@@ -275,6 +379,7 @@ class GpuRunner:
             inputs.positions,
             inputs.slot_mapping,
             inputs.context_lens,
+            None if self._offsets is None else self._offsets[:size],
         )
         layout = StepLayout(
             positions=inputs.positions,
@@ -306,6 +411,8 @@ class GpuRunner:
         on_stage("capture", 0, total)
         self._prefill_graphs.capture(capture, padding_slot, captured)
         self._decode_graphs.capture(self._forward_decode, self._sample_decoded, capture, captured)
+        if self._draft is not None:
+            self._draft.capture(capture)
 
     def _sample_decoded(self, logits: Tensor, has_filters: bool) -> Tensor:
         slots = self._decode_slots[: logits.shape[0]]
@@ -391,8 +498,8 @@ class GpuRunner:
         ordered = replace(plan, slots=plan.slots[order], num_tokens=plan.num_tokens[order], samples=plan.samples[order])
         return ordered, num_decodes, int(is_fresh.sum())
 
-    def _splits(self, num_seqs: int) -> Splits:
-        spec = self._decoder.spec
+    def _splits(self, num_seqs: int, spec: ModelSpec | None = None) -> Splits:
+        spec = self._decoder.spec if spec is None else spec
         splits = splits_of(num_seqs, spec.num_kv_heads, spec.head_dim, self._shape.max_model_len)
         return replace(splits, arrivals=self._arrivals)
 
