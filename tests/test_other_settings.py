@@ -231,7 +231,7 @@ def test_forms_of_start_scripts_are_read(
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
         (["--speculative-config.method", "eagle"], "speculative_config's method='eagle' is not supported"),
-        (["--spec-method", "ngram"], "--spec-method is refused: it is a key of --speculative-config"),
+        (["--spec-method", "ngram"], "--spec-method is refused: the method and the lengths of n-grams are keys"),
         (["--lora_modules", "a=b", "c=d"], "--lora_modules is refused"),
         (["--max-num-seqs.x", "1"], "unknown option --max-num-seqs.x"),
     ],

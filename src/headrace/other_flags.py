@@ -281,7 +281,7 @@ GROUPS: tuple[FlagGroup, ...] = (
     # ---- speculative decoding and LoRA
     FlagGroup(
         "refused",
-        "it is a key of --speculative-config: method, prompt_lookup_max, prompt_lookup_min",
+        "the method and the lengths of n-grams are keys of --speculative-config",
         values="spec-method ngram-prompt-lookup-max ngram-prompt-lookup-min",
     ),
     FlagGroup(

@@ -91,10 +91,11 @@ def test_two_different_models_are_refused(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("field", ALIASES)
 def test_aliases_of_a_flag_set_the_same_field(field: str) -> None:
     values = []
+    text = '{"num_speculative_tokens": 1}' if field == "speculative_config" else "1"
     for flag in (flag_of(field), *ALIASES[field]):
-        made = parsed(flag, "1")
+        made = parsed(flag, text)
         values.append(getattr(made.options if field in FIELDS else made.config, field))
-    assert len(values) > 1 and set(values) == {1}
+    assert len(values) > 1 and values[0] and all(value == values[0] for value in values)
 
 
 @pytest.mark.parametrize(
