@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import re
 from pathlib import Path
@@ -16,13 +17,14 @@ from tests.engine.tiny import save_model
 pytestmark = pytest.mark.gpu
 
 SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "max_num_batched_tokens": 64, "num_gpu_blocks_override": 300}
+HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 REGEX = "(ab|cd){20}[xyz]{3}"
 GREEDY = {"temperature": 0, "ignore_eos": True}
 PARAMS: list[dict[str, Any]] = [
     GREEDY,
     {"seed": 3, "top_p": 0.9, "ignore_eos": True},
     {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2, "ignore_eos": True},
-    {"seed": 4, "structured_outputs": StructuredOutputs(regex=REGEX)},
+    {"seed": 4, "structured_outputs": StructuredOutputs(regex=REGEX)} if HAS_GRAMMARS else GREEDY,
     GREEDY | {"stop_token_ids": list(range(5, 25)), "min_tokens": 6},
 ]
 METHODS: dict[str, dict[str, Any]] = {

@@ -33,6 +33,7 @@ from headrace.runner.gpu.context_splits import splits_of
 from headrace.runner.gpu.decode_graphs import DecodeGraphs, SamplingGraph
 from headrace.runner.gpu.decode_inputs import DecodeInputs, SharedPrefixInputs
 from headrace.runner.gpu.draft_graphs import DraftCache, DraftGraphs
+from headrace.runner.gpu.draft_steps import DraftSteps
 from headrace.runner.gpu.gemm_warmup import load_gemm_kernels
 from headrace.runner.gpu.gpu_slots import GpuSlots
 from headrace.runner.gpu.memory import reserve
@@ -47,8 +48,7 @@ from headrace.runner.readouts import lay_out_readouts
 from headrace.runner.results import to_pinned
 from headrace.runner.shape import RunnerShape
 from headrace.runner.step_outputs import StepOutputs, compute_with_prompt_outputs
-from headrace.runner.verification import drafts_by_slot
-from headrace.sampling import PlacedMasks, Sampled, SampledLogprobs, Sampler
+from headrace.sampling import PlacedMasks, SampledLogprobs, Sampler
 from headrace.startup import OnStage, ignore_stage
 from headrace.steps import BROKEN, Drafts, IntArray, Masks, SlotEntry, StepPlan, StepResult
 
@@ -127,8 +127,9 @@ class GpuRunner:
             dtype=decoder.dtype,
             device=device,
         )
-        self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
         self._draft = None if draft is None else self._draft_graphs(draft, in_same_cache=drafts_in_same_cache)
+        self._draft_steps = None if self._offsets is None else self._steps_with_drafts(self._offsets)
+        self._unread: Ticket | None = None  # a step with drafts, until its accepted ones are known
         on_stage("compile")
         load_gemm_kernels(decoder, shape.max_num_batched_tokens)
         self._capture_graphs(on_stage)
@@ -145,6 +146,10 @@ class GpuRunner:
         cache = DraftCache(layers, is_shared=in_same_cache)
         splits = partial(self._splits, spec=draft.spec)
         return DraftGraphs(draft, cache, self._slots, self._sampler, self._shape, splits)
+
+    def _steps_with_drafts(self, offsets: Tensor) -> DraftSteps:
+        buffers = (self._inputs, self._decode_slots, offsets)
+        return DraftSteps(self._slots, self._sampler, *buffers, self._next_positions, self._draft)
 
     # ---- the runner's protocol
 
@@ -163,17 +168,11 @@ class GpuRunner:
 
     def collect(self, ticket: Ticket) -> StepResult:
         result = ticket.result()
-        if ticket is self._unread:
-            self._take_accepted(ticket, result)
+        if ticket is self._unread and self._draft_steps is not None:
+            self._unread = None
+            assert result.num_sampled is not None and ticket.num_rows is not None
+            self._draft_steps.take_accepted(result.slots, ticket.num_rows, result.num_sampled)
         return result
-
-    def _take_accepted(self, ticket: Ticket, result: StepResult) -> None:
-        self._unread = None
-        assert result.num_sampled is not None and ticket.num_rows is not None
-        self._next_positions[result.slots] += result.num_sampled
-        if self._draft is not None:
-            drafted = result.slots[ticket.num_rows > 1]
-            self._draft.accepted(drafted, self._next_positions[drafted])
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function after the submitted steps have ended on the device."""
@@ -198,9 +197,9 @@ class GpuRunner:
         num_prompt = sum(len(entry.token_ids) + 16 for entry in plan.slot_entries)
         num_writes = 0 if plan.table_writes is None else len(plan.table_writes.slots)
         num_values = num_prompt + 3 * num_writes + 2 * plan.num_batched_tokens + 64 * len(plan.slots) + _GRAPH_VALUES
-        if plan.drafts is None or self._draft is None:
+        if plan.drafts is None or self._draft_steps is None:
             return num_values
-        return num_values + 6 * int(self._next_positions[plan.slots].sum())  # a draft model may have to catch up
+        return num_values + self._draft_steps.num_values(plan)
 
     def _apply_changes(self, plan: StepPlan, upload: Upload) -> None:
         writes = plan.table_writes
@@ -265,82 +264,13 @@ class GpuRunner:
         return self._ticket(plan, results, logprobs)
 
     def _verify(self, plan: StepPlan, drafts: Drafts, upload: Upload, masks: Masks | None) -> Ticket:
-        """Run the known token and the drafts of each slot as rows of a decode graph, and sample after each: see
-        `verification.py`. Each row attends to those before it: all keys are stored before any is read."""
-        num_rows = plan.num_tokens
-        starts = np.cumsum(num_rows) - num_rows
-        row_slots = np.repeat(plan.slots, num_rows)
-        offsets = np.arange(len(row_slots)) - np.repeat(starts, num_rows)
-        self._propose(plan, drafts, upload)
-        graph = self._decode_graphs.fitting(len(row_slots), is_sharing=False)
-        padding = np.full(graph.size - len(row_slots), self._slots.padding_slot)
-        graph_slots = upload.put(np.concatenate([row_slots, padding]))
-        places = [upload.put(a) for a in (offsets, plan.slots, starts, num_rows)]
-        upload.send()
-        assert self._offsets is not None
-        self._decode_slots[: graph.size].copy_(upload.get(graph_slots))
-        self._offsets.zero_()
-        self._offsets[: len(row_slots)].copy_(upload.get(places[0]))
-        graph.model.replay()
-        lens = self._inputs.positions[: len(row_slots)] + 1
-        host_lens = self._next_positions[row_slots] + offsets + 1
-        placed = None if masks is None else self._placed_after(masks, plan, drafts)
-        sampled = self._sample_rows(graph.logits[: len(row_slots)], row_slots, lens, host_lens, placed)
-        slots, starts_there, num_rows_there = (upload.get(place) for place in places[1:])
-        columns = self._sampler.columns
-        results = self._slots.accept(
-            slots,
-            starts_there,
-            num_rows_there,
-            sampled.tokens,
-            torch.where(sampled.finished == BROKEN, sampled.finished, 0),
-            end_len=columns["end_len"],
-            stop_token_ids=columns["stop_token_ids"],
-        )
+        """Run a step that verifies drafts."""
+        assert self._draft_steps is not None
+        graph = self._decode_graphs.fitting(plan.num_batched_tokens, is_sharing=False)
+        results, sampled = self._draft_steps.run(plan, drafts, graph, upload, masks)
         self._is_sharing = False
-        self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=num_rows)
+        self._unread = replace(self._ticket(plan, results, sampled.logprobs), num_rows=plan.num_tokens)
         return self._unread
-
-    def _propose(self, plan: StepPlan, drafts: Drafts, upload: Upload) -> None:
-        """Write the drafts behind the tokens of their slots."""
-        if drafts.tokens is None:
-            assert self._draft is not None, "drafts of a model without a model"
-            self._draft.propose(plan.slots, drafts.lens, self._next_positions[plan.slots], upload)
-            return
-        places = [upload.put(array) for array in (*self._draft_places(plan, drafts), drafts.tokens)]
-        upload.send()
-        self._slots.put_drafts(*(upload.get(place) for place in places))
-
-    def _draft_places(self, plan: StepPlan, drafts: Drafts) -> tuple[IntArray, IntArray]:
-        """The slot of each draft, and its position there."""
-        slots, starts = np.repeat(plan.slots, drafts.lens), np.cumsum(drafts.lens) - drafts.lens
-        offsets = np.arange(len(slots)) - np.repeat(starts, drafts.lens)
-        return slots, self._next_positions[slots] + 1 + offsets
-
-    def _placed_after(self, masks: Masks, plan: StepPlan, drafts: Drafts) -> PlacedMasks:
-        """The masks of all rows. Those after drafts of a model wait for these."""
-        tokens = drafts.tokens
-        if tokens is None:
-            slots, positions = (torch.from_numpy(each).to(self._device) for each in self._draft_places(plan, drafts))
-            tokens = self._slots.tokens[slots, positions].cpu().numpy().astype(np.int64)
-        by_slot = drafts_by_slot(plan.slots, tokens, drafts.lens)
-        return PlacedMasks.of_drafts(masks, plan.slots, by_slot, self._device)
-
-    def _sample_rows(
-        self, logits: Tensor, row_slots: IntArray, lens: Tensor, host_lens: IntArray, masks: PlacedMasks | None
-    ) -> Sampled:
-        """Sample after each row of a step that verifies drafts; `finished` is BROKEN or anything else."""
-        slots = self._decode_slots[: len(row_slots)].long()
-        if not self._sampler.is_plain(row_slots):
-            return self._sampler.sample(
-                logits.float(), slots, lens, host_slots=row_slots, host_lens=host_lens, masks=masks
-            )
-        tokens, flags = torch.empty_like(slots), torch.empty_like(slots, dtype=torch.uint8)
-        columns, has_filters = self._sampler.columns, self._sampler.has_filters(row_slots)
-        filters = Filters(columns["min_p"], columns["top_k"], columns["top_p"]) if has_filters else None
-        settings = (columns["temperature"], columns["seed"])
-        sample(logits, slots, lens, *settings, tokens, flags, filters, lens_of_batch=True)
-        return Sampled(tokens, flags, None)
 
     def _replay_sampling(self, sampling: SamplingGraph) -> Tensor:
         sampling.graph.replay()
